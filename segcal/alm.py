@@ -1,0 +1,349 @@
+"""Augmented Lagrangian: penalty functions, multipliers, and the update of both.
+
+A penalised objective is ``L + mean_i sum P(z_i; lam, rho)`` where z is a constraint that should
+not be positive. The multipliers lam grow where the constraint is violated on the validation set;
+rho sharpens the penalty where the violation does not shrink (Liu et al., CALS, Alg. 2; CRaC, Alg.
+1; Birgin & Martínez, "Practical augmented Lagrangian methods").
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from segcal.penalty import DualStep, Penalty, Reduce
+from segcal.tensors import full_precision
+
+PenaltyName = Literal["phr", "p2", "p3", "relu"]
+Average = Literal["all", "region"]
+Function = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+Z_LINEAR = 1e6
+"""Above this constraint value the penalties continue along their tangent, which keeps value and
+slope inside float32 (P2 grows with the cube of z)."""
+LAMBDA_SUSPICIOUS = 100.0
+"""A multiplier above this says that the constraint cannot be met; the user is told."""
+
+
+def phr(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """Powell-Hestenes-Rockafellar penalty and its derivative in z.
+
+    ``lam z + rho z^2 / 2`` where ``lam + rho z >= 0``, else ``-lam^2 / (2 rho)``; derivative
+    ``max(0, lam + rho z)``.
+
+    Args:
+        z: constraint values, floating, any shape.
+        lam: multipliers >= 0, broadcastable to z.
+        rho: penalty parameters >= 0, broadcastable to z; with 0 the penalty is ``lam z``.
+
+    Returns:
+        value and derivative, both like z.
+    """
+    inside, beyond = _split(z)
+    slope = lam + rho * inside
+    value = torch.where(
+        slope >= 0,
+        lam * inside + 0.5 * rho * inside.square(),
+        -0.5 * lam.square() / rho.clamp(min=torch.finfo(z.dtype).tiny),
+    )
+    derivative = slope.clamp(min=0)
+    return value + derivative.detach() * beyond, derivative
+
+
+def p2(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """Penalty P2 and its derivative in z.
+
+    z >= 0: ``lam z + lam rho z^2 + rho^2 z^3 / 6``; z < 0: ``lam z / (1 - rho z)``.
+    Arguments and result as in :func:`phr`.
+    """
+    inside, beyond = _split(z)
+    pos, neg = _sides(inside)
+    denominator = 1 - rho * neg
+    value = torch.where(
+        inside >= 0,
+        lam * pos + lam * rho * pos.square() + rho.square() * pos.pow(3) / 6,
+        lam * neg / denominator,
+    )
+    derivative = torch.where(
+        inside >= 0,
+        lam + 2 * lam * rho * pos + 0.5 * rho.square() * pos.square(),
+        lam / denominator.square(),
+    )
+    return value + derivative.detach() * beyond, derivative
+
+
+def p3(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """Penalty P3 and its derivative in z.
+
+    z >= 0: ``lam z + lam rho z^2``; z < 0: ``lam z / (1 - rho z)``. Its multiplier update is
+    multiplicative, so it hardly leaves a tiny initial lam. Arguments and result as in :func:`phr`.
+    """
+    inside, beyond = _split(z)
+    pos, neg = _sides(inside)
+    denominator = 1 - rho * neg
+    value = torch.where(inside >= 0, lam * pos + lam * rho * pos.square(), lam * neg / denominator)
+    derivative = torch.where(inside >= 0, lam + 2 * lam * rho * pos, lam / denominator.square())
+    return value + derivative.detach() * beyond, derivative
+
+
+def relu(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """Penalty ``lam max(z, 0)`` and its derivative ``lam 1[z >= 0]``; rho is not used."""
+    return lam * _sides(z)[0], lam * (z >= 0)
+
+
+def _split(z: Tensor) -> tuple[Tensor, Tensor]:
+    inside = z.clamp(max=Z_LINEAR)
+    return inside, z - inside
+
+
+def _sides(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Z where >= 0 and z where < 0, else 0; the slope at 0 is 1 on the first (clamp's is 0)."""
+    return torch.where(z >= 0, z, 0.0), torch.where(z < 0, z, 0.0)
+
+
+PENALTIES: dict[str, Function] = {"phr": phr, "p2": p2, "p3": p3, "relu": relu}
+
+
+class AugmentedLagrangian(Penalty):
+    """A penalty whose weights, one per region and class, are learned on the validation set.
+
+    A subclass gives :meth:`constraints`: z ``(N, K, *S)`` and an integer region map ``(N, *S)``
+    in ``[0, R)`` with -1 for voxels that do not count. The state is all in buffers, so
+    ``state_dict`` carries it and a resumed training continues exactly: ``lam``, ``rho``,
+    ``previous`` (last pass's mean constraint, ``(R, K)``), ``has_previous`` ``(R,)``, ``step``,
+    and the sums of a pass that is under way.
+
+    With z >= 0, as in CRaC, every P' is at least lam, so multipliers can only grow.
+
+    Args:
+        num_classes: K.
+        num_regions: R.
+        penalty: ``phr``, ``p2``, ``p3`` or ``relu``.
+        lambda0: initial multipliers; None starts at the lower bound.
+        rho0: initial penalty parameter, also its lower bound.
+        rho_max: upper bound of rho (in the published code, not in the paper).
+        gamma: factor by which rho grows.
+        tau: rho grows where the constraint exceeds `tau` times that of the previous pass.
+        lambda_period: multipliers are updated every so many passes.
+        rho_period: rho is looked at every so many passes (comparing with the pass just before, as
+            the published code does; the paper's algorithm looks at every pass).
+        lambda_bounds: multipliers are clipped to these.
+        average: ``all`` divides a region's sum by all valid voxels, the voxels of other regions
+            keeping lam as it is (published code and poster); ``region`` divides by the region's
+            own voxels, the textbook estimate, which lets a small region grow 1/f_r times faster.
+        clamp_elementwise: clip every P' to `lambda_bounds` before averaging, as the published
+            code does (changes lam by 1e-6 at most while no P' exceeds the upper bound).
+
+    Raises:
+        ValueError: arguments out of range.
+    """
+
+    lam: Tensor
+    rho: Tensor
+    previous: Tensor
+    has_previous: Tensor
+    step: Tensor
+    derivative_sum: Tensor
+    constraint_sum: Tensor
+    count: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_regions: int = 1,
+        *,
+        penalty: PenaltyName = "phr",
+        lambda0: float | None = None,
+        rho0: float = 1.0,
+        rho_max: float = 10.0,
+        gamma: float = 1.2,
+        tau: float = 0.9,
+        lambda_period: int = 1,
+        rho_period: int = 10,
+        lambda_bounds: tuple[float, float] = (1e-6, 1e6),
+        average: Average = "all",
+        clamp_elementwise: bool = False,
+    ) -> None:
+        super().__init__()
+        low, high = lambda_bounds
+        lambda0 = low if lambda0 is None else lambda0
+        if num_classes < 2:
+            raise ValueError(f"num_classes: expected at least 2, got {num_classes}")
+        if penalty not in PENALTIES:
+            raise ValueError(f"penalty: expected one of {tuple(PENALTIES)}, got {penalty!r}")
+        if average not in get_args(Average):
+            raise ValueError(f"average: expected one of {get_args(Average)}, got {average!r}")
+        if not 0 < low <= lambda0 <= high:
+            raise ValueError(
+                f"lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high, "
+                f"got {lambda_bounds}, {lambda0}"
+            )
+        if not 0 < rho0 <= rho_max:
+            raise ValueError(f"rho0: expected 0 < rho0 <= rho_max, got {rho0} and {rho_max}")
+        if gamma < 1 or not 0 < tau <= 1:
+            raise ValueError(f"gamma, tau: expected gamma >= 1, 0 < tau <= 1, got {gamma}, {tau}")
+        if lambda_period < 1 or rho_period < 1:
+            raise ValueError(
+                f"lambda_period, rho_period: expected >= 1, got {lambda_period}, {rho_period}"
+            )
+        self.num_classes = num_classes
+        self.num_regions = num_regions
+        self.penalty = penalty
+        self.rho_bounds = (rho0, rho_max)
+        self.gamma = gamma
+        self.tau = tau
+        self.lambda_period = lambda_period
+        self.rho_period = rho_period
+        self.lambda_bounds = (low, high)
+        self.average = average
+        self.clamp_elementwise = clamp_elementwise
+        shape = (num_regions, num_classes)
+
+        def state(name: str, value: Tensor) -> None:
+            self.register_buffer(name, value)
+
+        state("lam", torch.full(shape, lambda0, dtype=torch.float64))
+        state("rho", torch.full(shape, rho0, dtype=torch.float64))
+        state("previous", torch.zeros(shape, dtype=torch.float64))
+        state("has_previous", torch.zeros(num_regions, dtype=torch.bool))
+        state("step", torch.zeros((), dtype=torch.int64))
+        state("derivative_sum", torch.zeros(shape, dtype=torch.float64))
+        state("constraint_sum", torch.zeros(shape, dtype=torch.float64))
+        state("count", torch.zeros(num_regions, dtype=torch.int64))
+
+    @abstractmethod
+    def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z ``(N, K, *S)`` and the region map ``(N, *S)`` in [0, R), -1 = does not count.
+
+        `logits` come in at least float32, outside autocast.
+        """
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the penalty: the mean of P over valid voxels, classes and regions.
+
+        Every voxel belongs to one region; the other regions' slots count as 0, so the sum is
+        divided by N K R (as the published code does by averaging over 2K channels).
+
+        Args:
+            logits: floating ``(N, K, *S)``.
+            labels: integer ``(N, *S)``.
+
+        Returns:
+            scalar; 0 with zero gradient when no voxel is valid.
+        """
+        with full_precision(logits) as x:
+            z, region = self.constraints(x, labels)
+            value, _ = self._evaluate(z, region)
+            valid = (region >= 0).unsqueeze(1)
+            total = torch.where(valid, value, 0.0).sum()
+            return total / (valid.sum().clamp(min=1) * self.num_classes * self.num_regions)
+
+    def _evaluate(self, z: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
+        """P and P' with the weights of every voxel's region."""
+        index = region.clamp(min=0)
+        lam, rho = (w.to(z.dtype).t()[:, index].movedim(0, 1) for w in (self.lam, self.rho))
+        return PENALTIES[self.penalty](z, lam, rho)
+
+    @torch.no_grad()
+    def observe(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a validation batch to the sums, with the multipliers as they are now.
+
+        Raises:
+            ValueError: z is not finite, which must not reach the multipliers.
+        """
+        with full_precision(logits) as x:
+            z, region = self.constraints(x, labels)
+            _, derivative = self._evaluate(z, region)
+            if self.clamp_elementwise:
+                derivative = derivative.clamp(*self.lambda_bounds)
+            axes = [0, *range(2, z.ndim)]
+            for r in range(self.num_regions):
+                here = (region == r).unsqueeze(1)
+                sums = [
+                    torch.where(here, v, 0.0).sum(axes, dtype=torch.float64)
+                    for v in (derivative, z)
+                ]
+                if not all(bool(torch.isfinite(s).all()) for s in sums):
+                    raise ValueError(
+                        "logits: not finite in a validation batch; the multipliers were left as "
+                        "they are. Look for a diverged training or an fp16 overflow"
+                    )
+                self.derivative_sum[r] += sums[0]
+                self.constraint_sum[r] += sums[1]
+                self.count[r] += here.sum()
+
+    @torch.no_grad()
+    def dual_step(self, reduce: Reduce | None = None) -> DualStep:
+        """Update lam, then rho, from the pass just observed, and start a new pass.
+
+        Both use statistics gathered with the old values. A region without a voxel keeps its row;
+        a pass without any voxel changes nothing and does not count as a pass.
+
+        Args:
+            reduce: sums a float64 vector over ranks (``all_reduce`` with SUM); None for one rank.
+                Sums and counts are reduced, never means, so uneven ranks agree with one process.
+
+        Returns:
+            the new state and what is worth saying about it.
+        """
+        packed = torch.cat(
+            [self.derivative_sum.flatten(), self.constraint_sum.flatten(), self.count.double()]
+        )
+        if reduce is not None:
+            packed = reduce(packed)
+        n_weights = self.num_regions * self.num_classes
+        derivative_sum = packed[:n_weights].view_as(self.lam)
+        constraint_sum = packed[n_weights : 2 * n_weights].view_as(self.lam)
+        n = packed[2 * n_weights :].unsqueeze(1)
+        seen = n > 0
+        notes = [
+            f"region {r} had no voxel in validation; its multipliers stay"
+            for r in range(self.num_regions)
+            if not seen[r]
+        ]
+        total = n.sum()
+        divisor = n.clamp(min=1) if self.average == "region" else total.clamp(min=1)
+        constraint = constraint_sum / divisor
+        if total > 0:
+            lam_before = self.lam.clone()
+            if (int(self.step) + 1) % self.lambda_period == 0:
+                rest = 0.0 if self.average == "region" else (total - n) * self.lam
+                target = ((derivative_sum + rest) / divisor).clamp(*self.lambda_bounds)
+                self.lam.copy_(torch.where(seen, target, self.lam))
+            if (int(self.step) + 1) % self.rho_period == 0:
+                stuck = constraint > self.tau * self.previous.clamp(min=0)
+                stuck &= seen & self.has_previous.unsqueeze(1)
+                grown = torch.where(stuck, self.rho * self.gamma, self.rho)
+                self.rho.copy_(grown.clamp(*self.rho_bounds))
+            self.previous.copy_(torch.where(seen, constraint, self.previous))
+            self.has_previous |= seen.squeeze(1)
+            self.step += 1
+            if bool(((self.lam > LAMBDA_SUSPICIOUS) & (lam_before <= LAMBDA_SUSPICIOUS)).any()):
+                notes.append(
+                    f"a multiplier passed {LAMBDA_SUSPICIOUS:g}: the constraint cannot be met; "
+                    "lower rho0 or the margins"
+                )
+        for sums in (self.derivative_sum, self.constraint_sum, self.count):
+            sums.zero_()
+        return DualStep(
+            step=int(self.step),
+            lam=self.lam.tolist(),
+            rho=self.rho.tolist(),
+            constraint=constraint.tolist(),
+            count=[int(v) for v in n.flatten()],
+            notes=notes,
+        )
+
+    def extra_repr(self) -> str:
+        """Name what distinguishes this penalty when it is printed."""
+        settings: dict[str, Any] = {
+            "num_classes": self.num_classes,
+            "penalty": self.penalty,
+            "rho_bounds": self.rho_bounds,
+            "average": self.average,
+        }
+        return ", ".join(f"{k}={v}" for k, v in settings.items())

@@ -1,0 +1,1 @@
+"""From the arrays of a case to a table of a cohort."""

@@ -1,0 +1,1 @@
+"""Files in, arrays out, and back."""

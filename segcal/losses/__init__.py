@@ -1,0 +1,1 @@
+"""Losses: how far probabilities are from the labels."""

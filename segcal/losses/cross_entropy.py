@@ -1,0 +1,77 @@
+"""Cross-entropy over the valid voxels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from segcal.tensors import check_logits_labels, full_precision, masked_mean, valid_mask
+
+
+def cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    class_weight: Tensor | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    """Mean negative log-probability of the labelled class.
+
+    ``L = -sum_i w_{y_i} log p_{i, y_i} / sum_i w_{y_i}`` over the valid voxels.
+
+    Args:
+        logits: floating ``(N, K, *S)``; half precision is promoted to float32.
+        labels: integer ``(N, *S)``.
+        class_weight: ``(K,)``; None weighs all classes 1.
+        ignore_index: label to leave out (the published NACL and CRaC code leaves out -100
+            whatever the user asks for).
+
+    Returns:
+        scalar; 0 with zero gradient when no voxel is valid.
+
+    Raises:
+        ValueError: shapes or label values that do not fit.
+    """
+    check_logits_labels(logits, labels, ignore_index=ignore_index)
+    valid = valid_mask(labels, ignore_index)
+    index = torch.where(valid, labels, 0).long()
+    with full_precision(logits) as x:
+        nll = F.nll_loss(F.log_softmax(x, dim=1), index, reduction="none")
+        if class_weight is None:
+            return masked_mean(nll, valid)
+        weight = class_weight.to(x)[index] * valid
+        return torch.where(valid, nll, 0.0).mul(weight).sum() / weight.sum().clamp(
+            min=torch.finfo(x.dtype).tiny
+        )
+
+
+class CrossEntropy(nn.Module):
+    """Module form of :func:`cross_entropy`; `class_weight` is a buffer."""
+
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        class_weight: list[float] | None = None,
+        ignore_index: int | None = None,
+    ) -> None:
+        super().__init__()
+        if class_weight is not None and len(class_weight) != num_classes:
+            raise ValueError(
+                f"class_weight: expected {num_classes} values, got {len(class_weight)}"
+            )
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
+        self.register_buffer(
+            "class_weight", None if class_weight is None else torch.tensor(class_weight)
+        )
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
+        check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
+        return cross_entropy(
+            logits, labels, class_weight=self.class_weight, ignore_index=self.ignore_index
+        )

@@ -1,0 +1,95 @@
+"""Soft Dice loss. Dice + CE is the sum of two terms, see the ``dice_ce`` recipe."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from segcal.tensors import check_logits_labels, full_precision, one_hot, valid_mask
+
+
+def soft_dice_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    include_background: bool = True,
+    batch: bool = False,
+    smooth: float = 1e-5,
+    skip_empty: bool = False,
+    ignore_index: int | None = None,
+) -> Tensor:
+    """One minus the soft Dice of softmax probabilities, averaged over samples and classes.
+
+    ``D = (2 sum_i p t + s) / (sum_i p + sum_i t + s)``, ``L = mean_{b,k} (1 - D_{b,k})``; the
+    defaults are MONAI's (the published logit-margin code leaves the background out).
+
+    Args:
+        logits: floating ``(N, K, *S)``; half precision is promoted to float32.
+        labels: integer ``(N, *S)``.
+        include_background: whether class 0 takes part.
+        batch: sum over the batch before the ratio, as nnU-Net does for small patches.
+        smooth: s, in voxels.
+        skip_empty: leave out (sample, class) pairs without a labelled voxel; none left gives 0.
+            Otherwise an absent class costs about 1 as soon as it has any probability mass.
+        ignore_index: label to leave out.
+
+    Returns:
+        scalar.
+
+    Raises:
+        ValueError: shapes or label values that do not fit, `smooth` not positive.
+    """
+    if smooth <= 0:
+        raise ValueError(f"smooth: expected a positive number, got {smooth}")
+    check_logits_labels(logits, labels, ignore_index=ignore_index)
+    k = logits.shape[1]
+    valid = valid_mask(labels, ignore_index).unsqueeze(1)
+    with full_precision(logits) as x:
+        p = torch.where(valid, torch.softmax(x, dim=1), 0.0).flatten(2)
+        t = one_hot(labels, k, ignore_index=ignore_index, dtype=x.dtype).flatten(2)
+        if logits.ndim == 2:  # classification: every row is a voxel of one sample
+            p, t = p.reshape(1, -1, k).transpose(1, 2), t.reshape(1, -1, k).transpose(1, 2)
+        first = 0 if include_background else 1
+        p, t = p[:, first:], t[:, first:]
+        axes = (0, 2) if batch else (2,)
+        overlap, p_sum, t_sum = (p * t).sum(axes), p.sum(axes), t.sum(axes)
+        loss = 1 - (2 * overlap + smooth) / (p_sum + t_sum + smooth)
+        if skip_empty:
+            kept = t_sum > 0
+            return torch.where(kept, loss, 0.0).sum() / kept.sum().clamp(min=1)
+        return loss.mean()
+
+
+class SoftDiceLoss(nn.Module):
+    """Module form of :func:`soft_dice_loss`."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        include_background: bool = True,
+        batch: bool = False,
+        smooth: float = 1e-5,
+        skip_empty: bool = False,
+        ignore_index: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.include_background = include_background
+        self.batch = batch
+        self.smooth = smooth
+        self.skip_empty = skip_empty
+        self.ignore_index = ignore_index
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
+        check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
+        return soft_dice_loss(
+            logits,
+            labels,
+            include_background=self.include_background,
+            batch=self.batch,
+            smooth=self.smooth,
+            skip_empty=self.skip_empty,
+            ignore_index=self.ignore_index,
+        )

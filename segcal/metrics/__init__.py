@@ -1,0 +1,1 @@
+"""Metrics: numbers of one case, on arrays."""

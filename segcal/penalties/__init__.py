@@ -1,0 +1,1 @@
+"""Penalties: what a calibrated network's logits should look like."""

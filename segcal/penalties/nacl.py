@@ -1,0 +1,142 @@
+"""NACL: logits pulled to the class proportions of the neighbourhood, with a constant weight."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from segcal.neighbourhood import Kernel, KernelSize, Padding, class_proportions
+from segcal.penalty import Penalty
+from segcal.tensors import check_logits_labels, full_precision, masked_mean, valid_mask
+
+Distance = Literal["l1", "l2"]
+ClassReduction = Literal["mean", "sum"]
+Space = Literal["logits", "softmax"]
+
+
+def nacl(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    distance: Distance = "l1",
+    space: Space = "logits",
+    class_reduction: ClassReduction = "mean",
+    kernel_size: KernelSize = 3,
+    kernel: Kernel = "mean",
+    padding: Padding = "replicate",
+    ignore_index: int | None = None,
+) -> Tensor:
+    """Mean distance of the logits to the class proportions tau of the patch, unweighted.
+
+    ``R = (1/N) sum_i mean_k |tau_k(i) - l_k(i)|`` (``l2``: squared), Murugesan et al., "Neighbor-
+    aware calibration of segmentation networks with penalty-based constraints". The paper sums
+    over classes, its code averages, and its weight 0.1 was found with the code, which we follow.
+    The target is a logit: inside an object it is the one-hot vector.
+
+    Args:
+        logits: floating ``(N, K, *S)``, S of 1 to 3 axes.
+        labels: integer ``(N, *S)``.
+        distance: ``l1`` or ``l2``.
+        space: compare ``logits``, or probabilities (``softmax``).
+        class_reduction: ``mean`` (published code) or ``sum`` (paper) over K.
+        kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next two.
+        kernel: see there.
+        padding: see there; the published code has ``background``, MONAI ``zeros``.
+        ignore_index: label to leave out, of voxels and of neighbourhoods.
+
+    Returns:
+        scalar; 0 with zero gradient when no voxel is valid.
+
+    Raises:
+        ValueError: shapes, label values or options that do not fit.
+    """
+    _check_options(distance, space, class_reduction)
+    check_logits_labels(logits, labels, ignore_index=ignore_index)
+    with full_precision(logits) as x:
+        tau = class_proportions(
+            labels,
+            x.shape[1],
+            kernel_size=kernel_size,
+            kernel=kernel,
+            padding=padding,
+            ignore_index=ignore_index,
+            dtype=x.dtype,
+        )
+        difference = tau - (x if space == "logits" else torch.softmax(x, dim=1))
+        per_class = difference.abs() if distance == "l1" else difference.square()
+        per_voxel = per_class.mean(1) if class_reduction == "mean" else per_class.sum(1)
+        return masked_mean(per_voxel, valid_mask(labels, ignore_index))
+
+
+class NACL(Penalty):
+    """``alpha`` times :func:`nacl`; add it to cross-entropy (published) or to Dice + CE.
+
+    Args:
+        num_classes: K.
+        alpha: weight, 0.1 as published.
+        distance: see :func:`nacl`, as all that follow.
+        space: see there.
+        class_reduction: see there.
+        kernel_size: see there.
+        kernel: see there.
+        padding: see there.
+        ignore_index: see there.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        alpha: float = 0.1,
+        *,
+        distance: Distance = "l1",
+        space: Space = "logits",
+        class_reduction: ClassReduction = "mean",
+        kernel_size: KernelSize = 3,
+        kernel: Kernel = "mean",
+        padding: Padding = "replicate",
+        ignore_index: int | None = None,
+    ) -> None:
+        super().__init__()
+        if alpha < 0:
+            raise ValueError(f"alpha: expected a weight >= 0, got {alpha}")
+        _check_options(distance, space, class_reduction)
+        self.num_classes = num_classes
+        self.alpha = alpha
+        self.distance: Distance = distance
+        self.space: Space = space
+        self.class_reduction: ClassReduction = class_reduction
+        self.kernel_size = kernel_size
+        self.kernel: Kernel = kernel
+        self.padding: Padding = padding
+        self.ignore_index = ignore_index
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the weighted penalty of `logits` ``(N, K, *S)`` given `labels` ``(N, *S)``."""
+        check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
+        return self.alpha * nacl(
+            logits,
+            labels,
+            distance=self.distance,
+            space=self.space,
+            class_reduction=self.class_reduction,
+            kernel_size=self.kernel_size,
+            kernel=self.kernel,
+            padding=self.padding,
+            ignore_index=self.ignore_index,
+        )
+
+    def extra_repr(self) -> str:
+        """Name what distinguishes this penalty when it is printed."""
+        return f"num_classes={self.num_classes}, alpha={self.alpha}, padding={self.padding!r}"
+
+
+def _check_options(distance: str, space: str, class_reduction: str) -> None:
+    for name, value, choices in (
+        ("distance", distance, Distance),
+        ("space", space, Space),
+        ("class_reduction", class_reduction, ClassReduction),
+    ):
+        if value not in get_args(choices):
+            raise ValueError(f"{name}: expected one of {get_args(choices)}, got {value!r}")

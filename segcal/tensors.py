@@ -1,0 +1,201 @@
+"""Shapes, checks, one-hot and masks: the vocabulary of the maths.
+
+Canonical layouts, everywhere in segcal: ``logits`` and ``probs`` are floating ``(N, K, *S)``,
+``labels`` integer ``(N, *S)``, ``mask`` bool ``(N, *S)``; ``S`` has 1 to 3 axes, or none for
+classification. Half precision is promoted to float32, float64 stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@contextmanager
+def full_precision(x: Tensor) -> Iterator[Tensor]:
+    """Yield `x` in at least float32, with autocast switched off inside the block.
+
+    Squares and cubes of logits leave the range of fp16 from 256 on, and autocast does not
+    protect ``abs``, ``mul`` or ``mean``.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        yield x.float() if x.dtype in HALF else x
+
+
+def check_logits_labels(
+    logits: Tensor, labels: Tensor, num_classes: int | None = None, ignore_index: int | None = None
+) -> None:
+    """Check that `logits` ``(N, K, *S)`` and `labels` ``(N, *S)`` belong together.
+
+    Args:
+        logits: floating, ``(N, K, *S)``.
+        labels: integer, ``(N, *S)``, values in ``[0, K)`` or `ignore_index`.
+        num_classes: the K that is expected; None takes it from `logits`.
+        ignore_index: label of voxels to leave out; None when there are none.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    if not logits.is_floating_point() or logits.ndim < 2:
+        raise ValueError(
+            f"logits: expected floating (N, K, *S), got {logits.dtype} {tuple(logits.shape)}"
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(
+            f"labels: expected integers, got {labels.dtype}; convert with .long() if they are labels"
+        )
+    expected = (logits.shape[0], *logits.shape[2:])
+    if tuple(labels.shape) != expected:
+        raise ValueError(
+            f"labels: expected (N, *S) = {expected} for logits {tuple(logits.shape)}, "
+            f"got {tuple(labels.shape)}"
+        )
+    k = logits.shape[1]
+    if num_classes is not None and k != num_classes:
+        raise ValueError(f"logits: expected {num_classes} classes on axis 1, got {k}")
+    if k < 2:
+        raise ValueError(
+            "logits: a softmax needs at least 2 classes on axis 1, got 1; "
+            "give a binary problem two channels"
+        )
+    check_label_values(labels, k, ignore_index)
+
+
+def check_label_values(labels: Tensor, num_classes: int, ignore_index: int | None) -> None:
+    """Raise ValueError unless every label lies in ``[0, K)`` or equals `ignore_index`."""
+    if labels.numel() == 0:
+        return
+    low, high = torch.aminmax(labels)
+    if low >= 0 and high < num_classes:
+        return
+    wrong = (labels < 0) | (labels >= num_classes)
+    if ignore_index is not None:
+        wrong &= labels != ignore_index
+    if wrong.any():
+        values = torch.unique(labels[wrong])[:5].tolist()
+        raise ValueError(
+            f"labels: expected 0 to {num_classes - 1}"
+            + (f" or ignore_index {ignore_index}" if ignore_index is not None else "")
+            + f", got {values} in {int(wrong.sum())} voxels"
+            + ("" if ignore_index is not None else "; is an ignore_index missing?")
+        )
+
+
+def valid_mask(labels: Tensor, ignore_index: int | None) -> Tensor:
+    """Return bool like `labels`, False where the label is `ignore_index`."""
+    if ignore_index is None:
+        return torch.ones_like(labels, dtype=torch.bool)
+    return labels != ignore_index
+
+
+def one_hot(
+    labels: Tensor,
+    num_classes: int,
+    *,
+    ignore_index: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return ``(N, K, *S)`` of 0 and 1 from `labels` ``(N, *S)``; ignored voxels are all 0."""
+    valid = valid_mask(labels, ignore_index)
+    index = torch.where(valid, labels, 0).long().unsqueeze(1)
+    shape = (labels.shape[0], num_classes, *labels.shape[1:])
+    out = torch.zeros(shape, dtype=dtype, device=labels.device)
+    return out.scatter_(1, index, valid.unsqueeze(1).to(dtype))
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `values` ``(N, *S)`` over `mask`; 0 with zero gradient where nothing is valid.
+
+    Values outside the mask may be inf or NaN: they do not reach the result or its gradient as
+    long as they were computed from inputs that are finite.
+    """
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def as_tensor(x: Any) -> Tensor:
+    """Return a tensor that shares memory with `x` (tensor, NumPy array or nested list)."""
+    return torch.as_tensor(x)
+
+
+def select_voxels(
+    probs: Any, labels: Any, mask: Any = None, ignore_index: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Flatten probabilities and labels to the voxels that count.
+
+    Args:
+        probs: ``(N, K, *S)`` with labels ``(N, *S)`` or ``(N, 1, *S)``; or, without a batch axis,
+            ``(K, *S)`` with labels ``(*S)``. Where both readings fit (N = K), the class axis is
+            the one along which the values sum to one; if that does not decide, the batch form.
+        labels: integers.
+        mask: bool like `labels`; False leaves a voxel out. None keeps all.
+        ignore_index: label to leave out.
+
+    Returns:
+        probs ``(K, n)`` in their own dtype (half is promoted to float32) and labels ``(n,)`` int64.
+
+    Raises:
+        ValueError: shapes that do not belong together, labels outside [0, K), values that are
+            not probabilities.
+    """
+    probs, labels = as_tensor(probs), as_tensor(labels)
+    if not probs.is_floating_point() or probs.ndim < 2:
+        raise ValueError(
+            f"probs: expected floating (N, K, *S), got {probs.dtype} {tuple(probs.shape)}"
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels: expected integers, got {labels.dtype}")
+    class_axis = _class_axis(probs, labels)
+    if class_axis == 1:
+        flat = probs.movedim(1, 0).reshape(probs.shape[1], -1)
+    else:
+        flat = probs.reshape(probs.shape[0], -1)
+    k = flat.shape[0]
+    y = labels.reshape(-1)
+    check_label_values(y, k, ignore_index)
+    keep = None
+    if mask is not None:
+        mask = as_tensor(mask)
+        if mask.dtype != torch.bool or mask.numel() != labels.numel():
+            raise ValueError(
+                f"mask: expected bool {tuple(labels.shape)}, got {mask.dtype} {tuple(mask.shape)}"
+            )
+        keep = mask.reshape(-1)
+    if ignore_index is not None:
+        valid = y != ignore_index
+        keep = valid if keep is None else keep & valid
+    if keep is not None and not bool(keep.all()):
+        flat, y = flat[:, keep], y[keep]
+    if flat.dtype in HALF:
+        flat = flat.float()
+    if flat.numel():
+        low, high = torch.aminmax(flat)
+        if not bool(low >= -1e-3) or not bool(high <= 1 + 1e-3):
+            raise ValueError(
+                f"probs: expected values in [0, 1], got {float(low):.4g} to {float(high):.4g}"
+                " (logits need a softmax first; NaN and inf are refused)"
+            )
+    return flat, y.long()
+
+
+def _class_axis(probs: Tensor, labels: Tensor) -> int:
+    p, y = tuple(probs.shape), tuple(labels.shape)
+    batch = y in ((p[0], *p[2:]), (p[0], 1, *p[2:]))
+    single = y == p[1:]
+    if batch and single:
+
+        def sums_to_one(axis: int) -> bool:
+            return bool((probs.sum(axis) - 1).abs().max() < 1e-2) if probs.numel() else False
+
+        return 0 if sums_to_one(0) and not sums_to_one(1) else 1
+    if batch or single:
+        return 1 if batch else 0
+    raise ValueError(
+        f"probs {p} and labels {y} do not belong together: expected probs (N, K, *S) with labels "
+        "(N, *S), or probs (K, *S) with labels (*S)"
+    )

@@ -1,0 +1,38 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+class Golden(dict[str, Any]):
+    """The arrays of one golden file as tensors."""
+
+    def __init__(self, name: str) -> None:
+        with np.load(GOLDEN / f"{name}.npz") as data:
+            super().__init__(
+                {k: torch.as_tensor(data[k]) for k in data.files if data[k].dtype.kind in "fiub"}
+            )
+
+
+@pytest.fixture
+def golden():
+    """Return a loader of golden files by name."""
+    return Golden
+
+
+def close(actual: Any, expected: Any, rtol: float = 1e-10, atol: float = 1e-12) -> None:
+    """Assert closeness with the golden tolerances."""
+    torch.testing.assert_close(
+        torch.as_tensor(actual, dtype=torch.float64),
+        torch.as_tensor(expected, dtype=torch.float64),
+        rtol=rtol,
+        atol=atol,
+    )

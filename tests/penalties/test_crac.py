@@ -1,0 +1,168 @@
+"""CRaC against the published program, gradcheck and properties."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from segcal.alm import PENALTIES
+from segcal.penalties.crac import CRaC
+from tests.conftest import close
+
+
+def inner_outer(reference):
+    """Published order (outer, inner) to rows (inner, outer)."""
+    k = reference.shape[0] // 2
+    return torch.stack([reference[k:], reference[:k]])
+
+
+@pytest.mark.parametrize(("name", "padding"), [("cr_fix", "background"), ("cr_rep", "replicate")])
+def test_golden_single_call(golden, name, padding):
+    g = golden("crac")
+    for penalty in ("phr", "p2", "p3"):
+        crac = CRaC(4, padding=padding, penalty=penalty)
+        crac.lam.copy_(inner_outer(g["get_lambda"]))
+        crac.rho.copy_(inner_outer(g["get_rho"]))
+        logits = g["logits"].clone().requires_grad_()
+        z, region = crac.constraints(logits, g["labels"])
+        close(z.detach(), g[f"h_{name}"])
+        assert torch.equal(region[:, None].int(), g[f"outer_mask_{name}"])
+        value = crac(logits, g["labels"])
+        close(value.detach(), g[f"get_{penalty}_{name}"][0])
+        close(z.mean().detach(), g[f"get_{penalty}_{name}"][1])
+        if penalty == "phr":
+            (grad,) = torch.autograd.grad(value, logits)
+            close(grad, g[f"get_grad_{name}"])
+
+
+@pytest.mark.parametrize("padding", ["background", "replicate", "renormalize"])
+@pytest.mark.parametrize("ignore", [None, 255])
+def test_golden_options(golden, padding, ignore):
+    g = golden("crac_options")
+    suffix = padding + ("_ign" if ignore else "")
+    crac = CRaC(4, padding=padding, ignore_index=ignore)
+    crac.lam.copy_(g["get_lambda"])
+    crac.rho.copy_(g["get_rho"])
+    labels = g["labels_ignore255" if ignore else "labels"][None]
+    close(crac(g["logits"][None], labels), g[f"penalty_{suffix}"])
+
+
+def example(shape, seed=0, k=3, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn((2, k, *shape), generator=generator, dtype=dtype)
+    labels = torch.randint(0, k, (2, *shape), generator=generator)
+    return logits, labels
+
+
+def weighted(k=3, **kwargs):
+    crac = CRaC(k, **kwargs)
+    crac.lam.copy_(torch.rand(2, k, generator=torch.Generator().manual_seed(1)) + 0.1)
+    return crac
+
+
+@pytest.mark.parametrize("penalty", sorted(PENALTIES))
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (3, 4, 2)])
+def test_gradcheck(shape, penalty):
+    logits, labels = example(shape)
+    labels[0].flatten()[0] = 255
+    crac = weighted(penalty=penalty, ignore_index=255)
+    assert torch.autograd.gradcheck(lambda x: crac(x, labels), logits.requires_grad_())
+
+
+def test_closed_form_gradient():
+    """(lam + rho z) sign(l - t) / (N K R) for PHR."""
+    logits, labels = example((6, 7))
+    crac = weighted()
+    logits.requires_grad_()
+    (grad,) = torch.autograd.grad(crac(logits, labels), logits)
+    z, region = crac.constraints(logits.detach(), labels)
+    lam, rho = crac.lam.t()[:, region].movedim(0, 1), crac.rho.t()[:, region].movedim(0, 1)
+    from segcal.neighbourhood import class_proportions
+
+    margin = torch.where(region == 0, 5.0, 1.0).double()[:, None]
+    target = margin * class_proportions(labels, 3, dtype=torch.float64)
+    close(grad, (lam + rho * z) * (logits.detach() - target).sign() / (2 * 42 * 3 * 2))
+
+
+def test_ignored_voxels_do_not_matter():
+    logits, labels = example((6, 7))
+    labels[:, 2:4, 1:3] = 255
+    crac = weighted(ignore_index=255)
+    value = crac(logits, labels)
+    changed = logits.clone()
+    changed[:, :, 2:4, 1:3] += 100
+    close(crac(changed, labels), value)
+    for c, x in ((crac, logits), (other := weighted(ignore_index=255), changed)):
+        c.observe(x, labels)
+        c.dual_step()
+    assert torch.equal(crac.lam, other.lam)
+    close(crac.count.sum(), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    logits, labels = example((6, 7), dtype=torch.float32)
+    half = (100 * logits).to(dtype)
+    crac = weighted()
+    expected = crac(half.double(), labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = crac(half.requires_grad_(), labels)
+        crac.observe(half.detach(), labels)
+    assert value.dtype == torch.float32
+    close(value.detach(), expected, rtol=1e-5)
+    (grad,) = torch.autograd.grad(value, half)
+    assert torch.isfinite(grad).all()
+    step = crac.dual_step()
+    assert torch.isfinite(torch.tensor(step.lam)).all()
+
+
+def test_nothing_valid_gives_zero_with_zero_gradient():
+    logits, labels = example((4, 4))
+    logits.requires_grad_()
+    value = weighted(ignore_index=9)(logits, torch.full_like(labels, 9))
+    (grad,) = torch.autograd.grad(value, logits)
+    assert value == 0
+    assert (grad == 0).all()
+
+
+def test_class_permutation():
+    logits, labels = example((6, 7))
+    crac, permuted = weighted(), weighted()
+    order = torch.tensor([2, 0, 1])
+    permuted.lam.copy_(crac.lam[:, order])
+    rank = torch.argsort(order)
+    close(permuted(logits[:, order], rank[labels]), crac(logits, labels))
+
+
+def test_a_slice_is_a_volume_of_depth_one_and_a_batch_its_elements():
+    logits, labels = example((6, 7))
+    crac = weighted()
+    deep = weighted(kernel_size=(1, 3, 3))
+    close(deep(logits[:, :, None], labels[:, None]), crac(logits, labels))
+    singles = [crac(logits[i : i + 1], labels[i : i + 1]) for i in range(2)]
+    close(crac(logits, labels), sum(singles) / 2)
+
+
+def test_with_nonnegative_constraints_multipliers_only_grow(golden):
+    g = golden("crac")
+    crac = CRaC(4)
+    for epoch in range(12):
+        before = crac.lam.clone()
+        crac.observe(g["val_logits"][epoch], g["val_labels"])
+        crac.dual_step()
+        assert (crac.lam >= before).all()
+
+
+def test_wrong_shapes_are_named():
+    crac = CRaC(3)
+    logits = torch.zeros(2, 3, 4, 5)
+    with pytest.raises(ValueError, match=r"labels: expected \(N, \*S\) = \(2, 4, 5\)"):
+        crac(logits, torch.zeros(2, 1, 4, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match="expected 3 classes on axis 1, got 4"):
+        crac(torch.zeros(2, 4, 4, 5), torch.zeros(2, 4, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match="labels: expected integers"):
+        crac(logits, torch.zeros(2, 4, 5))
+    labels = torch.zeros(2, 4, 5, dtype=torch.long)
+    labels[0, 0, 0] = 255
+    with pytest.raises(ValueError, match=r"got \[255\] in 1 voxels; is an ignore_index missing"):
+        crac(logits, labels)

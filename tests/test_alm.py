@@ -1,0 +1,271 @@
+"""Penalty functions and the engine against golden vectors and the update rules."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segcal.alm import PENALTIES, AugmentedLagrangian, p2, p3, phr
+from segcal.penalties.crac import CRaC
+from tests.conftest import close
+
+
+class Elementwise(AugmentedLagrangian):
+    """Logits are the constraints; labels are the regions."""
+
+    def constraints(self, logits, labels):
+        return logits, labels
+
+
+@pytest.mark.parametrize("name", sorted(PENALTIES))
+def test_golden_penalties(golden, name):
+    g = golden("penalties")
+    for row, (lam, rho) in enumerate(g["combos"]):
+        z = g["z"].clone().requires_grad_()
+        value, derivative = PENALTIES[name](z, lam, rho)
+        (slope,) = torch.autograd.grad(value.sum(), z)
+        close(value.detach(), g[f"{name}_value"][row])
+        close(derivative.detach(), g[f"{name}_grad"][row])
+        if name != "relu":  # relu has no derivative at 0; torch takes 0, the closed form lam
+            close(slope, derivative.detach())
+
+
+def test_values_worked_by_hand():
+    z = torch.tensor([-1, -0.5, 0, 0.5, 1], dtype=torch.float64)
+    one, two = torch.tensor(1.0, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)
+    for function, values, slopes in (
+        (phr, [-0.25, -0.25, 0, 0.75, 2], [0, 0, 1, 2, 3]),
+        (p2, [-1 / 3, -0.25, 0, 13 / 12, 11 / 3], [1 / 9, 0.25, 1, 3.5, 7]),
+        (p3, [-1 / 3, -0.25, 0, 1, 3], [1 / 9, 0.25, 1, 3, 5]),
+    ):
+        value, slope = function(z, one, two)
+        close(value, values)
+        close(slope, slopes)
+
+
+@pytest.mark.parametrize("function", [phr, p2, p3])
+def test_without_rho_the_limit_not_nan(function):
+    z = torch.tensor([-0.5, 0.5], requires_grad=True)
+    value, slope = function(z, torch.tensor(1.0), torch.tensor(0.0))
+    (grad,) = torch.autograd.grad(value.sum(), z)
+    close(value.detach(), [-0.5, 0.5])
+    close(slope.detach(), [1, 1])
+    close(grad, [1, 1])
+
+
+@pytest.mark.parametrize("function", [phr, p2, p3])
+def test_finite_for_huge_constraints_in_float32(function):
+    z = torch.tensor([-1e13, -1e6, 1e6, 1e13], requires_grad=True)
+    value, slope = function(z, torch.tensor(1.0), torch.tensor(10.0))
+    (grad,) = torch.autograd.grad(value.sum(), z)
+    for x in (value, slope, grad):
+        assert torch.isfinite(x).all()
+    torch.testing.assert_close(grad, slope)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lam=st.floats(1e-6, 1e3),
+    rho=st.floats(1e-3, 1e3),
+    name=st.sampled_from(["phr", "p2", "p3"]),
+)
+def test_axioms(lam, rho, name):
+    """P' >= 0, P'(0) = lam, P(0) = 0, P' does not decrease."""
+    z = torch.linspace(-3, 3, 101, dtype=torch.float64)
+    tensors = torch.tensor(lam, dtype=torch.float64), torch.tensor(rho, dtype=torch.float64)
+    value, slope = PENALTIES[name](z, *tensors)
+    assert (slope >= 0).all()
+    close(slope[50], lam)
+    close(value[50], 0.0)
+    assert (slope.diff() >= -1e-9 * slope.max()).all()
+
+
+def test_multipliers_move_before_rho_grows():
+    """lam 1, rho 2, h 0.5, growth 10: lam becomes 2, then rho 20; the other order gives 11."""
+    alm = Elementwise(2, lambda0=1.0, rho0=2.0, rho_max=100.0, gamma=10.0, rho_period=1)
+    z = torch.full((1, 2, 1), 0.5)
+    regions = torch.zeros(1, 1, dtype=torch.int64)
+    for lam, rho in ((2.0, 2.0), (3.0, 20.0)):  # no previous constraint in the first pass
+        alm.observe(z, regions)
+        step = alm.dual_step()
+        close(step.lam, [[lam, lam]])
+        close(step.rho, [[rho, rho]])
+
+
+@pytest.mark.parametrize(("name", "padding"), [("cr_fix", "background"), ("cr_rep", "replicate")])
+@pytest.mark.parametrize("period", [3, 10])
+def test_golden_crac_twelve_epochs(golden, name, padding, period):
+    g = golden("crac")
+    alm = CRaC(4, rho_period=period, padding=padding, clamp_elementwise=True)
+
+    def reference(x):  # published order: outer, then inner
+        return torch.cat([x[1], x[0]])
+
+    for epoch in range(12):
+        close(reference(alm.lam), g[f"lambda_rs{period}_{name}"][epoch])
+        close(reference(alm.rho), g[f"rho_rs{period}_{name}"][epoch])
+        alm.observe(g["val_logits"][epoch], g["val_labels"])
+        alm.dual_step()
+        close(reference(alm.previous), g[f"constraint_rs{period}_{name}"][epoch])
+    close(reference(alm.lam), g[f"lambda_rs{period}_{name}"][12])
+    close(reference(alm.rho), g[f"rho_rs{period}_{name}"][12])
+
+
+@pytest.mark.parametrize("padding", ["background", "replicate", "renormalize"])
+@pytest.mark.parametrize("average", ["all", "region"])
+@pytest.mark.parametrize("ignore", [None, 255])
+def test_golden_crac_options(golden, padding, average, ignore):
+    g = golden("crac_options")
+    key = f"{padding}_{average}" + ("_ign" if ignore else "") + "_rs3"
+    if f"lambda_{key}" not in g:
+        assert (padding, ignore) in (("background", 255), ("renormalize", 255))
+        return  # the file has no numbers for these
+    labels = g["labels_ignore255" if ignore else "labels"][None]
+    alm = CRaC(4, rho_period=3, padding=padding, average=average, ignore_index=ignore)
+    for epoch in range(12):
+        close(alm.lam, g[f"lambda_{key}"][epoch])
+        close(alm.rho, g[f"rho_{key}"][epoch])
+        alm.observe(g["val_logits"][epoch][None], labels)
+        alm.dual_step()
+        close(alm.previous, g[f"curr_{key}"][epoch])
+    close(alm.lam, g[f"lambda_{key}"][12])
+    close(alm.rho, g[f"rho_{key}"][12])
+
+
+@pytest.mark.parametrize("average", ["all", "region"])
+def test_golden_region_that_is_always_empty(golden, average):
+    g = golden("crac_options")
+    alm = CRaC(4, rho_period=3, average=average, padding="replicate")
+    labels = torch.full((1, 8, 8), 2)
+    for epoch in range(12):
+        alm.observe(g["val_logits"][epoch][None], labels)
+        step = alm.dual_step()
+        assert step.notes == ["region 1 had no voxel in validation; its multipliers stay"]
+    close(alm.lam, g[f"allinner_lambda_{average}"][12])
+    close(alm.rho, g[f"allinner_rho_{average}"][12])
+
+
+def _passes(alm, g, epochs):
+    for epoch in epochs:
+        alm.observe(g["val_logits"][epoch], g["val_labels"])
+        alm.dual_step()
+
+
+def test_resume_is_bitwise(golden):
+    g = golden("crac")
+    straight = CRaC(4, rho_period=3)
+    _passes(straight, g, range(12))
+    first = CRaC(4, rho_period=3)
+    _passes(first, g, range(5))
+    first.observe(g["val_logits"][5], g["val_labels"])  # saved in the middle of a pass
+    state = copy.deepcopy(first.state_dict())
+    second = CRaC(4, rho_period=3)
+    second.load_state_dict(state)
+    second.dual_step()
+    _passes(second, g, range(6, 12))
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+    with pytest.raises(RuntimeError, match="size mismatch for lam"):
+        CRaC(5).load_state_dict(state)
+
+
+def test_a_region_seen_late_has_no_previous_constraint(golden):
+    g = golden("crac")
+    alm = CRaC(4, rho_period=1)
+    inner_only = torch.zeros(1, 8, 8, dtype=torch.int64)
+    for _ in range(3):
+        alm.observe(g["val_logits"][0], inner_only)
+        alm.dual_step()
+    assert (alm.rho[0] > 0.1).any()
+    close(alm.rho[1], [0.1] * 4)
+    alm.observe(g["val_logits"][0], g["val_labels"])
+    alm.dual_step()
+    close(alm.rho[1], [0.1] * 4)  # first pass of the outer region: nothing to compare with
+    assert (alm.lam[1] > 1e-6).all()
+    alm.observe(g["val_logits"][0], g["val_labels"])
+    alm.dual_step()
+    assert (alm.rho[1] > 0.1).all()
+
+
+def test_sums_over_ranks_not_means(golden):
+    """Uneven ranks (one sees 1 case, one sees 2) agree with a single process."""
+    g = golden("crac")
+    cases = [(g["val_logits"][i], g["val_labels"]) for i in range(3)]
+    one = CRaC(4)
+    for case in cases:
+        one.observe(*case)
+    ranks = [CRaC(4), CRaC(4)]
+    ranks[0].observe(*cases[0])
+    for case in cases[1:]:
+        ranks[1].observe(*case)
+    packed = []
+    for rank in ranks:
+        copy.deepcopy(rank).dual_step(lambda v: packed.append(v.clone()) or v)
+    for rank in ranks:
+        rank.dual_step(lambda _: packed[0] + packed[1])
+        close(rank.lam, one.lam if one.step else _stepped(one).lam, rtol=1e-14)
+        assert torch.equal(rank.lam, ranks[0].lam)
+
+
+def _stepped(alm):
+    alm.dual_step()
+    return alm
+
+
+def test_an_empty_pass_changes_nothing(golden):
+    g = golden("crac")
+    alm = CRaC(4, rho_period=1, ignore_index=255)
+    _passes(alm, g, range(2))
+    before = copy.deepcopy(alm.state_dict())
+    alm.dual_step()
+    alm.observe(g["val_logits"][0], torch.full((1, 8, 8), 255))
+    step = alm.dual_step()
+    assert step.count == [0, 0]
+    for name, value in alm.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_nonfinite_logits_do_not_reach_the_multipliers(golden):
+    g = golden("crac")
+    alm = CRaC(4)
+    bad = g["val_logits"][0].clone()
+    bad[0, 1, 2, 3] = float("nan")
+    with pytest.raises(ValueError, match="not finite in a validation batch"):
+        alm.observe(bad, g["val_labels"])
+    assert torch.isfinite(alm.lam).all()
+
+
+def test_a_multiplier_that_runs_away_is_said_once():
+    alm = Elementwise(2, rho0=1.0)
+    z = torch.full((1, 2, 1), 90.0)
+    regions = torch.zeros(1, 1, dtype=torch.int64)
+    notes = []
+    for _ in range(3):
+        alm.observe(z, regions)
+        notes.append(alm.dual_step().notes)
+    assert notes[0] == []
+    assert "cannot be met" in notes[1][0]
+    assert notes[2] == []
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"penalty": "p4"},
+        {"average": "none"},
+        {"rho0": 0.0},
+        {"rho0": 11.0},
+        {"gamma": 0.5},
+        {"tau": 0.0},
+        {"rho_period": 0},
+        {"lambda_bounds": (0.0, 1.0)},
+        {"lambda0": 1e7},
+    ],
+)
+def test_refuses_at_construction(kwargs):
+    with pytest.raises(ValueError, match=next(iter(kwargs))):
+        CRaC(3, **kwargs)
