@@ -48,7 +48,7 @@ def check_logits_labels(
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(
-            f"labels: expected integers, got {labels.dtype}; convert with .long() if they are labels"
+            f"labels: expected integers, got {labels.dtype}; use .long() if these are labels"
         )
     expected = (logits.shape[0], *logits.shape[2:])
     if tuple(labels.shape) != expected:
@@ -131,7 +131,7 @@ def select_voxels(
     Args:
         probs: ``(N, K, *S)`` with labels ``(N, *S)`` or ``(N, 1, *S)``; or, without a batch axis,
             ``(K, *S)`` with labels ``(*S)``. Where both readings fit (N = K), the class axis is
-            the one along which the values sum to one; if that does not decide, the batch form.
+            the one along which the sums are closer to one; if they are alike, the batch form.
         labels: integers.
         mask: bool like `labels`; False leaves a voxel out. None keeps all.
         ignore_index: label to leave out.
@@ -188,11 +188,8 @@ def _class_axis(probs: Tensor, labels: Tensor) -> int:
     batch = y in ((p[0], *p[2:]), (p[0], 1, *p[2:]))
     single = y == p[1:]
     if batch and single:
-
-        def sums_to_one(axis: int) -> bool:
-            return bool((probs.sum(axis) - 1).abs().max() < 1e-2) if probs.numel() else False
-
-        return 0 if sums_to_one(0) and not sums_to_one(1) else 1
+        off = [float((probs.sum(axis) - 1).abs().sum()) for axis in (0, 1)]
+        return 0 if off[0] < off[1] else 1
     if batch or single:
         return 1 if batch else 0
     raise ValueError(

@@ -68,7 +68,7 @@ class CRaC(AugmentedLagrangian):
         self.ignore_index = ignore_index
 
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z = ``|t - l|`` ``(N, K, *S)`` and the region map: 0 inner, 1 outer, -1 ignored."""
+        """Return ``z = |t - l|`` ``(N, K, *S)`` and regions: 0 inner, 1 outer, -1 ignored."""
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
         outer = outer_region(
             labels,

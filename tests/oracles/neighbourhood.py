@@ -12,7 +12,9 @@ def kernel_weights(sizes, kernel):
     w = np.ones(sizes)
     if kernel == "svls":
         for offset in itertools.product(*(range(k) for k in sizes)):
-            w[offset] = np.exp(-0.5 * sum((o - k // 2) ** 2 for o, k in zip(offset, sizes, strict=False)))
+            w[offset] = np.exp(
+                -0.5 * sum((o - k // 2) ** 2 for o, k in zip(offset, sizes, strict=False))
+            )
         centre = tuple(k // 2 for k in sizes)
         w /= w.sum()
         others = w.sum() - w[centre]

@@ -1,0 +1,149 @@
+"""Bins of equal width and of equal mass, as statistics that merge by addition.
+
+Counts are int64, sums float64: a float32 counter stops at 16,777,216, which one case can exceed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+EDGE_TOLERANCE = 1e-6
+"""A value within this (in bin widths) above an edge counts as on it, so that float32 and float64
+input fall into the same bins."""
+
+
+@dataclass(frozen=True)
+class BinStatistics:
+    """How many predictions fell into each bin, what they promised and what came true.
+
+    Attributes:
+        count: predictions per bin, int64 ``(M,)``. Groups of equal mass may share tied values, so
+            theirs are float64.
+        confidence_sum: sum of the predicted probabilities, float64 ``(M,)``.
+        hit_sum: how many came true, int64 or (tied values shared) float64 ``(M,)``.
+    """
+
+    count: NDArray[np.int64] | NDArray[np.float64]
+    confidence_sum: NDArray[np.float64]
+    hit_sum: NDArray[np.int64] | NDArray[np.float64]
+
+    def __add__(self, other: BinStatistics) -> BinStatistics:
+        """Statistics of both together; they need the same bins."""
+        if len(self.count) != len(other.count):
+            raise ValueError(f"bins: cannot add {len(self.count)} and {len(other.count)} bins")
+        return BinStatistics(
+            self.count + other.count,
+            self.confidence_sum + other.confidence_sum,
+            self.hit_sum + other.hit_sum,
+        )
+
+    @property
+    def confidence(self) -> NDArray[np.float64]:
+        """Mean predicted probability per bin; NaN where the bin is empty."""
+        return _ratio(self.confidence_sum, self.count)
+
+    @property
+    def accuracy(self) -> NDArray[np.float64]:
+        """Share that came true per bin; NaN where the bin is empty."""
+        return _ratio(self.hit_sum, self.count)
+
+    @property
+    def gap(self) -> NDArray[np.float64]:
+        """``|accuracy - confidence|`` per bin; NaN where the bin is empty."""
+        return np.abs(self.accuracy - self.confidence)
+
+    def expected_error(self) -> float:
+        """``sum_m (n_m / n) |accuracy_m - confidence_m|``; NaN when there is no prediction."""
+        n = self.count.sum()
+        return float(np.abs(self.hit_sum - self.confidence_sum).sum() / n) if n > 0 else np.nan
+
+
+def _ratio(a: NDArray[np.generic], n: NDArray[np.generic]) -> NDArray[np.float64]:
+    out = np.full(len(n), np.nan)
+    return np.divide(a, n, out=out, where=np.asarray(n) > 0)
+
+
+def equal_width_index(values: Tensor, bins: int) -> Tensor:
+    """Index of the bin (lo, hi] of width 1 / `bins` that each value of [0, 1] falls into.
+
+    0 belongs to the first bin; a value within ``EDGE_TOLERANCE`` bin widths above an edge counts
+    as on it; values slightly outside [0, 1] go to the first or last bin.
+
+    Args:
+        values: floating, any shape.
+        bins: M.
+
+    Returns:
+        int64 like `values`.
+
+    Raises:
+        ValueError: `bins` is not positive.
+    """
+    if bins < 1:
+        raise ValueError(f"bins: expected at least 1, got {bins}")
+    position = (values.double() * bins).sub_(EDGE_TOLERANCE).ceil_().sub_(1)
+    return position.clamp_(0, bins - 1).long()
+
+
+def equal_width_statistics(confidence: Tensor, hits: Tensor, bins: int) -> BinStatistics:
+    """Statistics of `bins` equal-width bins.
+
+    Args:
+        confidence: predicted probabilities ``(n,)``, floating.
+        hits: what came true ``(n,)``, bool.
+        bins: M.
+
+    Raises:
+        ValueError: `bins` is not positive.
+    """
+    index = equal_width_index(confidence, bins)
+    return BinStatistics(
+        torch.bincount(index, minlength=bins).numpy(force=True),
+        torch.bincount(index, confidence.double(), minlength=bins).numpy(force=True),
+        torch.bincount(index[hits], minlength=bins).numpy(force=True),
+    )
+
+
+def equal_mass_statistics(confidence: Tensor, hits: Tensor, groups: int) -> BinStatistics:
+    """Statistics of `groups` groups of equal size along the sorted confidence, exact.
+
+    Sizes are those of ``numpy.array_split``: the first ``n mod groups`` hold one more. A run of
+    tied values that spans a cut is shared pro rata, its hits going with its mass, so the result
+    does not depend on the order of the predictions. With fewer predictions than groups the last
+    groups are empty.
+
+    Args:
+        confidence: predicted probabilities ``(n,)``, floating.
+        hits: what came true ``(n,)``, bool.
+        groups: R.
+
+    Raises:
+        ValueError: `groups` is not positive.
+    """
+    if groups < 1:
+        raise ValueError(f"bins: expected at least 1, got {groups}")
+    n = confidence.numel()
+    ordered = torch.sort(confidence).values
+    value, count = torch.unique_consecutive(ordered, return_counts=True)
+    hit_values = torch.sort(confidence[hits]).values
+    # cumulative mass, promise and hits after each distinct value; between two of them they rise
+    # linearly with the mass, which is the pro-rata rule
+    mass = _from_zero(torch.cumsum(count, 0))
+    promise = _from_zero(torch.cumsum(value.double() * count, 0))
+    hit = _from_zero(torch.searchsorted(hit_values, value, right=True))
+    size, rest = divmod(n, groups)
+    cuts = np.concatenate([[0], np.cumsum([size + (r < rest) for r in range(groups)])])
+    return BinStatistics(
+        np.diff(cuts),
+        np.diff(np.interp(cuts, mass, promise)),
+        np.diff(np.interp(cuts, mass, hit)),
+    )
+
+
+def _from_zero(x: Tensor) -> NDArray[np.float64]:
+    return np.concatenate([[0.0], x.double().numpy(force=True)])

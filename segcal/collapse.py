@@ -1,0 +1,41 @@
+"""Collapse to background: a class that is there and that the network has stopped to predict.
+
+A penalty that asks a large background logit of every inner voxel can outweigh cross-entropy of
+the few foreground voxels; cross-entropy + CRaC with its published settings did so on hippocampus
+MRI within three epochs, Dice + cross-entropy + CRaC did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CollapseWatch:
+    """Counts, per class, the validation passes in a row that labelled but never predicted it.
+
+    Args:
+        num_classes: K, background (class 0) included; only classes from 1 on are watched.
+        patience: passes in a row before a class is called collapsed.
+    """
+
+    def __init__(self, num_classes: int, patience: int = 3) -> None:
+        self.patience = patience
+        self.missing = [0] * num_classes
+
+    def update(self, predicted: Sequence[float], labelled: Sequence[float]) -> list[int]:
+        """Take in one validation pass.
+
+        Args:
+            predicted: voxels per class in the argmax of the network, ``(K,)``.
+            labelled: voxels per class in the labels, ``(K,)``.
+
+        Returns:
+            classes that have been labelled but not predicted for `patience` passes or more. A
+            class that is not in the labels of a pass keeps its count.
+        """
+        for k, (p, y) in enumerate(zip(predicted, labelled, strict=True)):
+            if p > 0:
+                self.missing[k] = 0
+            elif y > 0:
+                self.missing[k] += 1
+        return [k for k, n in enumerate(self.missing) if k > 0 and n >= self.patience]

@@ -1,0 +1,19 @@
+"""What a user sees when something is wrong with what they gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn a ValueError into its message and exit code 2; a bug keeps its traceback."""
+    try:
+        yield
+    except ValueError as error:
+        Console(stderr=True).print(f"Error: {error}", style="red", markup=False, highlight=False)
+        raise typer.Exit(2) from error

@@ -1,0 +1,34 @@
+"""The ``segcal`` command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from segcal import __version__
+from segcal.commands import nnunet
+
+app = typer.Typer(
+    name="segcal",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="Calibrated medical image segmentation: train with penalties that learn their own "
+    "weights, evaluate probabilities, and know what the numbers mean.",
+)
+app.add_typer(nnunet.app, name="nnunet")
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"segcal {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options that go before a command."""

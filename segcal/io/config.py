@@ -1,0 +1,188 @@
+"""Configuration: YAML that names a target and its arguments, checked before work starts.
+
+A method is one file, ``configs/losses/NAME.yaml`` or ``configs/penalties/NAME.yaml``; a recipe,
+``configs/recipes/NAME.yaml``, is a weighted sum of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+ALLOWED_ROOTS = ("segcal.", "torch.", "monai.")
+Kind = Literal["losses", "penalties", "recipes"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Component(_Strict):
+    """One loss or penalty: what to build, and with which arguments."""
+
+    target: str
+    args: dict[str, Any] = {}
+    summary: str = ""
+    paper: str = ""
+
+    @field_validator("target")
+    @classmethod
+    def _known_root(cls, value: str) -> str:
+        if not value.startswith(ALLOWED_ROOTS):
+            raise ValueError(f"only targets below {', '.join(ALLOWED_ROOTS)} are built")
+        return value
+
+
+class Recipe(_Strict):
+    """A training objective: weights of base losses and of penalties, by config name."""
+
+    summary: str = ""
+    base: dict[str, float]
+    penalties: dict[str, float] = {}
+
+
+@cache
+def config_root() -> Path:
+    """Folder of the shipped configs: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).parent.parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "recipes").is_dir():
+            return folder
+    raise FileNotFoundError(f"segcal's configs are missing from {package}; install segcal again")
+
+
+def names(kind: Kind) -> list[str]:
+    """Names of the shipped configs of one kind."""
+    return sorted(path.stem for path in (config_root() / kind).glob("*.yaml"))
+
+
+def load_component(kind: Literal["losses", "penalties"], name: str) -> Component:
+    """Load one loss or penalty by name.
+
+    Raises:
+        ValueError: no config of that name, or a config that does not fit, with its path.
+    """
+    return _load(_path(kind, name), Component)
+
+
+def load_recipe(recipe: str | Path) -> Recipe:
+    """Load a recipe by name, or from a YAML file of the user's.
+
+    Raises:
+        ValueError: no recipe of that name, or one that does not fit, with its path.
+    """
+    path = Path(recipe)
+    if path.suffix not in (".yaml", ".yml"):
+        path = _path("recipes", str(recipe))
+    return _load(path, Recipe)
+
+
+def build(component: Component, **runtime: Any) -> Any:
+    """Build what `component` names, from its arguments and those known only at run time.
+
+    Args:
+        component: target and arguments.
+        runtime: e.g. ``num_classes`` and ``ignore_index``; they win over the config's.
+
+    Raises:
+        ValueError: unknown target, or arguments it does not take or lacks, with the accepted list.
+    """
+    module_name, _, attribute = component.target.rpartition(".")
+    try:
+        target = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{component.target}: cannot be found ({error})") from None
+    arguments = {**component.args, **runtime}
+    accepted = accepted_arguments(target)
+    if unknown := sorted(set(arguments) - set(accepted)):
+        raise ValueError(
+            f"{component.target}: takes no {', '.join(unknown)}; it takes {', '.join(accepted)}"
+        )
+    missing = [n for n, p in accepted.items() if p.default is p.empty and n not in arguments]
+    if missing:
+        raise ValueError(f"{component.target}: needs {', '.join(missing)}")
+    return target(**arguments)
+
+
+def build_terms(
+    recipe: Recipe,
+    *,
+    with_base: bool = True,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    **runtime: Any,
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Build a recipe's terms.
+
+    Args:
+        recipe: what to build.
+        with_base: False leaves the base losses to the host.
+        overrides: arguments of a term, by its name.
+        **runtime: arguments of every term that are known only now.
+
+    Returns:
+        terms and weights by name, as :class:`segcal.objective.Objective` takes them.
+
+    Raises:
+        ValueError: an override for a term that the recipe lacks, or as :func:`build`.
+    """
+    overrides = overrides or {}
+    base = recipe.base if with_base else {}
+    weights = {**base, **recipe.penalties}
+    if unknown := sorted(set(overrides) - set(weights)):
+        raise ValueError(
+            f"recipe: has no term {', '.join(unknown)}; it has {', '.join(weights) or 'none'}"
+        )
+    terms = {
+        name: build(
+            load_component("losses" if name in base else "penalties", name),
+            **{**overrides.get(name, {}), **runtime},
+        )
+        for name in weights
+    }
+    return terms, weights
+
+
+def accepted_arguments(target: Any) -> dict[str, inspect.Parameter]:
+    """Named arguments of a class, following ``**kwargs`` into its base classes."""
+    found: dict[str, inspect.Parameter] = {}
+    for cls in inspect.getmro(target) if inspect.isclass(target) else [target]:
+        if inspect.isclass(cls) and "__init__" not in vars(cls):
+            continue
+        parameters = list(inspect.signature(cls).parameters.values())
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and (
+                parameter.name != "self"
+            ):
+                found.setdefault(parameter.name, parameter)
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return found
+
+
+def _path(kind: Kind, name: str) -> Path:
+    if name not in names(kind):
+        raise ValueError(f"{kind}: no config named {name!r}; there are {', '.join(names(kind))}")
+    return config_root() / kind / f"{name}.yaml"
+
+
+def _load(path: Path, model: type[Any]) -> Any:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a YAML file ({error})") from None
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
+        )
+        raise ValueError(f"{path}: {problems}") from None

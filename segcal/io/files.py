@@ -1,0 +1,70 @@
+"""Files that are whole or not there, and names of cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+VOLUME_ENDINGS = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path` and rename it to `path` when the block succeeds.
+
+    The temporary name keeps the ending, which many writers read the format from.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".segcal-", suffix="-" + path.name, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        ValueError: the file is missing or not JSON, with its name.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a JSON file ({error})") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON; NaN and infinity are refused, write None instead."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def case_name(path: Path) -> str | None:
+    """Name of the case a file belongs to, or None if it is not a volume or an ``.npz``."""
+    for ending in (*VOLUME_ENDINGS, ".npz"):
+        if path.name.endswith(ending) and not path.name.startswith("."):
+            return path.name[: -len(ending)]
+    return None
