@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from segcal import __version__
-from segcal.commands import nnunet
+from segcal.commands import evaluate, nnunet
 
 app = typer.Typer(
     name="segcal",
@@ -16,6 +16,7 @@ app = typer.Typer(
     help="Calibrated medical image segmentation: train with penalties that learn their own "
     "weights, evaluate probabilities, and know what the numbers mean.",
 )
+app.command()(evaluate.evaluate)
 app.add_typer(nnunet.app, name="nnunet")
 
 

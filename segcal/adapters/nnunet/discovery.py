@@ -29,7 +29,7 @@ def ensure_env() -> None:
 
 def register() -> None:
     """Make our trainers attributes of the module that nnU-Net searches first."""
-    import nnunetv2.training.nnUNetTrainer.nnUNetTrainer as searched_first
+    from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as searched_first  # noqa: N813
 
     from segcal.adapters.nnunet import trainers
 

@@ -1,0 +1,148 @@
+"""Probability maps as ``(K, z, y, x)`` in the geometry of the reference labels."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from segcal.io.volumes import Array, Geometry, from_canonical, read_volume, stored_axes
+
+SUM_TOLERANCE = 1e-2
+"""How far the sum over classes may be from 1 (float16 files)."""
+RANGE_TOLERANCE = 1e-3
+
+
+def read_probabilities(
+    path: Path,
+    geometry: Geometry,
+    *,
+    num_classes: int | None = None,
+    reoriented: bool = False,
+    tolerance: float = 1e-2,
+) -> Array:
+    """Read an nnU-Net v2 ``.npz`` or a 4-D NIfTI of class probabilities.
+
+    Args:
+        path: ``.npz`` with the array ``probabilities`` ``(K, z, y, x)``, or a volume with the
+            classes on the fourth axis.
+        geometry: of the reference labels, which the result shares.
+        num_classes: K that is expected; None takes what comes.
+        reoriented: whether the ``.npz`` lies in a RAS-reoriented frame (nnU-Net's
+            ``*WithReorient`` readers).
+        tolerance: of the geometry, in voxels.
+
+    Returns:
+        floating ``(K, z, y, x)``, as stored.
+
+    Raises:
+        ValueError: naming the file: not readable, another size or place than the reference,
+            values that are no probabilities (logits, NaN), a sum over classes other than one.
+    """
+    if path.suffix == ".npz":
+        array = _read_npz(path)
+        if reoriented and array.ndim == 4:
+            array = from_canonical(array, geometry)
+        if array.ndim != 4 or array.shape[1:] != geometry.shape:
+            raise ValueError(
+                f"{path}: expected probabilities (K, z, y, x) = (K, {_shape(geometry.shape)}) like "
+                f"the reference, got {array.shape}" + _hint(array.shape, geometry.shape)
+            )
+    else:
+        volume = read_volume(path)
+        array = volume.array
+        if array.ndim != 4:
+            raise ValueError(
+                f"{path}: expected a 4-D volume (x, y, z, class), got shape {array.shape[::-1]}"
+            )
+        if differences := volume.geometry.differences(geometry, tolerance):
+            raise ValueError(f"{path}: does not lie on the reference: {'; '.join(differences)}")
+    check_probabilities(array, str(path), num_classes)
+    return array
+
+
+def holds_probabilities(path: Path) -> bool:
+    """Whether a prediction is probabilities (``.npz``, 4-D) or a label map (2-D, 3-D).
+
+    Raises:
+        ValueError: not a file that can be read.
+    """
+    return path.suffix == ".npz" or stored_axes(path) > 3
+
+
+def check_probabilities(array: Array, name: str, num_classes: int | None = None) -> None:
+    """Check that ``(K, *S)`` holds probabilities that sum to one over K.
+
+    Raises:
+        ValueError: starting with `name`.
+    """
+    if num_classes is not None and array.shape[0] != num_classes:
+        raise ValueError(
+            f"{name}: expected {num_classes} classes (background included), got {array.shape[0]}"
+        )
+    if array.dtype.kind != "f":
+        raise ValueError(f"{name}: expected floating probabilities, got {array.dtype}")
+    if array.shape[0] < 2:
+        raise ValueError(
+            f"{name}: expected a channel per class, background included, got {array.shape[0]}; "
+            "write 1 - p as channel 0"
+        )
+    total = np.zeros(array.shape[1:], np.float32)
+    for k, channel in enumerate(array):
+        low, high = float(channel.min(initial=0)), float(channel.max(initial=0))
+        if not (np.isfinite(low) and np.isfinite(high)):
+            bad = int(np.count_nonzero(~np.isfinite(channel)))
+            raise ValueError(f"{name}: {bad} voxels of class {k} are NaN or infinite")
+        if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
+            raise ValueError(
+                f"{name}: class {k} has values from {low:.4g} to {high:.4g}, which are no "
+                "probabilities; if these are logits, apply a softmax over the classes first"
+            )
+        total += channel
+    off = np.abs(total - 1) > SUM_TOLERANCE
+    if off.any():
+        raise ValueError(
+            f"{name}: in {np.count_nonzero(off)} voxels the classes sum to "
+            f"{float(total[off].min()):.4g} - {float(total[off].max()):.4g} instead of 1 "
+            "(overlapping regions from sigmoid heads are not supported here)"
+        )
+
+
+def _read_npz(path: Path) -> Array:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            keys = archive.files
+            key = "probabilities" if "probabilities" in keys else None
+            if key is None and len(keys) == 1:
+                key = keys[0]
+            if key is None or key == "softmax":
+                raise ValueError(
+                    f"{path}: expected nnU-Net v2's array 'probabilities', got {', '.join(keys)}"
+                    + (
+                        "; this is nnU-Net v1, whose arrays are cropped: convert them first"
+                        if "softmax" in keys
+                        else ""
+                    )
+                )
+            return archive[key]
+    except (OSError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+        raise ValueError(f"{path}: not a complete .npz file ({error})") from None
+    except ValueError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise ValueError(f"{path}: not a plain array file ({error})") from None
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _hint(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    if len(shape) == 4 and shape[1:] == expected[::-1]:
+        return "; the axes look reversed: segcal and nnU-Net store (z, y, x)"
+    if len(shape) == 4 and sorted(shape[1:]) == sorted(expected):
+        return "; the axes look permuted: was it predicted with another image reader?"
+    return ""

@@ -1,0 +1,253 @@
+"""Volumes: label maps, images and probability maps as arrays, with their geometry.
+
+Arrays are ``(z, y, x)`` (the order of SimpleITK and nnU-Net), affines map ``(x, y, z)`` indices to
+RAS millimetres (nibabel's). Spacing is the header's voxel size, which is what SimpleITK uses too:
+ACDC's affines, for one, say 1 mm while the voxels measure 1.4 x 1.4 x 10 mm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import nibabel.filebasedimages
+import nibabel.orientations
+import numpy as np
+import SimpleITK as sitk  # noqa: N813 - as everybody writes it
+from numpy.typing import NDArray
+
+from segcal.io.files import whole_file
+
+Array = NDArray[Any]
+LABEL_ROUNDING = 0.05
+"""Label values this near an integer are rounded to it (scaled headers give 2.0235 for 2)."""
+NIFTI = (".nii", ".nii.gz")
+READ_ERRORS = (OSError, EOFError, RuntimeError, nib.filebasedimages.ImageFileError)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where a grid of voxels lies in the patient.
+
+    Attributes:
+        shape: ``(z, y, x)``.
+        spacing_mm: voxel size ``(z, y, x)``.
+        origin_mm: RAS position of voxel (0, 0, 0), in x, y, z.
+        direction: unit vectors of the x, y, z index axes as columns ``(3, 3)``, RAS.
+    """
+
+    shape: tuple[int, ...]
+    spacing_mm: tuple[float, ...]
+    origin_mm: tuple[float, float, float]
+    direction: NDArray[np.float64]
+
+    @property
+    def affine(self) -> NDArray[np.float64]:
+        """Affine ``(4, 4)`` from x, y, z indices to RAS mm, with the true spacing."""
+        affine = np.eye(4)
+        affine[:3, :3] = self.direction * np.asarray(self.spacing_mm[::-1])
+        affine[:3, 3] = self.origin_mm
+        return affine
+
+    def differences(self, other: Geometry, tolerance: float = 1e-2) -> list[str]:
+        """Sentences on what differs from `other`, by more than `tolerance` of a voxel.
+
+        Directions are compared by the angle at which the far corner has moved that much.
+        """
+        if self.shape != other.shape:
+            return [f"size (z, y, x) {self.shape} and {other.shape}"]
+        found = []
+        spacing = np.asarray(self.spacing_mm)
+        if np.any(np.abs(spacing - other.spacing_mm) * self.shape > tolerance * spacing):
+            found.append(f"spacing (z, y, x) {_mm(self.spacing_mm)} and {_mm(other.spacing_mm)} mm")
+        moved = float(np.linalg.norm(np.subtract(self.origin_mm, other.origin_mm)))
+        if moved > tolerance * spacing.min():
+            found.append(
+                f"origin {_mm(self.origin_mm)} and {_mm(other.origin_mm)} mm, {moved:.4g} mm apart"
+            )
+        turned = float(np.abs(self.direction - other.direction).max())
+        if turned * max(self.shape) > tolerance:
+            cosine = np.clip((self.direction * other.direction).sum(0), -1, 1)
+            found.append(f"direction, by {np.degrees(np.arccos(cosine)).max():.3g} degrees")
+        return found
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An array and where it lies.
+
+    Attributes:
+        array: ``(z, y, x)``, or ``(K, z, y, x)`` of a 4-D file.
+        geometry: of the spatial axes.
+    """
+
+    array: Array
+    geometry: Geometry
+
+
+def read_volume(path: Path) -> Volume:
+    """Read a 2-D, 3-D or 4-D file (NIfTI by nibabel, other formats by SimpleITK).
+
+    Trailing axes of length 1 are dropped; a 2-D image gets a z axis of length 1 (spacing 1 mm); a
+    fourth axis comes first in the array.
+
+    Raises:
+        ValueError: not a file that can be read, or a shape that is no volume.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        if path.name.endswith(NIFTI):
+            array, spacing, affine = _read_nifti(path)
+        else:
+            array, spacing, affine = _read_sitk(path)
+    except READ_ERRORS as error:
+        raise _unreadable(path, error) from None
+    array = array.reshape(_significant(array.shape))
+    if array.ndim == 2:
+        array, spacing = array[:, :, None], [*spacing[:2], 1.0]
+    if not 3 <= array.ndim <= 4:
+        raise ValueError(f"{path}: expected 2 to 4 axes, got shape {array.shape}")
+    spacing = [abs(float(s)) for s in spacing[:3]]
+    if not all(np.isfinite(s) and s > 0 for s in spacing):
+        raise ValueError(f"{path}: voxel sizes {spacing} mm are not all positive")
+    norms = np.linalg.norm(affine[:3, :3], axis=0)
+    if not np.all(np.isfinite(affine)) or np.any(norms == 0):
+        raise ValueError(f"{path}: its affine is singular; repair the header")
+    geometry = Geometry(
+        shape=array.shape[2::-1],
+        spacing_mm=tuple(spacing[::-1]),
+        origin_mm=tuple(float(v) for v in affine[:3, 3]),  # type: ignore[arg-type]
+        direction=affine[:3, :3] / norms,
+    )
+    return Volume(array.transpose(), geometry)
+
+
+def stored_axes(path: Path) -> int:
+    """Number of axes of a file, as :func:`read_volume` would give it, from the header alone.
+
+    Raises:
+        ValueError: not a file that can be read.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        if path.name.endswith(NIFTI):
+            shape = tuple(nib.load(path).shape)
+        else:
+            reader = sitk.ImageFileReader()
+            reader.SetFileName(str(path))
+            reader.ReadImageInformation()
+            components = reader.GetNumberOfComponents()
+            shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
+    except READ_ERRORS as error:
+        raise _unreadable(path, error) from None
+    return len(_significant(shape))
+
+
+def read_labels(path: Path) -> Volume:
+    """Read a label map ``(z, y, x)``; the array is of an integer type.
+
+    Values stored as floats, or scaled by the header, are rounded when they lie within 0.05 of an
+    integer.
+
+    Raises:
+        ValueError: as :func:`read_volume`; 4-D; values that are no labels.
+    """
+    volume = read_volume(path)
+    array = volume.array
+    if array.ndim != 3:
+        raise ValueError(
+            f"{path}: expected a 3-D label map, got shape {array.shape[::-1]} (x, y, z, ...)"
+        )
+    if array.dtype.kind == "f":
+        rounded = np.rint(array)
+        with np.errstate(invalid="ignore"):
+            off = ~(np.abs(array - rounded) <= LABEL_ROUNDING)  # NaN is off, too
+        if off.any():
+            raise ValueError(
+                f"{path}: {np.count_nonzero(off)} voxels are no labels, e.g. "
+                f"{array[off][:3].tolist()}; resample label maps with nearest neighbours"
+            )
+        array = rounded.astype(np.int32)
+    elif array.dtype.kind not in "iub":
+        raise ValueError(f"{path}: expected labels, got values of type {array.dtype}")
+    elif array.dtype.kind == "b":
+        array = array.astype(np.uint8)
+    return Volume(np.ascontiguousarray(array), volume.geometry)
+
+
+def from_canonical(array: Array, geometry: Geometry) -> Array:
+    """Turn ``(..., z, y, x)`` of a RAS-reoriented grid into the grid of `geometry`.
+
+    nnU-Net's ``*WithReorient`` readers bring every image to RAS before anything else, and save
+    probabilities in that frame.
+    """
+    to_canonical = nib.orientations.io_orientation(geometry.affine)
+    back = nib.orientations.ornt_transform(nib.orientations.axcodes2ornt("RAS"), to_canonical)
+    spatial = array.transpose()  # x, y, z, ...
+    return nib.orientations.apply_orientation(spatial, back).transpose()
+
+
+def write_nifti(path: Path, array: Array, geometry: Geometry) -> None:
+    """Write ``(z, y, x)`` or ``(K, z, y, x)`` as NIfTI, whole or not at all.
+
+    Integers are stored in the smallest of uint8, uint16, int16, int32 that holds them, floats as
+    float32, without scaling.
+
+    Raises:
+        ValueError: shape other than that of `geometry`.
+    """
+    if array.shape[-3:] != geometry.shape:
+        raise ValueError(f"{path}: array {array.shape} does not fit geometry {geometry.shape}")
+    data = array.transpose()
+    dtype = _label_type(path, data) if data.dtype.kind in "iub" else np.float32
+    image = nib.Nifti1Image(np.ascontiguousarray(data, dtype=dtype), geometry.affine)
+    image.header.set_xyzt_units("mm")
+    with whole_file(path) as temporary:
+        nib.save(image, temporary)
+
+
+def _significant(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape (x, y, z, ...) without axes of length 1 behind the third."""
+    return shape[:3] + tuple(n for n in shape[3:] if n != 1)
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    lines = str(error).strip().splitlines()
+    reason = lines[-1] if lines else type(error).__name__
+    return ValueError(f"{path}: cannot be read as a volume ({reason})")
+
+
+def _read_nifti(path: Path) -> tuple[Array, list[float], NDArray[np.float64]]:
+    image = nib.load(path)
+    return np.asanyarray(image.dataobj), list(image.header.get_zooms()), image.affine
+
+
+def _read_sitk(path: Path) -> tuple[Array, list[float], NDArray[np.float64]]:
+    image = sitk.ReadImage(str(path))
+    array = sitk.GetArrayFromImage(image)
+    d = image.GetDimension()
+    if image.GetNumberOfComponentsPerPixel() > 1:  # stored last: make them the slowest axis
+        array = np.moveaxis(array, -1, 0)
+    axes = min(d, 3)
+    affine = np.eye(4)
+    direction = np.asarray(image.GetDirection()).reshape(d, d)[:axes, :axes]
+    affine[:axes, :axes] = direction * np.asarray(image.GetSpacing()[:axes])
+    affine[:axes, 3] = image.GetOrigin()[:axes]
+    affine[:2] *= -1  # LPS to RAS
+    return array.transpose(), list(image.GetSpacing()), affine
+
+
+def _label_type(path: Path, data: Array) -> type[np.generic]:
+    low, high = (int(data.min()), int(data.max())) if data.size else (0, 0)
+    for dtype in (np.uint8, np.uint16, np.int16, np.int32):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return dtype
+    raise ValueError(f"{path}: labels {low} to {high} do not fit 32 bits")
+
+
+def _mm(values: tuple[float, ...]) -> str:
+    return "(" + ", ".join(f"{v:.5g}" for v in values) + ")"
