@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from segcal import __version__
-from segcal.commands import evaluate, nnunet
+from segcal.commands import evaluate, nnunet, phantom
 
 app = typer.Typer(
     name="segcal",
@@ -17,6 +17,7 @@ app = typer.Typer(
     "weights, evaluate probabilities, and know what the numbers mean.",
 )
 app.command()(evaluate.evaluate)
+app.command()(phantom.phantom)
 app.add_typer(nnunet.app, name="nnunet")
 
 

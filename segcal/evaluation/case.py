@@ -41,6 +41,12 @@ class Settings:
         """Names of the voxel selections, as they appear in the keys of results."""
         return ("fg", f"dilated{self.dilation}", "all")
 
+    @property
+    def scope_titles(self) -> dict[str, str]:
+        """A title per scope, for figures."""
+        titles = ("labelled foreground", f"within {self.dilation} voxels of it", "all voxels")
+        return {k: f"{k}: {title}" for k, title in zip(self.scopes, titles, strict=True)}
+
     def conventions(self) -> dict[str, str]:
         """Say in words what every key means."""
         return {

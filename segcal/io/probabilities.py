@@ -113,7 +113,7 @@ def _read_npz(path: Path) -> Array:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             keys = archive.files
             key = "probabilities" if "probabilities" in keys else None
             if key is None and len(keys) == 1:

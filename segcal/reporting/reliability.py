@@ -26,7 +26,7 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
         title: of the whole figure.
     """
     n = max(len(diagrams), 1)
-    figure = Figure(figsize=(3.9 * n, 4.9), layout="constrained")
+    figure = Figure(figsize=(3.6 * n + 0.3, 5.2), layout="constrained")
     axes = figure.subplots(
         2, n, squeeze=False, sharex=True, gridspec_kw={"height_ratios": [3.2, 1]}
     )
@@ -46,12 +46,13 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
                 gap = np.abs(accuracy - confidence)[sign]
                 top.bar(left[used][sign], gap, width, low, align="edge", color=colour, alpha=0.45,
                         edgecolor=colour, linewidth=0.6, label=name)  # fmt: skip
-        top.plot(confidence, accuracy, ".", color="black", markersize=4, label="bin mean")
+        top.plot(confidence, accuracy, ".", color="black", markersize=4, label="bin mean",
+                 clip_on=False, zorder=5)  # fmt: skip
         error = statistics.expected_error()
-        top.text(0.04, 0.95, f"ECE {error:.4f} (pooled)" if np.isfinite(error) else "no voxels",
+        top.text(0.04, 0.95, f"ECE {error:.4f}" if np.isfinite(error) else "no voxels",
                  transform=top.transAxes, va="top",
                  bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
-        top.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=scope)
+        top.set(xlim=(0, 1), ylim=(0, 1), title=scope)
         total = max(float(np.sum(statistics.count)), 1.0)
         bottom.bar(left, np.asarray(statistics.count) / total, width, align="edge", color=BAR,
                    edgecolor="white", linewidth=0.6)  # fmt: skip

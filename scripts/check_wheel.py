@@ -1,0 +1,33 @@
+"""Check an installed segcal: every module imports, and the configs are found and build."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import segcal
+from segcal.adapters.nnunet.discovery import ext_path
+from segcal.adapters.pytorch import build
+from segcal.io.config import config_root, names
+
+
+def main() -> None:
+    modules = [m.name for m in pkgutil.walk_packages(segcal.__path__, "segcal.")]
+    for name in modules:
+        importlib.import_module(name)
+    if Path(segcal.__file__).parent not in config_root().parents:
+        raise SystemExit(f"configs come from {config_root()}, not from the installed package")
+    for kind in ("losses", "penalties", "recipes"):
+        if not names(kind):  # type: ignore[arg-type]
+            raise SystemExit(f"no {kind} in {config_root()}")
+    for recipe in names("recipes"):
+        build(recipe, num_classes=4)
+    if not list(ext_path().glob("*.py")):
+        raise SystemExit(f"{ext_path()} is empty: nnU-Net would not find the trainers")
+    print(f"{len(modules)} modules import from {Path(segcal.__file__).parent}")
+    print(f"{len(names('recipes'))} recipes build: {', '.join(names('recipes'))}")
+
+
+if __name__ == "__main__":
+    main()

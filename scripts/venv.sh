@@ -1,0 +1,14 @@
+# Sourced by the other scripts: makes a virtual environment if it is missing and installs segcal.
+# Change its place with SEGCAL_VENV, the Python that makes it with PYTHON.
+VENV="${SEGCAL_VENV:-.venv}"
+if [ ! -f "$VENV/.installed" ] || [ pyproject.toml -nt "$VENV/.installed" ]; then
+  "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    { echo "segcal needs Python 3.10 or newer; name one with PYTHON=/path/to/python3" >&2; exit 2; }
+  echo "Installing segcal into $VENV (several GB with PyTorch, some minutes)"
+  [ -x "$VENV/bin/python" ] || "${PYTHON:-python3}" -m venv "$VENV"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[test,monai]" \
+    2> >(grep -v "is ignored: it is neither a file nor a directory" >&2)
+  touch "$VENV/.installed"
+fi
+PATH="$(cd "$VENV/bin" && pwd):$PATH"
+export PATH

@@ -1,0 +1,195 @@
+"""Cases and cohorts: conventions, misses, failures, real pairs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import SimpleITK as sitk  # noqa: N813
+from typer.testing import CliRunner
+
+from segcal.commands.main import app
+from segcal.evaluation.case import Settings, evaluate_case
+from segcal.evaluation.cohort import evaluate_cohort, summarise
+from segcal.io.cases import pair
+from segcal.io.volumes import Geometry, read_labels, write_nifti
+from segcal.metrics.ece import ece
+from segcal.metrics.tace import tace, tace_ref
+from tests.conftest import close
+from tests.data_paths import real_data
+
+
+def geometry(shape, spacing=(1.0, 1.0, 1.0)):
+    return Geometry(shape, spacing, (0.0, 0.0, 0.0), np.eye(3))
+
+
+def soft(labels, k, certainty=0.9):
+    """Probabilities whose argmax is `labels`."""
+    p = np.full((k, *labels.shape), (1 - certainty) / (k - 1), np.float32)
+    np.put_along_axis(p, labels[None].astype(int), certainty, 0)
+    return p
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+
+def test_row_is_what_the_metrics_say():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(3), (4, 10, 12)).transpose(3, 0, 1, 2)
+    y = rng.integers(0, 3, (4, 10, 12))
+    y[0, 0] = 9
+    result = evaluate_case(
+        p.argmax(0), y, spacing_mm=(2, 1, 1), labels={1: "a", 2: "b"}, probabilities=p,
+        ignore_index=9,
+    )  # fmt: skip
+    row, fg = result.row, (y > 0) & (y != 9)
+    close(row["ece_all"], ece(p, y, ignore_index=9))
+    close(row["ece_fg"], ece(p, y, mask=fg, ignore_index=9))
+    close(row["tace_fg"], tace(p, y, mask=fg, ignore_index=9))
+    close(row["tace_ref"], tace_ref(p, y, mask=fg, ignore_index=9))
+    assert row["voxels_all"] == (y != 9).sum()
+    close(result.reliability["all"].expected_error(), row["ece_all"])
+    close(row["diagonal_mm"], math.sqrt(8**2 + 10**2 + 12**2))
+
+
+def test_dilated_scope_is_a_box():
+    y = np.zeros((1, 30, 30), int)
+    y[0, 15, 15] = 1
+    row = evaluate_case(
+        y, y, spacing_mm=(1, 1, 1), labels={1: "a"}, probabilities=soft(y, 2),
+        settings=Settings(dilation=3),
+    ).row  # fmt: skip
+    assert row["voxels_dilated3"] == 49
+    assert row["voxels_fg"] == 1
+
+
+def test_a_miss_is_never_dropped(tmp_path):
+    """The reference three times; predictions shifted by 4, again, and nothing."""
+    y = np.zeros((1, 64, 64), int)
+    y[0, 20:28, 20:28] = 1
+    shifted = np.roll(y, 4, axis=2)
+    for i, prediction in enumerate((shifted, shifted, np.zeros_like(y))):
+        write_nifti(tmp_path / "gt" / f"{i}.nii.gz", y, geometry(y.shape))
+        write_nifti(tmp_path / "p" / f"{i}.nii.gz", prediction, geometry(y.shape))
+    cohort = evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt"))
+    assert cohort.rows["hd_mm/1"].tolist() == cohort.rows["hd95_pooled_mm/1"].tolist()
+    assert cohort.rows["hd_mm/1"].tolist() == [4, 4, math.inf]
+    block = summarise(cohort)["classes"]["1"]["hd95_pooled_mm"]
+    assert (block["n"], block["found"], block["missed"], block["false_alarms"]) == (3, 2, 1, 0)
+    assert block["mean_of_found"] == 4
+    diagonal = math.sqrt(64**2 + 64**2 + 1)
+    close(block["penalised_mean"], (4 + 4 + diagonal) / 3)
+    out = run(tmp_path / "p", tmp_path / "gt", "-o", tmp_path / "out")
+    assert out.exit_code == 0, out.output
+    assert not (tmp_path / "out" / "reliability.png").exists()  # label maps have no confidence
+
+
+def test_absent_and_false_alarm():
+    none, some = np.zeros((2, 8, 8), int), np.zeros((2, 8, 8), int)
+    some[0, 2:4, 2:4] = 1
+    kwargs = {"spacing_mm": (1, 1, 1), "labels": {1: "a"}}
+    absent = evaluate_case(none, none, **kwargs).row
+    assert math.isnan(absent["dsc/a"])
+    assert math.isnan(absent["hd_mm/a"])
+    alarm = evaluate_case(some, none, **kwargs).row
+    assert alarm["dsc/a"] == 0
+    assert alarm["hd_mm/a"] == math.inf
+
+
+def test_axis_order_of_npz(tmp_path):
+    """npz is (class, z, y, x); a missing transpose would give Dice 1/3 without a shape error."""
+    y = np.zeros((3, 3, 3), int)
+    y[:, :, 0] = 1  # x == 0
+    write_nifti(tmp_path / "gt" / "a.nii.gz", y, geometry(y.shape))
+    (tmp_path / "p").mkdir()
+    np.savez(tmp_path / "p" / "a.npz", probabilities=soft(y, 2))
+    out = run(tmp_path / "p", tmp_path / "gt", "-o", tmp_path / "out", "--bins", 10)
+    assert out.exit_code == 0, out.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    close(summary["metrics"]["dsc"]["mean"], 1.0)
+    close(summary["metrics"]["ece_fg"]["mean"], 0.1, atol=1e-6)
+
+
+def test_failures_are_named_and_the_rest_is_evaluated(tmp_path):
+    y = np.zeros((2, 40, 40), int)
+    y[0, 10:20, 10:20] = 1
+    for name in ("good", "logits", "moved", "unmatched"):
+        write_nifti(tmp_path / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
+    (tmp_path / "p").mkdir()
+    np.savez(tmp_path / "p" / "good.npz", probabilities=soft(y, 2))
+    np.savez(tmp_path / "p" / "logits.npz", probabilities=5 * soft(y, 2))
+    write_nifti(
+        tmp_path / "p" / "moved.nii.gz", y,
+        Geometry(y.shape, (1.0, 1.0, 1.0), (0.0, 0.0, 3.0), np.eye(3)),
+    )  # fmt: skip
+    out = run(tmp_path / "p", tmp_path / "gt", "-o", tmp_path / "out")
+    assert out.exit_code == 1
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["cases"]["evaluated"] == 1
+    assert "apply a softmax" in summary["cases"]["failed"]["logits"]
+    assert "3 mm apart" in summary["cases"]["failed"]["moved"]
+    assert summary["cases"]["without_prediction"] == ["unmatched"]
+    assert summary["conventions"]["hd95_pooled_mm"].endswith("(medpy)")
+    assert (tmp_path / "out" / "reliability.png").stat().st_size > 10_000
+    assert (tmp_path / "out" / "cases.csv").read_text().count("\n") == 2
+    assert "FAILED logits" in out.output
+
+
+def test_ignore_label_from_dataset_json(tmp_path):
+    y = np.zeros((2, 12, 12), int)
+    y[0, 2:6, 2:6], y[1] = 1, 2
+    prediction = y.copy()
+    prediction[1] = 1  # wrong, but ignored
+    write_nifti(tmp_path / "gt" / "a.nii.gz", y, geometry(y.shape))
+    (tmp_path / "p").mkdir()
+    np.savez(tmp_path / "p" / "a.npz", probabilities=soft(prediction, 2))
+    labels = {"labels": {"background": 0, "organ": 1, "ignore": 2}}
+    (tmp_path / "dataset.json").write_text(json.dumps(labels))
+    out = run(tmp_path / "p", tmp_path / "gt", "-o", tmp_path / "out")
+    assert out.exit_code == 0, out.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["classes"]["organ"]["dsc"]["mean"] == 1
+    close(summary["metrics"]["ece_all"]["mean"], 0.1, atol=1e-6)
+    (tmp_path / "dataset.json").unlink()
+    out = run(tmp_path / "p", tmp_path / "gt", "-o", tmp_path / "out2")
+    assert out.exit_code == 1
+    assert "labels [2] are not among the classes 0 to 1" in out.output
+
+
+def test_wrong_usage_is_two(tmp_path):
+    assert run(tmp_path / "none", tmp_path, "-o", tmp_path / "out").exit_code == 2
+    assert run(tmp_path).exit_code == 2
+
+
+def test_a_real_prediction():
+    """Spine MRI: the prediction swaps labels 60 and 61."""
+    folder = real_data("spine_pair")
+    cohort = evaluate_cohort(pair(folder / "pred.nii.gz", folder / "ref.nii.gz"))
+    assert cohort.failed == {}
+    row = cohort.rows.loc["ref"]
+    assert row["voxels_reference/60"] == 38431
+    assert row["voxels_prediction/61"] == 39763
+    close([row["dsc/60"], row["dsc/61"], row["dsc/62"]], [0.02, 0.03, 0.68], atol=0.006)
+    for label in (26, 41, 100):
+        assert 0.87 <= row[f"dsc/{label}"] <= 0.975
+        assert 0 < row[f"hd95_pooled_mm/{label}"] <= row[f"hd_mm/{label}"] < 100
+
+
+def test_acdc_distances_are_in_true_millimetres(tmp_path):
+    """The affine of this file says 1 mm; one slice up is 10 mm, one column 1.5625 mm."""
+    reference = real_data("acdc") / "training" / "patient001" / "patient001_frame01_gt.nii.gz"
+    at = read_labels(reference).geometry
+    masks = np.zeros((3, *at.shape), np.uint8)
+    masks[0, 5, 100, 100] = masks[1, 6, 100, 100] = masks[2, 5, 100, 103] = 1
+    for name, mask in zip("abc", masks, strict=True):
+        write_nifti(tmp_path / f"{name}.nii.gz", mask, at)
+    for name, mm in (("b", 10), ("c", 3 * 1.5625)):
+        cohort = evaluate_cohort(pair(tmp_path / f"{name}.nii.gz", tmp_path / "a.nii.gz"))
+        close(cohort.rows.iloc[0]["hd_mm/1"], mm, rtol=1e-6)
+    copy = tmp_path / "copy.nii.gz"  # what SimpleITK writes after reading the original
+    sitk.WriteImage(sitk.ReadImage(str(reference)), str(copy))
+    cohort = evaluate_cohort(pair(copy, reference))
+    assert cohort.failed == {}
+    assert cohort.rows.iloc[0]["dsc"] == 1

@@ -1,0 +1,86 @@
+"""Pairing of files and dataset.json."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from segcal.io.cases import find_label_set, is_reoriented, pair, read_label_set
+
+
+def touch(folder, *names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+def test_pairs_by_name_and_names_what_is_left(tmp_path):
+    references = touch(tmp_path / "gt", "a.nii.gz", "b.nii.gz", "c.nii.gz", "d.nii.gz", "e.nii.gz",
+                       "._a.nii.gz", "notes.txt")  # fmt: skip
+    predictions = touch(tmp_path / "p", "a.npz", "a.nii.gz", "a.pkl", "b.nii.gz", "c.nii.gz",
+                        "._x.nii.gz", "e_0000.nii.gz", "plans.json")  # fmt: skip
+    pairing = pair(predictions, references)
+    assert [c.name for c in pairing.cases] == ["a", "b", "c"]
+    assert pairing.cases[0].prediction.name == "a.npz"
+    assert pairing.without_prediction == ["d", "e"]
+    assert pairing.without_reference == ["e_0000"]
+    single = pair(predictions / "a.npz", references / "b.nii.gz")
+    assert [c.name for c in single.cases] == ["b"]
+
+
+def test_refuses(tmp_path):
+    references = touch(tmp_path / "gt", "a.nii.gz")
+    with pytest.raises(ValueError, match="no such file or folder"):
+        pair(tmp_path / "none", references)
+    with pytest.raises(ValueError, match="expected two folders, or two files"):
+        pair(references / "a.nii.gz", references)
+    with pytest.raises(ValueError, match=r"no file name is common to .* \(1 cases: b\)"):
+        pair(touch(tmp_path / "p", "b.npz"), references)
+    with pytest.raises(ValueError, match="holds no volumes"):
+        pair(references, touch(tmp_path / "empty"))
+    with pytest.raises(ValueError, match="are one case twice"):
+        pair(references, touch(tmp_path / "twice", "a.nii.gz", "a.nii"))
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_label_set(tmp_path):
+    path = write(
+        tmp_path / "dataset.json",
+        {"labels": {"background": 0, "tumour": 2, "liver": 1, "ignore": 3}},
+    )
+    labels = read_label_set(path)
+    assert labels.names == {0: "background", 1: "liver", 2: "tumour"}
+    assert labels.ignore_index == 3
+    predictions, references = touch(tmp_path / "fold_0" / "validation"), touch(tmp_path / "gt")
+    assert find_label_set(None, predictions, references) == labels
+    write(tmp_path / "plans.json", {"image_reader_writer": "NibabelIOWithReorient"})
+    assert is_reoriented(predictions)
+    write(tmp_path / "plans.json", {"image_reader_writer": "SimpleITKIO"})
+    assert not is_reoriented(predictions)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"background": 0, "whole": [1, 2]}, "is a region"),
+        ({"background": 0, "a": 1, "b": 1}, "share the value 1"),
+        ({"background": 0, "a": 2}, r"label values \[0, 2\] are not 0 to 1"),
+        ({"0": "background", "1": "liver"}, "expected an integer"),  # nnU-Net v1
+        ({}, "expected 'labels'"),
+    ],
+)
+def test_refuses_labels(tmp_path, labels, message):
+    path = write(tmp_path / "dataset.json", {"labels": labels})
+    with pytest.raises(ValueError, match=message) as error:
+        read_label_set(path)
+    assert str(path) in str(error.value)
+    (tmp_path / "dataset.json").write_text("{")
+    with pytest.raises(ValueError, match="not a JSON file"):
+        read_label_set(path)

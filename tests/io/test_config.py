@@ -1,0 +1,74 @@
+"""Configs: every shipped one builds, wrong ones say what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from segcal.adapters.pytorch import build
+from segcal.io.config import Component, Recipe, load_component, load_recipe, names
+from segcal.io.config import build as build_component
+from segcal.penalties.crac import CRaC
+
+
+@pytest.mark.parametrize("kind", ["losses", "penalties"])
+def test_every_component_builds_and_is_finite(kind):
+    for name in names(kind):
+        term = build_component(load_component(kind, name), num_classes=3, ignore_index=255)
+        logits = torch.randn(2, 3, 6, 5, requires_grad=True)
+        labels = torch.randint(0, 3, (2, 6, 5))
+        labels[0, 0] = 255
+        value = term(logits, labels)
+        value.backward()
+        assert torch.isfinite(value)
+        assert torch.isfinite(logits.grad).all()
+
+
+def test_every_recipe_builds():
+    for name in names("recipes"):
+        objective = build(name, num_classes=3, ignore_index=255)
+        assert torch.isfinite(objective(torch.randn(1, 3, 6, 5), torch.randint(0, 3, (1, 6, 5))))
+        assert load_recipe(name).summary
+
+
+def test_a_penalty_costs_nothing_when_it_has_no_weight():
+    logits, labels = torch.randn(1, 3, 6, 5), torch.randint(0, 3, (1, 6, 5))
+    plain = build("dice_ce", num_classes=3)(logits, labels)
+    assert torch.equal(build("nacl", num_classes=3, nacl={"alpha": 0.0})(logits, labels), plain)
+
+
+def test_overrides():
+    objective = build("crac", num_classes=3, crac={"margin_inner": 3.0, "gamma": 1.5})
+    assert objective.terms["crac"].margins == (3.0, 1.0)
+    assert objective.terms["crac"].gamma == 1.5
+    with pytest.raises(ValueError, match=r"CRaC: takes no alpha; it takes .*margin_inner.*gamma"):
+        build("crac", num_classes=3, crac={"alpha": 1})
+    with pytest.raises(ValueError, match="has no term nacl; it has cross_entropy, soft_dice, crac"):
+        build("crac", num_classes=3, nacl={})
+    with pytest.raises(ValueError, match="no config named 'crak'; there are crac"):
+        build("crak", num_classes=3)
+
+
+def test_a_recipe_of_the_users(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: {cross_entropy: 1.0}\npenalties: {crac: 0.5}\n")
+    objective = build(path, num_classes=3)
+    assert objective.weights == {"cross_entropy": 1.0, "crac": 0.5}
+    assert isinstance(objective.terms["crac"], CRaC)
+    path.write_text("base: {cross_entropy: much}\npenalty: {}\n")
+    with pytest.raises(ValueError, match=r"mine\.yaml: base\.cross_entropy: .*penalty: Extra"):
+        load_recipe(path)
+    path.write_text("base: [")
+    with pytest.raises(ValueError, match="not a YAML file"):
+        load_recipe(path)
+
+
+def test_only_known_targets_are_built():
+    with pytest.raises(ValueError, match="only targets below"):
+        Component(target="os.system", args={"command": "true"})
+    with pytest.raises(ValueError, match="cannot be found"):
+        build_component(Component(target="segcal.penalties.crac.CRaK"))
+    with pytest.raises(ValueError, match="needs num_classes"):
+        build_component(Component(target="segcal.penalties.crac.CRaC"))
+    with pytest.raises(ValueError, match="Field required"):
+        Recipe.model_validate({})

@@ -1,0 +1,183 @@
+"""Reading and writing volumes: geometry, label types, odd headers."""
+
+from __future__ import annotations
+
+import nibabel as nib
+import numpy as np
+import pytest
+import SimpleITK as sitk  # noqa: N813
+
+from segcal.io.volumes import (
+    Geometry,
+    from_canonical,
+    read_labels,
+    read_volume,
+    stored_axes,
+    write_nifti,
+)
+from tests.data_paths import real_data
+
+GEOMETRY = Geometry((3, 4, 5), (8.0, 1.5, 1.25), (10.0, -20.0, 30.0), np.diag([-1.0, -1.0, 1.0]))
+
+
+def save(path, array, affine=None, **header):
+    image = nib.Nifti1Image(array, np.eye(4) if affine is None else affine, **header)
+    nib.save(image, path)
+    return path
+
+
+def test_round_trip_and_simpleitk_agrees(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 5, (3, 4, 5))
+    path = tmp_path / "a.nii.gz"
+    write_nifti(path, labels, GEOMETRY)
+    volume = read_labels(path)
+    assert (volume.array == labels).all()
+    assert volume.geometry.differences(GEOMETRY) == []
+    np.testing.assert_allclose(volume.geometry.spacing_mm, GEOMETRY.spacing_mm)
+    other = sitk.ReadImage(str(path))
+    assert (sitk.GetArrayFromImage(other) == labels).all()
+    np.testing.assert_allclose(other.GetSpacing()[::-1], GEOMETRY.spacing_mm)
+    assert nib.load(path).get_data_dtype() == np.uint8
+    mha = tmp_path / "a.mha"  # the same image through SimpleITK
+    sitk.WriteImage(other, str(mha))
+    again = read_labels(mha)
+    assert (again.array == labels).all()
+    assert again.geometry.differences(volume.geometry) == []
+    assert stored_axes(mha) == stored_axes(path) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [([0, 255], np.uint8), ([0, 256], np.uint16), ([-1, 3], np.int16), ([0, 70000], np.int32)],
+)
+def test_smallest_type_is_written(tmp_path, values, dtype):
+    array = np.zeros((3, 4, 5), np.int64)
+    array[0, 0, :2] = values
+    write_nifti(tmp_path / "a.nii.gz", array, GEOMETRY)
+    assert nib.load(tmp_path / "a.nii.gz").get_data_dtype() == dtype
+    assert (read_labels(tmp_path / "a.nii.gz").array == array).all()
+
+
+def test_probabilities_round_trip(tmp_path):
+    p = np.random.default_rng(0).dirichlet(np.ones(4), (3, 4, 5)).transpose(3, 0, 1, 2)
+    write_nifti(tmp_path / "p.nii.gz", p, GEOMETRY)
+    volume = read_volume(tmp_path / "p.nii.gz")
+    assert volume.array.shape == (4, 3, 4, 5)
+    np.testing.assert_allclose(volume.array, p, atol=1e-7)
+    assert stored_axes(tmp_path / "p.nii.gz") == 4
+
+
+def test_labels_scaled_by_the_header_are_rounded(tmp_path):
+    """Labels 0..12 as float64 through a uint8 header come back up to 0.0235 off."""
+    labels = np.tile(np.arange(13.0), (4, 4, 1))
+    image = nib.Nifti1Image(labels, np.eye(4))
+    image.set_data_dtype(np.uint8)
+    nib.save(image, tmp_path / "a.nii.gz")
+    raw = np.asanyarray(nib.load(tmp_path / "a.nii.gz").dataobj)
+    assert np.abs(raw - labels).max() > 0.01
+    assert np.unique(read_labels(tmp_path / "a.nii.gz").array).tolist() == list(range(13))
+
+
+@pytest.mark.parametrize("bad", [1.5, np.nan, np.inf])
+def test_values_that_are_no_labels(tmp_path, bad):
+    array = np.zeros((2, 2, 2))
+    array[0, 0, 0] = bad
+    with pytest.raises(ValueError, match=r"a\.nii\.gz: 1 voxels are no labels"):
+        read_labels(save(tmp_path / "a.nii.gz", array))
+
+
+def test_trailing_axes(tmp_path):
+    labels = np.arange(120, dtype=np.uint8).reshape(6, 5, 4)
+    path = save(tmp_path / "a.nii.gz", labels[..., None], np.diag([2, 3, 4, 1]))
+    volume = read_labels(path)
+    assert volume.geometry.shape == (4, 5, 6)
+    np.testing.assert_allclose(volume.geometry.spacing_mm, (4, 3, 2))
+    assert (volume.array == labels.transpose()).all()
+    four = save(tmp_path / "b.nii.gz", np.zeros((6, 5, 4, 3), np.uint8))
+    with pytest.raises(ValueError, match=r"expected a 3-D label map, got shape \(6, 5, 4, 3\)"):
+        read_labels(four)
+    vectors = save(tmp_path / "c.nii.gz", np.zeros((6, 5, 4, 1, 3), np.float32))
+    assert read_volume(vectors).array.shape == (3, 4, 5, 6)
+    flat = save(tmp_path / "d.nii.gz", np.zeros((6, 5), np.uint8))
+    assert read_volume(flat).array.shape == (1, 5, 6)
+
+
+def shifted(**changes):
+    values = {**vars(GEOMETRY), **changes}
+    return Geometry(**values)
+
+
+def test_differences_are_named():
+    assert GEOMETRY.differences(shifted(origin_mm=(10.00001, -20.0, 30.0))) == []
+    assert GEOMETRY.differences(shifted(spacing_mm=(7.999999, 1.5, 1.25))) == []
+    (text,) = GEOMETRY.differences(shifted(origin_mm=(10.0, -20.0, 33.0)))
+    assert "origin" in text
+    assert "3 mm apart" in text
+    (text,) = GEOMETRY.differences(shifted(spacing_mm=(4.07, 1.5, 1.25)))
+    assert "spacing (z, y, x) (8, 1.5, 1.25) and (4.07, 1.5, 1.25) mm" in text
+    angle = np.radians(10)
+    turn = np.array(
+        [[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]]
+    )
+    (text,) = GEOMETRY.differences(shifted(direction=turn @ GEOMETRY.direction))
+    assert "direction, by 10 degrees" in text
+    (text,) = GEOMETRY.differences(shifted(shape=(3, 4, 6)))
+    assert "size" in text
+
+
+@pytest.mark.parametrize("axes", ["RAS", "LPS", "PIR", "ASL", "SRP"])
+def test_from_canonical_undoes_nibabel(axes):
+    rng = np.random.default_rng(0)
+    array = rng.random((2, 4, 5, 6))  # K, z, y, x of the file
+    ornt = nib.orientations.axcodes2ornt(axes)
+    affine = nib.orientations.inv_ornt_aff(ornt, (6, 5, 4)) @ np.eye(4)
+    image = nib.Nifti1Image(array.transpose(), np.linalg.inv(np.linalg.inv(affine)))
+    canonical = nib.as_closest_canonical(image)
+    geometry = Geometry(
+        (4, 5, 6), (1.0, 1.0, 1.0), tuple(affine[:3, 3]), np.asarray(affine[:3, :3])
+    )
+    back = from_canonical(np.asarray(canonical.dataobj).transpose(), geometry)
+    np.testing.assert_array_equal(back, array)
+
+
+def test_unreadable_files_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"none\.nii\.gz: no such file"):
+        read_volume(tmp_path / "none.nii.gz")
+    (tmp_path / "text.nii.gz").write_text("not an image")
+    (tmp_path / "text.mha").write_text("not an image")
+    for name in ("text.nii.gz", "text.mha"):
+        with pytest.raises(ValueError, match=f"{name}: cannot be read as a volume"):
+            read_volume(tmp_path / name)
+        with pytest.raises(ValueError, match=f"{name}: cannot be read as a volume"):
+            stored_axes(tmp_path / name)
+    whole = save(tmp_path / "whole.nii.gz", np.random.default_rng(0).random((20, 20, 20)))
+    (tmp_path / "cut.nii.gz").write_bytes(whole.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"cut\.nii\.gz: cannot be read as a volume"):
+        read_volume(tmp_path / "cut.nii.gz")
+
+
+def test_nothing_half_written_is_left(tmp_path):
+    with pytest.raises(ValueError, match="does not fit geometry"):
+        write_nifti(tmp_path / "a.nii.gz", np.zeros((1, 1, 1)), GEOMETRY)
+    array = np.zeros((3, 4, 5), np.int64)
+    array[0, 0, 0] = 2**40
+    with pytest.raises(ValueError, match="do not fit 32 bits"):
+        write_nifti(tmp_path / "a.nii.gz", array, GEOMETRY)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_acdc_spacing_is_the_headers():
+    """The affine of every ACDC file says 1 x 1 x 1 mm; the voxels measure 1.56 x 1.56 x 10."""
+    folder = real_data("acdc") / "training" / "patient001"
+    volume = read_labels(folder / "patient001_frame01_gt.nii.gz")
+    assert volume.geometry.shape == (10, 256, 216)
+    np.testing.assert_allclose(volume.geometry.spacing_mm, (10, 1.5625, 1.5625), atol=1e-3)
+    assert [int((volume.array == k).sum()) for k in (1, 2, 3)] == [5723, 6728, 12104]
+
+
+def test_odd_real_files():
+    hippocampus = real_data("hippocampus") / "labelsTs" / "hippocampus_003.nii.gz"
+    assert read_labels(hippocampus).array.dtype.kind == "i"  # stored as float32
+    ct = read_labels(real_data("abdomen_ct") / "seg_512.nii.gz")  # has a header extension
+    assert len(np.unique(ct.array)) == 32
