@@ -20,7 +20,8 @@ from segcal.tensors import full_precision
 
 PenaltyName = Literal["phr", "p2", "p3", "relu"]
 Average = Literal["all", "region"]
-Function = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Weight = Tensor | float
+Function = Callable[[Tensor, Weight, Weight], tuple[Tensor, Tensor]]
 
 Z_LINEAR = 1e6
 """Above this constraint value the penalties continue along their tangent, which keeps value and
@@ -29,20 +30,21 @@ LAMBDA_SUSPICIOUS = 100.0
 """A multiplier above this says that the constraint cannot be met; the user is told."""
 
 
-def phr(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+def phr(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     """Powell-Hestenes-Rockafellar penalty and its derivative in z.
 
     ``lam z + rho z^2 / 2`` where ``lam + rho z >= 0``, else ``-lam^2 / (2 rho)``; derivative
     ``max(0, lam + rho z)``.
 
     Args:
-        z: constraint values, floating, any shape.
-        lam: multipliers >= 0, broadcastable to z.
-        rho: penalty parameters >= 0, broadcastable to z; with 0 the penalty is ``lam z``.
+        z: constraint values, float32 or float64, any shape.
+        lam: multipliers >= 0, numbers or broadcastable to z.
+        rho: penalty parameters >= 0, likewise; with 0 the penalty is ``lam z``.
 
     Returns:
         value and derivative, both like z.
     """
+    lam, rho = _like(z, lam), _like(z, rho)
     inside, beyond = _split(z)
     slope = lam + rho * inside
     value = torch.where(
@@ -54,12 +56,13 @@ def phr(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
     return value + derivative.detach() * beyond, derivative
 
 
-def p2(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+def p2(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     """Penalty P2 and its derivative in z.
 
     z >= 0: ``lam z + lam rho z^2 + rho^2 z^3 / 6``; z < 0: ``lam z / (1 - rho z)``.
     Arguments and result as in :func:`phr`.
     """
+    lam, rho = _like(z, lam), _like(z, rho)
     inside, beyond = _split(z)
     pos, neg = _sides(inside)
     denominator = 1 - rho * neg
@@ -76,12 +79,13 @@ def p2(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
     return value + derivative.detach() * beyond, derivative
 
 
-def p3(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+def p3(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     """Penalty P3 and its derivative in z.
 
     z >= 0: ``lam z + lam rho z^2``; z < 0: ``lam z / (1 - rho z)``. Its multiplier update is
     multiplicative, so it hardly leaves a tiny initial lam. Arguments and result as in :func:`phr`.
     """
+    lam, rho = _like(z, lam), _like(z, rho)
     inside, beyond = _split(z)
     pos, neg = _sides(inside)
     denominator = 1 - rho * neg
@@ -90,9 +94,13 @@ def p3(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
     return value + derivative.detach() * beyond, derivative
 
 
-def relu(z: Tensor, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+def relu(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     """Penalty ``lam max(z, 0)`` and its derivative ``lam 1[z >= 0]``; rho is not used."""
     return lam * _sides(z)[0], lam * (z >= 0)
+
+
+def _like(z: Tensor, weight: Weight) -> Tensor:
+    return torch.as_tensor(weight, dtype=z.dtype, device=z.device)
 
 
 def _split(z: Tensor) -> tuple[Tensor, Tensor]:
