@@ -162,7 +162,7 @@ def class_table(summary: dict[str, Any]) -> Table:
 def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Table:
     """Calibration errors per scope."""
     table = Table(title="Calibration, mean over cases (fractions of 1)")
-    table.add_column("scope")
+    table.add_column("scope", no_wrap=True)
     for name in ("ECE", "ECE pooled", "CECE", "TACE", "TACE ref", "NLL", "Brier"):
         table.add_column(name, justify="right", no_wrap=True)
     metrics = summary["metrics"]

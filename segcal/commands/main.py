@@ -12,6 +12,7 @@ from segcal.commands import evaluate, nnunet, phantom
 app = typer.Typer(
     name="segcal",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
     help="Calibrated medical image segmentation: train with penalties that learn their own "
     "weights, evaluate probabilities, and know what the numbers mean.",

@@ -10,6 +10,7 @@ from segcal.commands.errors import user_errors
 
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     help="Train and predict with nnU-Net v2, segcal's trainers (nnUNetTrainerCRaC, "
     "nnUNetTrainerNACL) included.",
 )

@@ -160,6 +160,36 @@ trainer.print_to_log_file("done")
     assert "holds no segcal state" in out
 
 
+def test_settings_from_the_plans(workspace):
+    path = workspace.root / "preprocessed" / "Dataset901_Phantom" / "nnUNetPlans.json"
+    plans = json.loads(path.read_text())
+    for name, settings in (
+        ("margin3", {"crac": {"margin_inner": 3.0}}),
+        ("wrong", {"crac": {"margin": 3.0}}),
+    ):
+        plans["configurations"][name] = {"inherits_from": "2d_small", "segcal": settings}
+    path.write_text(json.dumps(plans))
+    script = """
+import torch
+from segcal.adapters.nnunet.discovery import register
+register()
+from nnunetv2.run.run_training import get_trainer_from_args
+def initialised(name):
+    cpu = torch.device("cpu")
+    trainer = get_trainer_from_args("901", name, 0, "nnUNetTrainerCRaC", device=cpu)
+    trainer.initialize()
+    return trainer
+print(initialised("margin3").loss.penalties.terms["crac"].margins)
+try:
+    initialised("wrong")
+except ValueError as error:
+    print(error)
+"""
+    out = workspace.run(sys.executable, "-c", script)
+    assert "(3.0, 1.0)" in out
+    assert "segcal.penalties.crac.CRaC: takes no margin; it takes num_classes, margin_inner" in out
+
+
 def test_predictions_are_nnunets_and_can_be_evaluated(workspace):
     arguments = ["-i", workspace.data / "imagesTs", "-d", 901, "-c", "2d_small", "-f", 0,
                  "-tr", "nnUNetTrainerCRaC", "-device", "cpu", "-npp", 1, "-nps", 1]  # fmt: skip

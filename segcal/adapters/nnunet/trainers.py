@@ -29,6 +29,8 @@ __all__ = ["nnUNetTrainerCRaC", "nnUNetTrainerNACL"]
 
 LOG_NAME = "segcal_log.jsonl"
 CHECKPOINT_KEY = "segcal"
+PLANS_KEY = "segcal"
+"""Key of a plans configuration: arguments by penalty, e.g. {"crac": {"margin_inner": 3.0}}."""
 COLLAPSE_REMEDY = (
     "the network may have collapsed to background. Keep Dice in the base loss, lower margin_inner "
     "or rho0, and see 'Collapse' in segcal's README"
@@ -93,6 +95,7 @@ class CalibratedTrainer(nnUNetTrainer):
         terms, weights = build_terms(
             load_recipe(self.recipe),
             with_base=False,
+            overrides=self.configuration_manager.configuration.get(PLANS_KEY),
             num_classes=num_classes,
             ignore_index=self.label_manager.ignore_label,
         )
