@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,8 +120,23 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def as_tensor(x: Any) -> Tensor:
-    """Return a tensor that shares memory with `x` (tensor, NumPy array or nested list)."""
-    return torch.as_tensor(x)
+    """Return `x` (tensor, array or nested list) as a tensor, sharing its memory where torch can.
+
+    Arrays that torch does not take are copied: negative strides (a flipped view), foreign byte
+    order, read-only memory, unsigned integers wider than 8 bits (to int64), long doubles.
+    """
+    if isinstance(x, Tensor):
+        return x
+    array = np.asarray(x)
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    elif array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    elif not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.as_tensor(array)
 
 
 def select_voxels(

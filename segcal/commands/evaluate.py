@@ -36,12 +36,15 @@ def evaluate(
             "the predictions and above the references."
         ),
     ] = None,
-    bins: Annotated[int, typer.Option(min=1, help="Bins of the calibration errors.")] = 15,
+    bins: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Bins of the calibration errors.")
+    ] = 15,
     tace_threshold: Annotated[
         float, typer.Option(min=0, max=1, help="TACE leaves out probabilities up to this.")
     ] = 1e-3,
     dilation: Annotated[
-        int, typer.Option(min=1, help="Reach in voxels of the scope around the foreground.")
+        int,
+        typer.Option(min=1, max=100, help="Reach in voxels of the scope around the foreground."),
     ] = 5,
 ) -> None:
     """Overlap, surface distances and calibration of predictions, per case and in summary.

@@ -181,6 +181,18 @@ def test_inputs_stay_as_they_are(metric, dtype):
     assert (y == y_before).all()
 
 
+def test_arrays_that_torch_does_not_take():
+    p, y = random_case(0, 200, 3, None)
+    frozen = p.copy()
+    frozen.setflags(write=False)
+    for metric in METRICS:
+        expected = metric(p, y)
+        close(metric(p[:, ::-1], y[::-1]), expected)  # negative strides
+        close(metric(p.astype(">f8"), y.astype(">i4")), expected)  # foreign byte order
+        close(metric(frozen, y.astype(np.uint16)), expected)
+        close(metric(p.astype(np.longdouble), y.astype(np.uint32)), expected)
+
+
 @pytest.mark.parametrize("metric", METRICS)
 def test_no_voxel_is_nan(metric):
     p, y = random_case(0, 5, 3, None)
