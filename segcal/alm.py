@@ -8,6 +8,8 @@ rho sharpens the penalty where the violation does not shrink (Liu et al., CALS, 
 
 from __future__ import annotations
 
+import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -190,13 +192,19 @@ class AugmentedLagrangian(Penalty):
                 f"lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high, "
                 f"got {lambda_bounds}, {lambda0}"
             )
-        if not 0 < rho0 <= rho_max:
+        if not 0 < rho0 <= rho_max < math.inf:
             raise ValueError(f"rho0: expected 0 < rho0 <= rho_max, got {rho0} and {rho_max}")
-        if gamma < 1 or not 0 < tau <= 1:
+        if not 1 <= gamma < math.inf or not 0 < tau <= 1:
             raise ValueError(f"gamma, tau: expected gamma >= 1, 0 < tau <= 1, got {gamma}, {tau}")
         if lambda_period < 1 or rho_period < 1:
             raise ValueError(
                 f"lambda_period, rho_period: expected >= 1, got {lambda_period}, {rho_period}"
+            )
+        if penalty == "p3" and lambda0 < 1e-3:
+            warnings.warn(
+                f"penalty p3 multiplies its multipliers, which hardly leave lambda0 = {lambda0:g}; "
+                "start from 1e-3 or more, or use phr",
+                stacklevel=2,
             )
         self.num_classes = num_classes
         self.num_regions = num_regions
@@ -269,20 +277,21 @@ class AugmentedLagrangian(Penalty):
             if self.clamp_elementwise:
                 derivative = derivative.clamp(*self.lambda_bounds)
             axes = [0, *range(2, z.ndim)]
-            for r in range(self.num_regions):
-                here = (region == r).unsqueeze(1)
-                sums = [
-                    torch.where(here, v, 0.0).sum(axes, dtype=torch.float64)
-                    for v in (derivative, z)
-                ]
-                if not all(bool(torch.isfinite(s).all()) for s in sums):
-                    raise ValueError(
-                        "logits: not finite in a validation batch; the multipliers were left as "
-                        "they are. Look for a diverged training or an fp16 overflow"
-                    )
-                self.derivative_sum[r] += sums[0]
-                self.constraint_sum[r] += sums[1]
-                self.count[r] += here.sum()
+            regions = [(region == r).unsqueeze(1) for r in range(self.num_regions)]
+            derivatives, constraints = (
+                torch.stack(
+                    [torch.where(r, v, 0.0).sum(axes, dtype=torch.float64) for r in regions]
+                )
+                for v in (derivative, z)
+            )
+            if not bool(torch.isfinite(derivatives + constraints).all()):
+                raise ValueError(
+                    "logits: not finite in a validation batch; neither sums nor multipliers were "
+                    "changed. Look for a diverged training or an fp16 overflow"
+                )
+            self.derivative_sum += derivatives
+            self.constraint_sum += constraints
+            self.count += torch.stack([r.sum() for r in regions])
 
     @torch.no_grad()
     def dual_step(self, reduce: Reduce | None = None) -> DualStep:

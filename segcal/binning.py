@@ -22,13 +22,12 @@ class BinStatistics:
     """How many predictions fell into each bin, what they promised and what came true.
 
     Attributes:
-        count: predictions per bin, int64 ``(M,)``. Groups of equal mass may share tied values, so
-            theirs are float64.
+        count: predictions per bin, int64 ``(M,)``.
         confidence_sum: sum of the predicted probabilities, float64 ``(M,)``.
         hit_sum: how many came true, int64 or (tied values shared) float64 ``(M,)``.
     """
 
-    count: NDArray[np.int64] | NDArray[np.float64]
+    count: NDArray[np.int64]
     confidence_sum: NDArray[np.float64]
     hit_sum: NDArray[np.int64] | NDArray[np.float64]
 

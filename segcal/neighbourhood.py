@@ -14,6 +14,7 @@ labels, and four conventions for what to put there:
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
@@ -38,11 +39,13 @@ def class_proportions(
     padding: Padding = "replicate",
     ignore_index: int | None = None,
     dtype: torch.dtype = torch.float32,
+    validate: bool = True,
 ) -> Tensor:
     """Proportion tau of each class in the patch around every voxel.
 
     ``tau_k(i) = sum_j w_j v_j 1[y_j = k] / sum_j w_j v_j`` over the patch of voxel i, where v is 0
-    for ignored voxels (Murugesan et al., "Neighbor-aware calibration", NACL).
+    for ignored voxels (the prior of NACL, Murugesan et al., and of CRaC; Islam and Glocker's SVLS
+    for the kernel of that name).
 
     Args:
         labels: integer ``(N, *S)``, S of 1 to 3 axes, values in ``[0, K)`` or `ignore_index`.
@@ -55,6 +58,7 @@ def class_proportions(
         padding: see the module.
         ignore_index: label of voxels that do not count.
         dtype: floating type of the result.
+        validate: False skips the check of label values, for callers that have done it.
 
     Returns:
         tau ``(N, K, *S)``; sums to 1 over K at valid voxels (less at the border with ``zeros``),
@@ -63,10 +67,11 @@ def class_proportions(
     Raises:
         ValueError: even or negative kernel size, unknown kernel or padding, labels out of range.
     """
+    check_options(kernel_size, kernel, padding)
     sizes = _kernel_sizes(labels, kernel_size)
-    _check_choice("padding", padding, Padding)
-    _check_choice("kernel", kernel, Kernel)
-    check_label_values(labels, num_classes, ignore_index)
+    labels = labels.long()
+    if validate:
+        check_label_values(labels, num_classes, ignore_index)
     smooth = _box_sum if kernel == "mean" else _svls_sum
     if padding == "replicate":
         labels = _replicate(labels, sizes)
@@ -110,10 +115,10 @@ def outer_region(
     Raises:
         ValueError: even or negative kernel size, unknown padding.
     """
+    check_options(kernel_size, "mean", padding)
     sizes = _kernel_sizes(labels, kernel_size)
-    _check_choice("padding", padding, Padding)
-    centre_valid = valid_mask(labels, ignore_index)
     labels = labels.long()
+    centre_valid = valid_mask(labels, ignore_index)
     valid = centre_valid
     if padding == "replicate":
         labels = _replicate(labels, sizes)
@@ -129,23 +134,30 @@ def outer_region(
     return (largest != smallest) & centre_valid
 
 
+def check_options(kernel_size: KernelSize, kernel: str, padding: str) -> None:
+    """Raise ValueError for options that :func:`class_proportions` does not take."""
+    for k in kernel_size if isinstance(kernel_size, Sequence) else (kernel_size,):
+        whole = hasattr(k, "__index__") and not isinstance(k, bool)
+        if not whole or operator.index(k) < 1 or operator.index(k) % 2 == 0:
+            raise ValueError(
+                f"kernel_size: expected an odd positive integer, or one per axis, "
+                f"got {kernel_size!r}"
+            )
+    for name, value, choices in (("kernel", kernel, Kernel), ("padding", padding, Padding)):
+        if value not in get_args(choices):
+            raise ValueError(f"{name}: expected one of {get_args(choices)}, got {value!r}")
+
+
 def _kernel_sizes(labels: Tensor, kernel_size: KernelSize) -> tuple[int, ...]:
     d = labels.ndim - 1
     if not 1 <= d <= 3:
         raise ValueError(
             f"labels: expected (N, *S) with 1 to 3 spatial axes, got {tuple(labels.shape)}"
         )
-    sizes = (kernel_size,) * d if isinstance(kernel_size, int) else tuple(kernel_size)
-    if len(sizes) != d or any(not isinstance(k, int) or k < 1 or k % 2 == 0 for k in sizes):
-        raise ValueError(
-            f"kernel_size: expected an odd positive integer or {d} of them, got {kernel_size!r}"
-        )
-    return sizes
-
-
-def _check_choice(name: str, value: str, choices: object) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"{name}: expected one of {get_args(choices)}, got {value!r}")
+    sizes = tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,) * d
+    if len(sizes) != d:
+        raise ValueError(f"kernel_size: expected one number or {d}, got {kernel_size!r}")
+    return tuple(operator.index(k) for k in sizes)
 
 
 def _replicate(labels: Tensor, sizes: tuple[int, ...]) -> Tensor:

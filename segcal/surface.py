@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import ndimage
 from scipy.spatial import KDTree
 
+from segcal.tensors import as_array
+
 Distances = NDArray[np.float64]
 
 
@@ -88,7 +90,7 @@ def surface_voxels(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _mask(name: str, value: ArrayLike) -> NDArray[np.bool_]:
-    array = np.asarray(value)
+    array = as_array(value)
     if array.dtype != np.bool_:
         raise ValueError(
             f"{name}: expected a bool mask, got {array.dtype}; compare a label map with one label"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
@@ -57,9 +58,9 @@ def check_logits_labels(
             f"labels: expected (N, *S) = {expected} for logits {tuple(logits.shape)}, "
             f"got {tuple(labels.shape)}"
         )
+    if num_classes is not None:
+        check_num_classes(logits, num_classes)
     k = logits.shape[1]
-    if num_classes is not None and k != num_classes:
-        raise ValueError(f"logits: expected {num_classes} classes on axis 1, got {k}")
     if k < 2:
         raise ValueError(
             "logits: a softmax needs at least 2 classes on axis 1, got 1; "
@@ -68,10 +69,19 @@ def check_logits_labels(
     check_label_values(labels, k, ignore_index)
 
 
+def check_num_classes(logits: Tensor, num_classes: int) -> None:
+    """Raise ValueError unless `logits` ``(N, K, *S)`` have K = `num_classes`."""
+    if logits.ndim < 2 or logits.shape[1] != num_classes:
+        raise ValueError(
+            f"logits: expected {num_classes} classes on axis 1, got shape {tuple(logits.shape)}"
+        )
+
+
 def check_label_values(labels: Tensor, num_classes: int, ignore_index: int | None) -> None:
     """Raise ValueError unless every label lies in ``[0, K)`` or equals `ignore_index`."""
     if labels.numel() == 0:
         return
+    labels = labels.long()  # comparing uint8 with -1 would wrap around
     low, high = torch.aminmax(labels)
     if low >= 0 and high < num_classes:
         return
@@ -92,7 +102,7 @@ def valid_mask(labels: Tensor, ignore_index: int | None) -> Tensor:
     """Return bool like `labels`, False where the label is `ignore_index`."""
     if ignore_index is None:
         return torch.ones_like(labels, dtype=torch.bool)
-    return labels != ignore_index
+    return labels.long() != ignore_index
 
 
 def one_hot(
@@ -117,6 +127,11 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     long as they were computed from inputs that are finite.
     """
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def as_array(x: Any) -> NDArray[Any]:
+    """Return `x` (array, tensor on any device, or nested list) as a NumPy array."""
+    return x.numpy(force=True) if isinstance(x, Tensor) else np.asarray(x)
 
 
 def as_tensor(x: Any) -> Tensor:
@@ -166,6 +181,7 @@ def select_voxels(
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise ValueError(f"labels: expected integers, got {labels.dtype}")
+    labels = labels.long()
     class_axis = _class_axis(probs, labels)
     if class_axis == 1:
         flat = probs.movedim(1, 0).reshape(probs.shape[1], -1)
@@ -177,7 +193,8 @@ def select_voxels(
     keep = None
     if mask is not None:
         mask = as_tensor(mask)
-        if mask.dtype != torch.bool or mask.numel() != labels.numel():
+        fits = mask.shape in (labels.shape, (labels.shape[0], *labels.shape[2:]))
+        if mask.dtype != torch.bool or not fits or mask.numel() != labels.numel():
             raise ValueError(
                 f"mask: expected bool {tuple(labels.shape)}, got {mask.dtype} {tuple(mask.shape)}"
             )
@@ -196,7 +213,7 @@ def select_voxels(
                 f"probs: expected values in [0, 1], got {float(low):.4g} to {float(high):.4g}"
                 " (logits need a softmax first; NaN and inf are refused)"
             )
-    return flat, y.long()
+    return flat, y
 
 
 def _class_axis(probs: Tensor, labels: Tensor) -> int:

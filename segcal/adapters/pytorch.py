@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from segcal.io.config import build_terms, load_recipe
+from segcal.io.config import build as build_component
+from segcal.io.config import load_recipe, resolve_terms
 from segcal.objective import Objective
 
 
@@ -34,7 +35,9 @@ def build(
     Raises:
         ValueError: an unknown recipe, term or argument, with what there is instead.
     """
-    terms, weights = build_terms(
-        load_recipe(recipe), overrides=overrides, num_classes=num_classes, ignore_index=ignore_index
-    )
-    return Objective(terms, weights)
+    loaded = load_recipe(recipe)
+    terms = {
+        name: build_component(component, num_classes=num_classes, ignore_index=ignore_index)
+        for name, component in resolve_terms(loaded, overrides=overrides).items()
+    }
+    return Objective(terms, {**loaded.base, **loaded.penalties})

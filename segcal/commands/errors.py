@@ -11,9 +11,12 @@ from rich.console import Console
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn a ValueError into its message and exit code 2; a bug keeps its traceback."""
+    """Turn what a user can mend (ValueError, OSError) into its message and exit code 2.
+
+    Wrap the checks and the files, not hours of work: what fails in there needs its traceback.
+    """
     try:
         yield
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         Console(stderr=True).print(f"Error: {error}", style="red", markup=False, highlight=False)
         raise typer.Exit(2) from error

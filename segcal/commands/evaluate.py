@@ -6,14 +6,22 @@ import platform
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from segcal.commands.errors import user_errors
 
+if TYPE_CHECKING:  # torch is imported when there is work to do
+    from segcal.evaluation.case import Settings
+    from segcal.evaluation.cohort import Cohort
+    from segcal.io.cases import LabelSet
+
+MAX_NOTES = 5
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
 
@@ -43,98 +51,120 @@ def evaluate(
         float, typer.Option(min=0, max=1, help="TACE leaves out probabilities up to this.")
     ] = 1e-3,
     dilation: Annotated[
-        int,
-        typer.Option(min=1, max=100, help="Reach in voxels of the scope around the foreground."),
+        int, typer.Option(min=1, max=100, help="Reach in voxels of the scope near the foreground.")
     ] = 5,
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0, help="How far, in voxels, a prediction may lie off its reference."),
+    ] = 1e-2,
 ) -> None:
     """Overlap, surface distances and calibration of predictions, per case and in summary.
 
     Example: segcal evaluate predictions labelsTs -o report
 
-    Files are matched by name (CASE.npz or CASE.nii.gz with CASE.nii.gz). OUT gets cases.csv (one
-    row a case), summary.json (means, counts, conventions, versions) and reliability.png.
-    Calibration is reported for three scopes: fg (foreground-labelled voxels, as published),
-    dilated (near the foreground) and all. Distances are in mm.
+    Files are matched by name (CASE.npz or CASE.nii.gz with CASE.nii.gz). The output folder gets
+    cases.csv (one row a case), summary.json (means, counts, conventions, versions) and
+    reliability.png. Calibration is reported for three scopes: fg (foreground-labelled voxels, as
+    published), dilated (near the foreground) and all. Distances are in mm.
 
-    Exit code 0: all evaluated. 1: some case failed, the rest is there. 2: wrong usage.
+    Exit code 0: all evaluated. 1: some case failed or had no prediction, the rest is there. 2:
+    wrong usage.
     """
+    from segcal.evaluation.case import Settings
+
+    settings = Settings(bins, tace_threshold, dilation, tolerance)
     with user_errors():
-        failed = _run(predictions, references, output, dataset_json, bins, tace_threshold, dilation)
-    if failed:
+        complete = _run(predictions, references, output, dataset_json, settings)
+    if not complete:
         raise typer.Exit(1)
 
 
 def _run(
-    predictions: Path,
-    references: Path,
-    output: Path,
-    dataset_json: Path | None,
-    bins: int,
-    tace_threshold: float,
-    dilation: int,
+    predictions: Path, references: Path, output: Path, dataset_json: Path | None, settings: Settings
 ) -> bool:
     from segcal.commands.progress import progress_bar
-    from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import evaluate_cohort, summarise
-    from segcal.io.cases import find_label_set, is_reoriented, pair
+    from segcal.io.cases import is_reoriented, pair
     from segcal.io.files import write_json
     from segcal.io.tables import write_csv
     from segcal.reporting.reliability import plot_reliability, save_figure
 
-    settings = Settings(bins, tace_threshold, dilation)
+    console = Console()
+    if not console.is_terminal:  # a pipe or a log has no width
+        console = Console(width=100)
     pairing = pair(predictions, references)
-    label_set = find_label_set(dataset_json, predictions, references)
+    label_set = _label_set(console, dataset_json, predictions, references)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; the report needs a folder")
     output.mkdir(parents=True, exist_ok=True)
-    reoriented = is_reoriented(predictions)
     with progress_bar("Evaluating", len(pairing.cases)) as advance:
         cohort = evaluate_cohort(
             pairing,
             label_set=label_set,
-            reoriented=reoriented,
+            reoriented=is_reoriented(predictions),
             settings=settings,
             progress=lambda case: advance(case.name),
         )
-    console = Console()
+    for name in ("cases.csv", "summary.json", "reliability.png"):  # of an earlier run
+        (output / name).unlink(missing_ok=True)
+    summary = summarise(cohort)
     if len(cohort.rows):
-        summary = summarise(cohort)
         write_csv(output / "cases.csv", cohort.rows)
-        write_json(
-            output / "summary.json",
-            {
-                "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "predictions": str(predictions.resolve()),
-                "references": str(references.resolve()),
-                "labels": None if label_set is None else label_set.source,
-                "settings": vars(settings),
-                "versions": {
-                    "python": platform.python_version(),
-                    **{name: version(name) for name in LIBRARIES},
-                },
-                "conventions": settings.conventions(),
-                **summary,
-            },
+    if cohort.reliability:
+        figure = plot_reliability(
+            {settings.scope_titles[k]: v for k, v in cohort.reliability.items()},
+            f"Reliability of the top label, pooled over {len(cohort.rows)} case(s)",
         )
-        if cohort.reliability:
-            figure = plot_reliability(
-                {settings.scope_titles[k]: v for k, v in cohort.reliability.items()},
-                f"Reliability of the top label, {len(cohort.rows)} cases pooled",
-            )
-            save_figure(figure, output / "reliability.png")
-        console.print(class_table(summary))
-        if cohort.reliability:
-            console.print(calibration_table(summary, settings.scopes))
-    _say_problems(console, cohort)
+        save_figure(figure, output / "reliability.png")
+    header = {
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "predictions": str(predictions.resolve()),
+        "references": str(references.resolve()),
+        "labels": None if label_set is None else label_set.source,
+        "settings": vars(settings),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in LIBRARIES},
+        },
+        "conventions": settings.conventions(),
+    }
+    write_json(output / "summary.json", {**header, **summary})
     if len(cohort.rows):
-        console.print(f"Written: {output}/cases.csv, summary.json", soft_wrap=True, end="")
-        console.print(", reliability.png" if cohort.reliability else "")
-    return bool(cohort.failed or not len(cohort.rows) or pairing.without_prediction)
+        console.print(class_table(summary))
+    if cohort.reliability:
+        console.print(calibration_table(summary, settings.scopes))
+    _say_problems(console, cohort)
+    written = sorted(p.name for p in output.iterdir() if p.suffix in (".csv", ".json", ".png"))
+    _say(console, f"Written to {output}: {', '.join(written)}")
+    return not (cohort.failed or pairing.without_prediction)
+
+
+def _label_set(
+    console: Console, dataset_json: Path | None, predictions: Path, references: Path
+) -> LabelSet | None:
+    from segcal.io.cases import find_dataset_json, read_label_set
+
+    if dataset_json is not None:
+        return read_label_set(dataset_json)
+    found = find_dataset_json(predictions, references)
+    if found is None:
+        return None
+    try:
+        label_set = read_label_set(found)
+    except ValueError as error:  # nobody asked for this file
+        _say(console, f"Going on without label names: {error}", "yellow")
+        return None
+    ignored = label_set.ignore_index
+    _say(
+        console,
+        f"Labels from {found}" + ("" if ignored is None else f"; {ignored} is left out (ignore)"),
+    )
+    return label_set
 
 
 def class_table(summary: dict[str, Any]) -> Table:
     """Overlap and surface distances per class."""
-    table = Table(title=f"Overlap and surfaces, {summary['cases']['evaluated']} cases")
+    table = _table(f"Overlap and surfaces, cases: {summary['cases']['evaluated']}")
     table.add_column("label", overflow="fold")
     for name in ("n", "DSC", "missed", "false+", "HD", "HD95", "HD95 pen.", "ASSD"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -145,7 +175,7 @@ def class_table(summary: dict[str, Any]) -> Table:
     for name, block in blocks.items():
         hd, hd95 = block["hd_mm"], block["hd95_pooled_mm"]
         table.add_row(
-            name,
+            Text(name),
             str(block["dsc"]["n"]),
             number(block["dsc"]["mean"], 4),
             str(hd["missed"]),
@@ -164,7 +194,7 @@ def class_table(summary: dict[str, Any]) -> Table:
 
 def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Table:
     """Calibration errors per scope."""
-    table = Table(title="Calibration, mean over cases (fractions of 1)")
+    table = _table("Calibration, mean over cases (fractions of 1)")
     table.add_column("scope", no_wrap=True)
     for name in ("ECE", "ECE pooled", "CECE", "TACE", "TACE ref", "NLL", "Brier"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -189,15 +219,26 @@ def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _say_problems(console: Console, cohort: Any) -> None:
+def _table(title: str) -> Table:
+    """Narrow enough for 80 columns with every number whole."""
+    return Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left",
+                 caption_justify="left")  # fmt: skip
+
+
+def _say_problems(console: Console, cohort: Cohort) -> None:
     for name, why in cohort.failed.items():
-        console.print(f"FAILED {name}: {why}", style="red", markup=False, soft_wrap=True)
+        _say(console, f"FAILED {name}: {why}", "red")
+    for name, texts in list(cohort.notes.items())[:MAX_NOTES]:
+        _say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
+    if len(cohort.notes) > MAX_NOTES:
+        _say(console, f"... and notes on {len(cohort.notes) - MAX_NOTES} more, see summary.json")
     for names, what in (
         (cohort.pairing.without_prediction, "references without a prediction, not in the means"),
         (cohort.pairing.without_reference, "predictions without a reference, left out"),
     ):
         if names:
-            console.print(
-                f"{len(names)} {what}: {', '.join(names)}", style="yellow", markup=False,
-                soft_wrap=True,
-            )  # fmt: skip
+            _say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

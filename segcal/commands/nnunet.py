@@ -36,7 +36,9 @@ def train(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed every epoch and load data in one process: repeatable, slower."),
+        typer.Option(
+            min=0, help="Seed every epoch and load data in one process: repeatable, slower."
+        ),
     ] = None,
 ) -> None:
     """Run nnUNetv2_train; everything it takes is passed on.
@@ -46,11 +48,12 @@ def train(
     The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
     The log folder gets segcal_log.jsonl: terms of the loss and multipliers of every epoch.
     """
-    from segcal.adapters.nnunet.running import Budget
-    from segcal.adapters.nnunet.running import train as run
+    from segcal.adapters.nnunet import running
 
+    budget = running.Budget(epochs, iterations, val_iterations, save_every, seed)
     with user_errors():
-        run(context.args, Budget(epochs, iterations, val_iterations, save_every, seed))
+        running.check_train(context.args, budget)
+    running.train(context.args, budget)  # what fails in there keeps its traceback
 
 
 @app.command(context_settings=PASS_ON)
@@ -62,10 +65,11 @@ def predict(context: typer.Context) -> None:
 
     Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
     """
-    from segcal.adapters.nnunet.running import predict as run
+    from segcal.adapters.nnunet import running
 
     with user_errors():
-        run(context.args)
+        running.check_predict(context.args)
+    running.predict(context.args)
 
 
 @app.command("ext-path")

@@ -16,7 +16,7 @@ def phantom(
     ],
     train: Annotated[int, typer.Option(min=1, help="Training cases.")] = 12,
     test: Annotated[int, typer.Option(min=0, help="Test cases.")] = 4,
-    seed: Annotated[int, typer.Option(help="Same seed, same data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same data.")] = 0,
     size: Annotated[int, typer.Option(min=32, help="Voxels in plane, each way.")] = 64,
     slices: Annotated[int, typer.Option(min=2, help="Slices.")] = 8,
     ambiguity_mm: Annotated[

@@ -17,7 +17,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[str], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[last]}"),
+        TextColumn("{task.fields[last]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(what, total=total, last="")

@@ -47,9 +47,9 @@ class PhantomSettings:
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or min(self.shape[1:]) < 32 or self.shape[0] < 2:
             raise ValueError(f"shape: expected (z >= 2, y >= 32, x >= 32), got {self.shape}")
-        if min(self.spacing_mm) <= 0 or self.ambiguity_mm <= 0:
+        if not all(0 < v < np.inf for v in (*self.spacing_mm, self.ambiguity_mm)):
             raise ValueError("spacing_mm, ambiguity_mm: expected positive numbers")
-        if self.noise < 0 or self.correlation_voxels < 0:
+        if not all(0 <= v < np.inf for v in (self.noise, self.correlation_voxels)):
             raise ValueError("noise, correlation_voxels: expected numbers >= 0")
 
 
@@ -112,6 +112,8 @@ def write_phantom_dataset(
         raise ValueError(f"{folder}: exists; remove it or choose another place")
     if train < 1 or test < 0:
         raise ValueError(f"train, test: expected at least 1 and 0 cases, got {train} and {test}")
+    if seed < 0:
+        raise ValueError(f"seed: expected a number >= 0, got {seed}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".segcal-phantom-", dir=folder.parent))
     try:

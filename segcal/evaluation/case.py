@@ -30,11 +30,13 @@ class Settings:
         bins: bins of ECE, classwise ECE, TACE and tace_ref.
         tace_threshold: probabilities up to this are left out of TACE and tace_ref.
         dilation: voxels by which the dilated scope reaches beyond the labelled foreground.
+        tolerance: how far, in voxels, a prediction may lie off its reference.
     """
 
     bins: int = 15
     tace_threshold: float = 1e-3
     dilation: int = 5
+    tolerance: float = 1e-2
 
     @property
     def scopes(self) -> tuple[str, str, str]:
@@ -128,7 +130,8 @@ def evaluate_case(
     diagrams: dict[str, BinStatistics] = {}
     if probabilities is not None:
         for scope, mask in _scopes(reference, ignore_index, settings).items():
-            p, y = select_voxels(probabilities, reference, mask, ignore_index)
+            m = None if mask is None else mask[None]
+            p, y = select_voxels(probabilities[None], reference[None], m, ignore_index)
             diagrams[scope] = reliability(p[None], y[None], bins=settings.bins)
             row[f"voxels_{scope}"] = float(y.numel())
             row[f"ece_{scope}"] = diagrams[scope].expected_error()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics
 from segcal.evaluation.case import CaseResult, Settings, evaluate_case
@@ -23,18 +25,19 @@ class Cohort:
     """Results of all cases that could be evaluated.
 
     Attributes:
-        rows: one row per case, indexed by case name; columns as in :class:`CaseResult`.
+        rows: one row per case, indexed by case name; columns as in
+            :class:`segcal.evaluation.case.CaseResult`.
         reliability: bin statistics over all cases, by scope.
         failed: why a case could not be evaluated, by name.
+        notes: what was odd about a case that was evaluated, by name.
         pairing: what was matched with what.
     """
 
     rows: pd.DataFrame
     reliability: dict[str, BinStatistics]
     failed: dict[str, str]
+    notes: dict[str, list[str]]
     pairing: Pairing
-    label_set: LabelSet | None = None
-    settings: Settings = field(default_factory=Settings)
 
     @property
     def label_names(self) -> list[str]:
@@ -56,59 +59,88 @@ def evaluate_cohort(
         pairing: cases to evaluate.
         label_set: names and ignore label; None names labels by their value.
         reoriented: see :func:`segcal.io.probabilities.read_probabilities`.
-        settings: bins, thresholds and scopes.
+        settings: bins, thresholds, scopes and tolerance.
         progress: called after each case.
     """
     settings = settings or Settings()
     rows: dict[str, dict[str, float]] = {}
     pooled: dict[str, BinStatistics] = {}
     failed: dict[str, str] = {}
+    notes: dict[str, list[str]] = {}
     for case in pairing.cases:
+        said: list[str] = []
         try:
-            result = evaluate_files(case, label_set, reoriented=reoriented, settings=settings)
-        except (ValueError, MemoryError) as error:
-            failed[case.name] = str(error) or type(error).__name__
+            result = evaluate_files(
+                case, label_set, reoriented=reoriented, settings=settings, note=said.append
+            )
+        except ValueError as error:
+            failed[case.name] = str(error)
+        except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
+            failed[case.name] = f"{case.prediction}: {type(error).__name__}: {error}"
         else:
             rows[case.name] = result.row
+            if said:
+                notes[case.name] = said
             for scope, statistics in result.reliability.items():
                 pooled[scope] = pooled[scope] + statistics if scope in pooled else statistics
         progress(case)
     table = pd.DataFrame.from_dict(rows, orient="index")
     table.index.name = "case"
-    return Cohort(table, pooled, failed, pairing, label_set, settings)
+    return Cohort(table, pooled, failed, notes, pairing)
 
 
 def evaluate_files(
-    case: Case, label_set: LabelSet | None, *, reoriented: bool, settings: Settings
+    case: Case,
+    label_set: LabelSet | None,
+    *,
+    reoriented: bool,
+    settings: Settings,
+    note: Callable[[str], None] = lambda text: None,
 ) -> CaseResult:
     """Read one case and evaluate it.
+
+    Where a label map lies beside a ``.npz`` it is the prediction for overlap and surfaces (nnU-Net
+    post-processes label maps only); if it has little in common with the probabilities, the two do
+    not share a frame.
+
+    Args:
+        case: files to read.
+        label_set: names and ignore label; None names labels by their value.
+        reoriented: see :func:`segcal.io.probabilities.read_probabilities`.
+        settings: bins, thresholds, scopes and tolerance.
+        note: called with what is odd and was decided.
 
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
     reference = read_labels(case.reference)
+    if reference.note:
+        note(f"{case.reference.name}: {reference.note}")
     ignore_index = None if label_set is None else label_set.ignore_index
-    num_classes = None if label_set is None else len(label_set.names)
     probabilities = None
     if holds_probabilities(case.prediction):
         probabilities = read_probabilities(
-            case.prediction, reference.geometry, num_classes=num_classes, reoriented=reoriented
+            case.prediction,
+            reference.geometry,
+            num_classes=None if label_set is None else _num_channels(label_set),
+            reoriented=reoriented,
+            tolerance=settings.tolerance,
         )
         prediction = probabilities.argmax(0)
+        if case.label_map is not None:
+            label_map = _read_on(case.label_map, reference, settings)
+            _compare(case, prediction, label_map, note)
+            prediction = label_map
         names = {k: str(k) for k in range(1, len(probabilities))}
     else:
-        volume = read_labels(case.prediction)
-        if differences := volume.geometry.differences(reference.geometry):
-            raise ValueError(
-                f"{case.prediction}: does not lie on {case.reference}: {'; '.join(differences)}"
-            )
-        prediction = volume.array
+        prediction = _read_on(case.prediction, reference, settings)
         found = np.union1d(np.unique(prediction), np.unique(reference.array))
-        names = {int(v): str(v) for v in found if v not in (0, ignore_index)}
+        names = {int(v): str(v) for v in found if v > 0 and v != ignore_index}
     if label_set is not None:
         names = label_set.foreground
-    _check_reference(case, reference, names, ignore_index)
-    return evaluate_case(
+    for path, array in ((case.reference, reference.array), (case.prediction, prediction)):
+        _check_labels(path, array, names, ignore_index)
+    result = evaluate_case(
         prediction,
         reference.array,
         spacing_mm=reference.geometry.spacing_mm,
@@ -117,36 +149,77 @@ def evaluate_files(
         ignore_index=ignore_index,
         settings=settings,
     )
+    spacing = zip("zyx", reference.geometry.spacing_mm, strict=True)
+    return replace(result, row={**{f"spacing_{a}_mm": s for a, s in spacing}, **result.row})
 
 
-def _check_reference(
-    case: Case, reference: Volume, names: dict[int, str], ignore_index: int | None
+def _num_channels(label_set: LabelSet) -> int:
+    if sorted(label_set.names) != list(range(len(label_set.names))):
+        raise ValueError(
+            f"{label_set.source}: label values {sorted(label_set.names)} are not 0 to K - 1, so "
+            "channels of probabilities cannot be told apart"
+        )
+    return len(label_set.names)
+
+
+def _read_on(path: Path, reference: Volume, settings: Settings) -> NDArray[Any]:
+    """Read a label map that must lie on the reference."""
+    volume = read_labels(path)
+    if differences := volume.geometry.differences(reference.geometry, settings.tolerance):
+        raise ValueError(f"{path}: does not lie on the reference: {'; '.join(differences)}")
+    return volume.array
+
+
+def _compare(
+    case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: Callable[[str], None]
 ) -> None:
-    found = set(np.unique(reference.array).tolist())
+    foreground = int(np.count_nonzero((argmax != 0) | (label_map != 0)))
+    differ = int(np.count_nonzero(argmax != label_map))
+    if differ > 0.5 * foreground:
+        raise ValueError(
+            f"{case.prediction}: {differ} voxels have another label in {case.label_map} beside it "
+            f"({foreground} are foreground); predicted with a reader that reorients? Then keep "
+            "nnU-Net's plans.json beside the predictions. Or are they of different cases?"
+        )
+    if differ:
+        note(
+            f"{case.prediction.name}: {differ} voxels have another label in the label map beside "
+            "it (post-processed?); overlap and surfaces are of the label map, calibration of the "
+            "probabilities"
+        )
+
+
+def _check_labels(
+    path: Path, array: NDArray[Any], names: Mapping[int, str], ignore_index: int | None
+) -> None:
+    found = set(np.unique(array).tolist())
     if unknown := sorted(found - {0, *names} - {ignore_index}):
         raise ValueError(
-            f"{case.reference}: labels {unknown[:5]} are not among the classes 0 to "
-            f"{max(names, default=0)}; if one of them means 'ignore', say so in dataset.json"
+            f"{path}: labels {unknown[:5]} are not among the classes "
+            f"{', '.join(map(str, sorted({0, *names})))}; if one of them means 'ignore', say so in "
+            "dataset.json"
         )
 
 
 def summarise(cohort: Cohort) -> dict[str, Any]:
-    """Summary of a cohort as plain numbers for JSON; undefined is None.
+    """Summary of a cohort as plain numbers for JSON; undefined is None, no case gives counts only.
 
     Surface distances show how many were found, missed (labelled, not predicted), false alarms
     (predicted, not labelled) and absent (neither); their mean over the found; and a penalised
     mean over all but the absent, in which a miss or a false alarm costs the image diagonal.
     """
     rows = cohort.rows
-    per_case = [c for c in rows.columns if "/" not in c and c != "diagonal_mm"]
+    described = ("diagonal_mm", "spacing_", "voxels_")
+    per_case = [c for c in rows.columns if "/" not in c and not c.startswith(described)]
     return {
         "cases": {
             "evaluated": len(rows),
             "failed": cohort.failed,
+            "notes": cohort.notes,
             "without_prediction": cohort.pairing.without_prediction,
             "without_reference": cohort.pairing.without_reference,
         },
-        "metrics": {c: _moments(rows[c]) for c in per_case if not c.startswith("voxels_")},
+        "metrics": {c: _moments(rows[c]) for c in per_case},
         "pooled": {
             f"ece_{scope}": _number(statistics.expected_error())
             for scope, statistics in cohort.reliability.items()

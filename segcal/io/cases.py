@@ -17,11 +17,13 @@ class Case:
         name: without folder and ending.
         prediction: ``.npz``, 4-D volume, or label map.
         reference: label map.
+        label_map: label map that lies beside a ``.npz`` of the same name, or None.
     """
 
     name: str
     prediction: Path
     reference: Path
+    label_map: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class LabelSet:
     """What the labels mean.
 
     Attributes:
-        names: by value, background (0) included; consecutive from 0.
+        names: by value, background (0) included.
         ignore_index: label to leave out of everything, or None.
         source: where this was read.
     """
@@ -62,7 +64,8 @@ class LabelSet:
 def pair(predictions: Path, references: Path) -> Pairing:
     """Match predictions and references: two folders by file name, or one file each.
 
-    A ``.npz`` wins over a volume of the same name, which is what nnU-Net writes beside it.
+    Where there are both, a ``.npz`` is the prediction and a volume of the same name its label map,
+    which is what nnU-Net writes.
 
     Raises:
         ValueError: a path that does not exist, a file paired with a folder, nothing to match.
@@ -79,7 +82,8 @@ def pair(predictions: Path, references: Path) -> Pairing:
         if case_name(predictions) is None:
             raise ValueError(f"{predictions}: expected a .npz or a volume, e.g. .nii.gz")
         return Pairing([Case(name, predictions, references)])
-    found, wanted = _scan(predictions, prefer_npz=True), _scan(references, prefer_npz=False)
+    arrays, volumes = _scan(predictions, npz=True), _scan(predictions, npz=False)
+    found, wanted = {**volumes, **arrays}, _scan(references, npz=False)
     if not wanted:
         raise ValueError(f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
     both = sorted(set(found) & set(wanted))
@@ -89,41 +93,34 @@ def pair(predictions: Path, references: Path) -> Pairing:
             f"({_some(wanted)}); CASE.npz or CASE.nii.gz is expected beside CASE.nii.gz"
         )
     return Pairing(
-        [Case(name, found[name], wanted[name]) for name in both],
+        [
+            Case(name, found[name], wanted[name], volumes.get(name) if name in arrays else None)
+            for name in both
+        ],
         sorted(set(wanted) - set(found)),
         sorted(set(found) - set(wanted)),
     )
 
 
-def find_label_set(
-    dataset_json: Path | None, predictions: Path, references: Path
-) -> LabelSet | None:
-    """Read label names and ignore label from ``dataset.json``.
-
-    Args:
-        dataset_json: the user's; None looks beside the predictions, above them, and above the
-            references.
-        predictions: folder or file.
-        references: folder or file.
-
-    Returns:
-        None when no file was given or found.
-
-    Raises:
-        ValueError: a file that is no nnU-Net ``dataset.json``, or has region-based labels.
-    """
-    path = dataset_json or _beside("dataset.json", predictions, references)
-    return None if path is None else read_label_set(path)
+def find_dataset_json(predictions: Path, references: Path) -> Path | None:
+    """Look for ``dataset.json`` beside or above the predictions, then the references."""
+    return _beside("dataset.json", predictions, references)
 
 
 def read_label_set(path: Path) -> LabelSet:
-    """Read ``labels`` of an nnU-Net ``dataset.json``; see :func:`find_label_set`."""
+    """Read label names and the ignore label from ``dataset.json`` (nnU-Net v2 or Decathlon).
+
+    Raises:
+        ValueError: not such a file, or one with region-based labels.
+    """
     content = read_json(path)
     labels: Any = content.get("labels") if isinstance(content, dict) else None
     if not isinstance(labels, dict) or not labels:
         raise ValueError(f"{path}: expected 'labels': {{name: value}} of nnU-Net v2")
     names: dict[int, str] = {}
     ignore = None
+    if all(k.isdigit() and isinstance(v, str) for k, v in labels.items()):
+        labels = {name: int(value) for value, name in labels.items()}  # Decathlon, nnU-Net v1
     for name, value in labels.items():
         if isinstance(value, (list, tuple)) and len(value) != 1:
             raise ValueError(
@@ -142,8 +139,6 @@ def read_label_set(path: Path) -> LabelSet:
             raise ValueError(f"{path}: {name!r} and {names[number]!r} share the value {number}")
         else:
             names[number] = name
-    if sorted(names) != list(range(len(names))):
-        raise ValueError(f"{path}: label values {sorted(names)} are not 0 to {len(names) - 1}")
     return LabelSet(dict(sorted(names.items())), ignore, str(path))
 
 
@@ -166,16 +161,16 @@ def _beside(name: str, *places: Path) -> Path | None:
     return None
 
 
-def _scan(folder: Path, *, prefer_npz: bool) -> dict[str, Path]:
+def _scan(folder: Path, *, npz: bool) -> dict[str, Path]:
+    """Files of one kind by case; two of one case are refused."""
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         name = case_name(path) if path.is_file() else None
-        if name is None or (path.suffix == ".npz" and not prefer_npz):
+        if name is None or (path.suffix == ".npz") != npz:
             continue
-        if name in files and not prefer_npz:
+        if name in files:
             raise ValueError(f"{folder}: {files[name].name} and {path.name} are one case twice")
-        if name not in files or path.suffix == ".npz":
-            files[name] = path
+        files[name] = path
     return files
 
 

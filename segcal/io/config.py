@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 ALLOWED_ROOTS = ("segcal.", "torch.", "monai.")
+"""Only targets below these are imported and called."""
 Kind = Literal["losses", "penalties", "recipes"]
 
 
@@ -89,18 +90,27 @@ def build(component: Component, **runtime: Any) -> Any:
 
     Args:
         component: target and arguments.
-        runtime: e.g. ``num_classes`` and ``ignore_index``; they win over the config's.
+        runtime: e.g. ``num_classes`` and ``ignore_index``; those that the target does not take,
+            and those that are None, are left out.
 
     Raises:
-        ValueError: unknown target, or arguments it does not take or lacks, with the accepted list.
+        ValueError: unknown target; arguments that it does not take or lacks, with the accepted
+            list; a config that says otherwise than `runtime`; whatever the target refuses.
     """
     module_name, _, attribute = component.target.rpartition(".")
     try:
         target = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{component.target}: cannot be found ({error})") from None
-    arguments = {**component.args, **runtime}
     accepted = accepted_arguments(target)
+    runtime = {k: v for k, v in runtime.items() if k in accepted and v is not None}
+    for name in set(runtime) & set(component.args):
+        if component.args[name] != runtime[name]:
+            raise ValueError(
+                f"{component.target}: {name} is {component.args[name]!r} in the config but "
+                f"{runtime[name]!r} here"
+            )
+    arguments = {**component.args, **runtime}
     if unknown := sorted(set(arguments) - set(accepted)):
         raise ValueError(
             f"{component.target}: takes no {', '.join(unknown)}; it takes {', '.join(accepted)}"
@@ -108,45 +118,46 @@ def build(component: Component, **runtime: Any) -> Any:
     missing = [n for n, p in accepted.items() if p.default is p.empty and n not in arguments]
     if missing:
         raise ValueError(f"{component.target}: needs {', '.join(missing)}")
-    return target(**arguments)
+    try:
+        return target(**arguments)
+    except TypeError as error:  # e.g. "0.1" where 0.1 was meant
+        raise ValueError(f"{component.target}: {error}; given {arguments}") from error
 
 
-def build_terms(
+def resolve_terms(
     recipe: Recipe,
     *,
     with_base: bool = True,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
-    **runtime: Any,
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Build a recipe's terms.
+) -> dict[str, Component]:
+    """Look up a recipe's losses and penalties, with a user's arguments put in.
 
     Args:
-        recipe: what to build.
+        recipe: what to look up.
         with_base: False leaves the base losses to the host.
         overrides: arguments of a term, by its name.
-        **runtime: arguments of every term that are known only now.
 
     Returns:
-        terms and weights by name, as :class:`segcal.objective.Objective` takes them.
+        components by name, their weights being those of the recipe.
 
     Raises:
-        ValueError: an override for a term that the recipe lacks, or as :func:`build`.
+        ValueError: an override for a term that the recipe lacks, or no config of a name.
     """
     overrides = overrides or {}
-    base = recipe.base if with_base else {}
-    weights = {**base, **recipe.penalties}
-    if unknown := sorted(set(overrides) - set(weights)):
+    kinds: dict[str, Literal["losses", "penalties"]] = {}
+    if with_base:
+        kinds.update(dict.fromkeys(recipe.base, "losses"))
+    kinds.update(dict.fromkeys(recipe.penalties, "penalties"))
+    if unknown := sorted(set(overrides) - set(kinds)):
         raise ValueError(
-            f"recipe: has no term {', '.join(unknown)}; it has {', '.join(weights) or 'none'}"
+            f"recipe: has no term {', '.join(unknown)}; it has {', '.join(kinds) or 'none'}"
         )
-    terms = {
-        name: build(
-            load_component("losses" if name in base else "penalties", name),
-            **{**overrides.get(name, {}), **runtime},
-        )
-        for name in weights
-    }
-    return terms, weights
+    terms = {}
+    for name, kind in kinds.items():
+        component = load_component(kind, name)
+        arguments = {**component.args, **overrides.get(name, {})}
+        terms[name] = component.model_copy(update={"args": arguments})
+    return terms
 
 
 def accepted_arguments(target: Any) -> dict[str, inspect.Parameter]:

@@ -112,28 +112,27 @@ def check_probabilities(array: Array, name: str, num_classes: int | None = None)
 def _read_npz(path: Path) -> Array:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path}: not a complete .npz file (an .npz is a zip archive)")
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             keys = archive.files
-            key = "probabilities" if "probabilities" in keys else None
-            if key is None and len(keys) == 1:
-                key = keys[0]
-            if key is None or key == "softmax":
-                raise ValueError(
-                    f"{path}: expected nnU-Net v2's array 'probabilities', got {', '.join(keys)}"
-                    + (
-                        "; this is nnU-Net v1, whose arrays are cropped: convert them first"
-                        if "softmax" in keys
-                        else ""
-                    )
-                )
-            return archive[key]
-    except (OSError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
-        raise ValueError(f"{path}: not a complete .npz file ({error})") from None
-    except ValueError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise ValueError(f"{path}: not a plain array file ({error})") from None
+            key = "probabilities" if "probabilities" in keys or len(keys) != 1 else keys[0]
+            array = archive[key] if key in keys and key != "softmax" else None
+    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in zip and NumPy
+        raise ValueError(
+            f"{path}: not a readable array file ({type(error).__name__}: {error})"
+        ) from None
+    if isinstance(array, np.ndarray):
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    raise ValueError(
+        f"{path}: expected nnU-Net v2's array 'probabilities', got {', '.join(keys) or 'nothing'}"
+        + (
+            "; this is nnU-Net v1, whose arrays are cropped: convert them first"
+            if "softmax" in keys
+            else ""
+        )
+    )
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -1,18 +1,18 @@
 """Volumes: label maps, images and probability maps as arrays, with their geometry.
 
 Arrays are ``(z, y, x)`` (the order of SimpleITK and nnU-Net), affines map ``(x, y, z)`` indices to
-RAS millimetres (nibabel's). Spacing is the header's voxel size, which is what SimpleITK uses too:
-ACDC's affines, for one, say 1 mm while the voxels measure 1.4 x 1.4 x 10 mm.
+RAS millimetres (nibabel's). Spacing is the header's voxel size in its unit, which is what SimpleITK
+uses too: ACDC's affines, for one, say 1 mm while the voxels measure 1.4 x 1.4 x 10 mm.
 """
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
-import nibabel.filebasedimages
 import nibabel.orientations
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - as everybody writes it
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 LABEL_ROUNDING = 0.05
 """Label values this near an integer are rounded to it (scaled headers give 2.0235 for 2)."""
 NIFTI = (".nii", ".nii.gz")
-READ_ERRORS = (OSError, EOFError, RuntimeError, nib.filebasedimages.ImageFileError)
+MM_PER_UNIT = {"mm": 1.0, "micron": 1e-3, "meter": 1e3, "unknown": 1.0}
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,12 @@ class Volume:
     Attributes:
         array: ``(z, y, x)``, or ``(K, z, y, x)`` of a 4-D file.
         geometry: of the spatial axes.
+        note: what is odd about the file and was decided; empty if nothing is.
     """
 
     array: Array
     geometry: Geometry
+    note: str = ""
 
 
 def read_volume(path: Path) -> Volume:
@@ -103,9 +105,11 @@ def read_volume(path: Path) -> Volume:
             array, spacing, affine = _read_nifti(path)
         else:
             array, spacing, affine = _read_sitk(path)
-    except READ_ERRORS as error:
+    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
         raise _unreadable(path, error) from None
     array = array.reshape(_significant(array.shape))
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if array.ndim == 2:
         array, spacing = array[:, :, None], [*spacing[:2], 1.0]
     if not 3 <= array.ndim <= 4:
@@ -119,10 +123,16 @@ def read_volume(path: Path) -> Volume:
     geometry = Geometry(
         shape=array.shape[2::-1],
         spacing_mm=tuple(spacing[::-1]),
-        origin_mm=tuple(float(v) for v in affine[:3, 3]),  # type: ignore[arg-type]
+        origin_mm=(float(affine[0, 3]), float(affine[1, 3]), float(affine[2, 3])),
         direction=affine[:3, :3] / norms,
     )
-    return Volume(array.transpose(), geometry)
+    note = ""
+    if not np.allclose(norms, spacing, rtol=1e-2):
+        note = (
+            f"voxel size {_mm(tuple(spacing))} mm in the header, {_mm(tuple(norms))} mm in the "
+            "affine (x, y, z); the header's is used"
+        )
+    return Volume(array.transpose(), geometry, note)
 
 
 def stored_axes(path: Path) -> int:
@@ -142,7 +152,7 @@ def stored_axes(path: Path) -> int:
             reader.ReadImageInformation()
             components = reader.GetNumberOfComponents()
             shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
-    except READ_ERRORS as error:
+    except Exception as error:  # noqa: BLE001 - as above
         raise _unreadable(path, error) from None
     return len(_significant(shape))
 
@@ -171,12 +181,14 @@ def read_labels(path: Path) -> Volume:
                 f"{path}: {np.count_nonzero(off)} voxels are no labels, e.g. "
                 f"{array[off][:3].tolist()}; resample label maps with nearest neighbours"
             )
+        if array.size and np.abs(rounded).max() > np.iinfo(np.int32).max:
+            raise ValueError(f"{path}: values up to {np.abs(rounded).max():.3g} are no labels")
         array = rounded.astype(np.int32)
     elif array.dtype.kind not in "iub":
         raise ValueError(f"{path}: expected labels, got values of type {array.dtype}")
     elif array.dtype.kind == "b":
         array = array.astype(np.uint8)
-    return Volume(np.ascontiguousarray(array), volume.geometry)
+    return Volume(np.ascontiguousarray(array), volume.geometry, volume.note)
 
 
 def from_canonical(array: Array, geometry: Geometry) -> Array:
@@ -217,13 +229,26 @@ def _significant(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _unreadable(path: Path, error: Exception) -> ValueError:
     lines = str(error).strip().splitlines()
-    reason = lines[-1] if lines else type(error).__name__
+    reason = f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
     return ValueError(f"{path}: cannot be read as a volume ({reason})")
 
 
 def _read_nifti(path: Path) -> tuple[Array, list[float], NDArray[np.float64]]:
-    image = nib.load(path)
-    return np.asanyarray(image.dataobj), list(image.header.get_zooms()), image.affine
+    image = _load_nifti(path)
+    scale = MM_PER_UNIT.get(image.header.get_xyzt_units()[0], 1.0)
+    spacing = [scale * float(s) for s in image.header.get_zooms()[:3]]
+    affine = image.affine.copy()
+    affine[:3] *= scale
+    return np.asanyarray(image.dataobj), spacing, affine
+
+
+def _load_nifti(path: Path) -> Any:
+    """Load a NIfTI file; a compressed one is read to its end, so that its checksum is tested."""
+    if path.suffix != ".gz":
+        return nib.load(path)
+    content = gzip.decompress(path.read_bytes())
+    header_size = {int.from_bytes(content[:4], order) for order in ("little", "big")}
+    return (nib.Nifti2Image if 540 in header_size else nib.Nifti1Image).from_bytes(content)
 
 
 def _read_sitk(path: Path) -> tuple[Array, list[float], NDArray[np.float64]]:

@@ -6,7 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from segcal.tensors import check_logits_labels, full_precision, masked_mean, valid_mask
+from segcal.tensors import (
+    check_logits_labels,
+    check_num_classes,
+    full_precision,
+    masked_mean,
+    valid_mask,
+)
 
 
 def cross_entropy(
@@ -71,7 +77,7 @@ class CrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
-        check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
+        check_num_classes(logits, self.num_classes)
         return cross_entropy(
             logits, labels, class_weight=self.class_weight, ignore_index=self.ignore_index
         )

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from segcal.tensors import check_logits_labels, full_precision, one_hot, valid_mask
+from segcal.tensors import (
+    check_logits_labels,
+    check_num_classes,
+    full_precision,
+    one_hot,
+    valid_mask,
+)
 
 
 def soft_dice_loss(
@@ -20,8 +26,9 @@ def soft_dice_loss(
 ) -> Tensor:
     """One minus the soft Dice of softmax probabilities, averaged over samples and classes.
 
-    ``D = (2 sum_i p t + s) / (sum_i p + sum_i t + s)``, ``L = mean_{b,k} (1 - D_{b,k})``; the
-    defaults are MONAI's (the published logit-margin code leaves the background out).
+    ``D = (2 sum_i p t + s) / (sum_i p + sum_i t + s)``, ``L = mean_{b,k} (1 - D_{b,k})``
+    (Milletari et al., V-Net, 2016, without squares); the defaults are MONAI's (the published
+    logit-margin code leaves the background out).
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
@@ -34,17 +41,19 @@ def soft_dice_loss(
         ignore_index: label to leave out.
 
     Returns:
-        scalar.
+        scalar; 0 with zero gradient for an empty batch.
 
     Raises:
         ValueError: shapes or label values that do not fit, `smooth` not positive.
     """
-    if smooth <= 0:
+    if not smooth > 0:
         raise ValueError(f"smooth: expected a positive number, got {smooth}")
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     k = logits.shape[1]
     valid = valid_mask(labels, ignore_index).unsqueeze(1)
     with full_precision(logits) as x:
+        if not x.numel():
+            return x.sum()
         p = torch.where(valid, torch.softmax(x, dim=1), 0.0).flatten(2)
         t = one_hot(labels, k, ignore_index=ignore_index, dtype=x.dtype).flatten(2)
         if logits.ndim == 2:  # classification: every row is a voxel of one sample
@@ -83,7 +92,7 @@ class SoftDiceLoss(nn.Module):
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
-        check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
+        check_num_classes(logits, self.num_classes)
         return soft_dice_loss(
             logits,
             labels,

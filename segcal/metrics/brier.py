@@ -10,7 +10,7 @@ from segcal.tensors import select_voxels
 
 
 def brier(probs: Any, labels: Any, *, mask: Any = None, ignore_index: int | None = None) -> float:
-    """Mean over voxels of ``sum_k (p_k - 1[y = k])^2``, between 0 and 2.
+    """Mean over voxels of ``sum_k (p_k - 1[y = k])^2``, between 0 and 2 (Brier 1950).
 
     Arguments and errors as in :func:`segcal.metrics.ece.ece`.
 

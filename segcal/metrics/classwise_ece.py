@@ -16,7 +16,8 @@ def classwise_ece(
     """Mean over classes of the binary ECE of ``p_k`` against ``y = k``.
 
     ``(1/K) sum_k sum_m (n_mk / n) |frequency_mk - confidence_mk|`` over all K classes of the
-    model (the published code averages over the classes up to the largest label of the case).
+    model (the published code averages over the classes up to the largest label of the case;
+    Kull et al. 2019, "classwise-ECE").
     Bins as in :func:`segcal.metrics.ece.ece`, as are arguments and errors.
 
     Returns:

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from segcal.tensors import as_array
+
 
 def dice(prediction: Any, reference: Any, label: int, *, mask: Any = None) -> float:
-    """``DSC = 2 |P and G| / (|P| + |G|)`` of one label.
+    """``DSC = 2 |P and G| / (|P| + |G|)`` of one label (Dice 1945).
 
     Args:
         prediction: integer label map, any shape (array or tensor).
@@ -23,12 +25,12 @@ def dice(prediction: Any, reference: Any, label: int, *, mask: Any = None) -> fl
     Raises:
         ValueError: shapes differ.
     """
-    p, r = np.asarray(prediction), np.asarray(reference)
+    p, r = as_array(prediction), as_array(reference)
     if p.shape != r.shape:
         raise ValueError(f"prediction {p.shape} and reference {r.shape}: expected one shape")
     p, r = p == label, r == label
     if mask is not None:
-        m = np.asarray(mask)
+        m = as_array(mask)
         if m.shape != p.shape or m.dtype != np.bool_:
             raise ValueError(f"mask: expected bool {p.shape}, got {m.dtype} {m.shape}")
         p, r = p & m, r & m

@@ -52,7 +52,11 @@ def hausdorff_of(
     percentile: float | None = None,
     definition: Definition = "pooled",
 ) -> float:
-    """Summarise distances that are already there; see :func:`hausdorff`."""
+    """Summarise distances that are already there; see :func:`hausdorff`.
+
+    Raises:
+        ValueError: options out of range.
+    """
     if definition not in get_args(Definition):
         raise ValueError(f"definition: expected one of {get_args(Definition)}, got {definition!r}")
     if percentile is not None and not 0 <= percentile <= 100:
@@ -94,7 +98,11 @@ def assd(
 
 
 def assd_of(distances: SurfaceDistances, *, definition: AssdDefinition = "pooled") -> float:
-    """Summarise distances that are already there; see :func:`assd`."""
+    """Summarise distances that are already there; see :func:`assd`.
+
+    Raises:
+        ValueError: an unknown definition.
+    """
     if definition not in get_args(AssdDefinition):
         raise ValueError(
             f"definition: expected one of {get_args(AssdDefinition)}, got {definition!r}"

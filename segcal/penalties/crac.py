@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from segcal.alm import AugmentedLagrangian
-from segcal.neighbourhood import Kernel, KernelSize, Padding, class_proportions, outer_region
+from segcal.neighbourhood import (
+    Kernel,
+    KernelSize,
+    Padding,
+    check_options,
+    class_proportions,
+    outer_region,
+)
 from segcal.tensors import check_logits_labels, valid_mask
 
 INNER, OUTER = 0, 1
@@ -45,6 +53,9 @@ class CRaC(AugmentedLagrangian):
         padding: see there.
         ignore_index: label to leave out, of voxels, neighbourhoods and statistics.
         **alm: further arguments of :class:`segcal.alm.AugmentedLagrangian`.
+
+    Raises:
+        ValueError: options out of range.
     """
 
     def __init__(
@@ -61,6 +72,12 @@ class CRaC(AugmentedLagrangian):
         **alm: Any,
     ) -> None:
         super().__init__(num_classes, 2, rho0=rho0, **alm)
+        check_options(kernel_size, kernel, padding)
+        if not (math.isfinite(margin_inner) and math.isfinite(margin_outer)):
+            raise ValueError(
+                f"margin_inner, margin_outer: expected finite numbers, "
+                f"got {margin_inner} and {margin_outer}"
+            )
         self.margins = (margin_inner, margin_outer)
         self.kernel_size = kernel_size
         self.kernel: Kernel = kernel
@@ -85,6 +102,7 @@ class CRaC(AugmentedLagrangian):
             padding=self.padding,
             ignore_index=self.ignore_index,
             dtype=logits.dtype,
+            validate=False,
         )
         inner_margin, outer_margin = self.margins
         margin = torch.where(outer, outer_margin, inner_margin).to(tau).unsqueeze(1)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from segcal.neighbourhood import Kernel, KernelSize, Padding, class_proportions
+from segcal.neighbourhood import Kernel, KernelSize, Padding, check_options, class_proportions
 from segcal.penalty import Penalty
-from segcal.tensors import check_logits_labels, full_precision, masked_mean, valid_mask
+from segcal.tensors import (
+    check_logits_labels,
+    check_num_classes,
+    full_precision,
+    masked_mean,
+    valid_mask,
+)
 
 Distance = Literal["l1", "l2"]
 ClassReduction = Literal["mean", "sum"]
@@ -30,9 +37,9 @@ def nacl(
 ) -> Tensor:
     """Mean distance of the logits to the class proportions tau of the patch, unweighted.
 
-    ``R = (1/N) sum_i mean_k |tau_k(i) - l_k(i)|`` (``l2``: squared), Murugesan et al., "Neighbor-
-    aware calibration of segmentation networks with penalty-based constraints". The paper sums
-    over classes, its code averages, and its weight 0.1 was found with the code, which we follow.
+    ``R = (1/N) sum_i mean_k |tau_k(i) - l_k(i)|`` (``l2``: squared), Murugesan et al. 2024,
+    "Neighbor-aware calibration of segmentation networks with penalty-based constraints". The paper
+    sums over classes, its code averages; its weight 0.1 was found with the code, which we follow.
     The target is a logit: inside an object it is the one-hot vector.
 
     Args:
@@ -63,6 +70,7 @@ def nacl(
             padding=padding,
             ignore_index=ignore_index,
             dtype=x.dtype,
+            validate=False,
         )
         difference = tau - (x if space == "logits" else torch.softmax(x, dim=1))
         per_class = difference.abs() if distance == "l1" else difference.square()
@@ -83,6 +91,9 @@ class NACL(Penalty):
         kernel: see there.
         padding: see there.
         ignore_index: see there.
+
+    Raises:
+        ValueError: options out of range.
     """
 
     def __init__(
@@ -99,9 +110,10 @@ class NACL(Penalty):
         ignore_index: int | None = None,
     ) -> None:
         super().__init__()
-        if alpha < 0:
-            raise ValueError(f"alpha: expected a weight >= 0, got {alpha}")
+        if not 0 <= alpha < math.inf:
+            raise ValueError(f"alpha: expected a finite weight >= 0, got {alpha}")
         _check_options(distance, space, class_reduction)
+        check_options(kernel_size, kernel, padding)
         self.num_classes = num_classes
         self.alpha = alpha
         self.distance: Distance = distance
@@ -114,7 +126,7 @@ class NACL(Penalty):
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the weighted penalty of `logits` ``(N, K, *S)`` given `labels` ``(N, *S)``."""
-        check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
+        check_num_classes(logits, self.num_classes)
         return self.alpha * nacl(
             logits,
             labels,

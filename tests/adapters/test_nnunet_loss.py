@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from segcal.adapters.nnunet.discovery import ensure_env, ext_path, require_paths
-from segcal.adapters.nnunet.running import Budget
+from segcal.adapters.nnunet.running import Budget, check_train
 from segcal.objective import Objective
 from segcal.penalties.crac import CRaC
 from segcal.penalties.nacl import NACL
@@ -137,6 +137,15 @@ def test_missing_paths_are_named(monkeypatch):
     monkeypatch.setenv("nnUNet_preprocessed", "/not/there")
     with pytest.raises(ValueError, match="nnUNet_preprocessed=/not/there: no such folder"):
         require_paths("nnUNet_preprocessed")
+
+
+def test_a_budget_does_not_reach_several_gpus(monkeypatch, tmp_path):
+    for name in ("nnUNet_preprocessed", "nnUNet_results"):
+        monkeypatch.setenv(name, str(tmp_path))
+    arguments = ["27", "2d", "0", "-num_gpus", "2"]
+    check_train(arguments, Budget())
+    with pytest.raises(ValueError, match="-num_gpus: --epochs"):
+        check_train(arguments, Budget(epochs=3))
 
 
 def test_the_command_says_what_is_missing():

@@ -155,7 +155,7 @@ def test_ignore_label_from_dataset_json(tmp_path):
     (tmp_path / "dataset.json").unlink()
     out = run(tmp_path / "p", tmp_path / "gt", "-o", tmp_path / "out2")
     assert out.exit_code == 1
-    assert "labels [2] are not among the classes 0 to 1" in out.output
+    assert "labels [2] are not among the classes 0, 1" in out.output
 
 
 def test_wrong_usage_is_two(tmp_path):

@@ -45,6 +45,11 @@ def test_overrides():
         build("crac", num_classes=3, crac={"alpha": 1})
     with pytest.raises(ValueError, match="has no term nacl; it has cross_entropy, soft_dice, crac"):
         build("crac", num_classes=3, nacl={})
+    with pytest.raises(ValueError, match=r"NACL: .*'<=' not supported"):
+        build("nacl", num_classes=3, nacl={"alpha": "0.1"})
+    assert build("crac", num_classes=3, crac={"ignore_index": 7}).terms["crac"].ignore_index == 7
+    with pytest.raises(ValueError, match="ignore_index is 7 in the config but 9 here"):
+        build("crac", num_classes=3, ignore_index=9, crac={"ignore_index": 7})
     with pytest.raises(ValueError, match="no config named 'crak'; there are crac"):
         build("crak", num_classes=3)
 
@@ -68,6 +73,8 @@ def test_only_known_targets_are_built():
         Component(target="os.system", args={"command": "true"})
     with pytest.raises(ValueError, match="cannot be found"):
         build_component(Component(target="segcal.penalties.crac.CRaK"))
+    torchs = build_component(Component(target="torch.nn.CrossEntropyLoss"), num_classes=3)
+    assert isinstance(torchs, torch.nn.CrossEntropyLoss)  # takes no num_classes, is given none
     with pytest.raises(ValueError, match="needs num_classes"):
         build_component(Component(target="segcal.penalties.crac.CRaC"))
     with pytest.raises(ValueError, match="Field required"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -45,7 +47,7 @@ def test_reads_npz_and_nifti_alike(tmp_path):
         ({"probabilities": (P > 0.5).astype(np.uint8)}, "expected floating probabilities"),
         ({"softmax": P}, "this is nnU-Net v1"),
         ({"a": P, "b": P}, "expected nnU-Net v2's array 'probabilities', got a, b"),
-        ({"probabilities": np.array([object()])}, "not a plain array file"),
+        ({"probabilities": np.array([object()])}, "not a readable array file"),
     ],
 )
 def test_refuses_npz(tmp_path, arrays, message):
@@ -59,6 +61,31 @@ def test_refuses_a_truncated_npz(tmp_path):
     path = npz(tmp_path / "case.npz", probabilities=P)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(ValueError, match=r"case\.npz: not a complete \.npz file"):
+        read_probabilities(path, GEOMETRY)
+
+
+def test_refuses_what_only_looks_like_npz(tmp_path):
+    path = tmp_path / "case.npz"
+    np.save(tmp_path / "a.npy", P)
+    path.write_bytes((tmp_path / "a.npy").read_bytes())
+    with pytest.raises(ValueError, match=r"not a complete \.npz file"):
+        read_probabilities(path, GEOMETRY)
+    path.write_text("not a zip")
+    with pytest.raises(ValueError, match=r"not a complete \.npz file"):
+        read_probabilities(path, GEOMETRY)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("probabilities", "no array")
+    with pytest.raises(ValueError, match="expected nnU-Net v2's array"):
+        read_probabilities(path, GEOMETRY)
+    with zipfile.ZipFile(path, "w"):
+        pass
+    with pytest.raises(ValueError, match="got nothing"):
+        read_probabilities(path, GEOMETRY)
+    npz(path, probabilities=P)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"case\.npz: not a readable array file"):
         read_probabilities(path, GEOMETRY)
 
 

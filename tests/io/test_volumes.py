@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import nibabel as nib
 import numpy as np
 import pytest
@@ -157,6 +159,51 @@ def test_unreadable_files_are_named(tmp_path):
         read_volume(tmp_path / "cut.nii.gz")
 
 
+@pytest.mark.parametrize("damage", ["flip", "header"])
+def test_damage_is_noticed(tmp_path, damage):
+    """nibabel alone stops reading before the checksum of a .gz file."""
+    noise = np.random.default_rng(0).integers(0, 3, (30, 30, 30)).astype(np.uint8)
+    whole = save(tmp_path / "a.nii.gz", noise)
+    content = bytearray(gzip.decompress(whole.read_bytes()))
+    if damage == "header":
+        content[70:72] = (9999).to_bytes(2, "little")  # data type
+        whole.write_bytes(gzip.compress(bytes(content)))
+    else:
+        packed = bytearray(whole.read_bytes())
+        packed[-8] ^= 1  # in the checksum
+        whole.write_bytes(bytes(packed))
+    with pytest.raises(ValueError, match=r"a\.nii\.gz: cannot be read as a volume"):
+        read_volume(whole)
+
+
+def test_units_of_the_header(tmp_path):
+    """1500 micron are 1.5 mm, as SimpleITK reads it."""
+    image = nib.Nifti1Image(np.zeros((4, 5, 6), np.uint8), np.diag([1500.0, 2000, 3000, 1]))
+    image.header.set_xyzt_units("micron")
+    nib.save(image, tmp_path / "a.nii.gz")
+    geometry = read_volume(tmp_path / "a.nii.gz").geometry
+    np.testing.assert_allclose(geometry.spacing_mm, (3, 2, 1.5))
+    other = sitk.ReadImage(str(tmp_path / "a.nii.gz"))
+    np.testing.assert_allclose(other.GetSpacing()[::-1], geometry.spacing_mm)
+
+
+@pytest.mark.parametrize("dtype", [">i2", ">f4", np.uint16, np.uint32, np.int64, np.float64])
+def test_labels_of_every_type(tmp_path, dtype):
+    labels = np.arange(60).reshape(3, 4, 5) % 7
+    image = nib.Nifti1Image(labels.astype(dtype).transpose(), np.eye(4), dtype=np.dtype(dtype))
+    nib.save(image, tmp_path / "a.nii.gz")
+    array = read_labels(tmp_path / "a.nii.gz").array
+    assert (array == labels).all()
+    assert array.dtype.isnative
+
+
+def test_huge_values_are_no_labels(tmp_path):
+    array = np.zeros((2, 2, 2))
+    array[0, 0, 0] = 3e10
+    with pytest.raises(ValueError, match=r"values up to 3e\+10 are no labels"):
+        read_labels(save(tmp_path / "a.nii.gz", array))
+
+
 def test_nothing_half_written_is_left(tmp_path):
     with pytest.raises(ValueError, match="does not fit geometry"):
         write_nifti(tmp_path / "a.nii.gz", np.zeros((1, 1, 1)), GEOMETRY)
@@ -173,6 +220,7 @@ def test_acdc_spacing_is_the_headers():
     volume = read_labels(folder / "patient001_frame01_gt.nii.gz")
     assert volume.geometry.shape == (10, 256, 216)
     np.testing.assert_allclose(volume.geometry.spacing_mm, (10, 1.5625, 1.5625), atol=1e-3)
+    assert "1, 1, 1" in volume.note.replace(")", "")
     assert [int((volume.array == k).sum()) for k in (1, 2, 3)] == [5723, 6728, 12104]
 
 

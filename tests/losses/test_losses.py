@@ -85,6 +85,31 @@ def _dice(logits, labels, b, k):
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, soft_dice_loss])
+def test_narrow_integers_do_not_wrap_around(loss):
+    """uint8 255 is not -1, int8 -1 is not 255."""
+    logits, labels = example((4, 5))
+    for dtype, wrong, ignore in ((torch.uint8, 255, -1), (torch.int8, -1, 255)):
+        bad = labels.to(dtype)
+        bad[0, 0, 0] = wrong
+        with pytest.raises(ValueError, match=rf"got \[{wrong}\] in 1 voxels"):
+            loss(logits, bad, ignore_index=ignore)
+        close(loss(logits, bad, ignore_index=wrong), loss(logits, bad.long(), ignore_index=wrong))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, soft_dice_loss])
+def test_inputs_stay_and_an_empty_batch_is_zero(loss):
+    logits, labels = example((4, 5), ignore=9)
+    before = logits.clone(), labels.clone()
+    loss(logits, labels, ignore_index=9)
+    assert torch.equal(logits, before[0])
+    assert torch.equal(labels, before[1])
+    empty = torch.zeros(0, 3, 4, requires_grad=True)
+    value = loss(empty, torch.zeros(0, 4, dtype=torch.long))
+    value.backward()
+    assert value == 0
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, soft_dice_loss])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_finite_for_extreme_logits_and_nothing_valid(loss, dtype):
     logits = torch.tensor([[[1e4, -1e4, 0.0]], [[-1e4, 1e4, 0.0]]]).movedim(0, 1).to(dtype)

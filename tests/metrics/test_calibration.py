@@ -181,6 +181,14 @@ def test_inputs_stay_as_they_are(metric, dtype):
     assert (y == y_before).all()
 
 
+def test_a_mask_has_the_shape_of_the_labels():
+    p, y = random_case(0, 120, 3, None)
+    p, y = p.reshape(3, 4, 5, 6), y.reshape(4, 5, 6)
+    for metric in METRICS:
+        with pytest.raises(ValueError, match=r"mask: expected bool \(4, 5, 6\), got .*\(6, 5, 4\)"):
+            metric(p, y, mask=np.ones((6, 5, 4), bool))
+
+
 def test_arrays_that_torch_does_not_take():
     p, y = random_case(0, 200, 3, None)
     frozen = p.copy()

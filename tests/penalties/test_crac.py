@@ -20,7 +20,7 @@ def inner_outer(reference):
 def test_golden_single_call(golden, name, padding):
     g = golden("crac")
     for penalty in ("phr", "p2", "p3"):
-        crac = CRaC(4, padding=padding, penalty=penalty)
+        crac = CRaC(4, padding=padding, penalty=penalty, lambda0=0.01)
         crac.lam.copy_(inner_outer(g["get_lambda"]))
         crac.rho.copy_(inner_outer(g["get_rho"]))
         logits = g["logits"].clone().requires_grad_()
@@ -65,7 +65,7 @@ def weighted(k=3, **kwargs):
 def test_gradcheck(shape, penalty):
     logits, labels = example(shape)
     labels[0].flatten()[0] = 255
-    crac = weighted(penalty=penalty, ignore_index=255)
+    crac = weighted(penalty=penalty, lambda0=0.01, ignore_index=255)
     assert torch.autograd.gradcheck(lambda x: crac(x, labels), logits.requires_grad_())
 
 
@@ -158,7 +158,7 @@ def test_wrong_shapes_are_named():
     logits = torch.zeros(2, 3, 4, 5)
     with pytest.raises(ValueError, match=r"labels: expected \(N, \*S\) = \(2, 4, 5\)"):
         crac(logits, torch.zeros(2, 1, 4, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match="expected 3 classes on axis 1, got 4"):
+    with pytest.raises(ValueError, match="expected 3 classes on axis 1, got shape"):
         crac(torch.zeros(2, 4, 4, 5), torch.zeros(2, 4, 5, dtype=torch.long))
     with pytest.raises(ValueError, match="labels: expected integers"):
         crac(logits, torch.zeros(2, 4, 5))

@@ -108,7 +108,8 @@ def test_constant_weight_learns_nothing():
     module.observe(torch.zeros(1, 2, 3), torch.zeros(1, 3, dtype=torch.long))
     assert module.dual_step() is None
     assert module.state_dict() == state == {}
-    with pytest.raises(ValueError, match="alpha"):
-        NACL(2, alpha=-1)
+    for alpha in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="alpha"):
+            NACL(2, alpha=alpha)
     with pytest.raises(ValueError, match="distance: expected one of"):
         NACL(2, distance="l3")

@@ -32,7 +32,11 @@ class Budget:
     seed: int | None = None
 
     def apply(self, trainer: Any) -> None:
-        """Set the budget on an nnU-Net trainer that has not been initialised."""
+        """Set the budget on an nnU-Net trainer that has not been initialised.
+
+        Raises:
+            AttributeError: nnU-Net has renamed what we set.
+        """
         for attribute, value in (
             ("num_epochs", self.epochs),
             ("num_iterations_per_epoch", self.iterations),
@@ -65,14 +69,45 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
-    """Run ``nnUNetv2_train`` with `arguments` in this process.
+def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
+    """Check what can be checked before nnU-Net starts.
+
+    Raises:
+        ValueError: nnU-Net's path variables are not set; a budget with several GPUs, whose
+            processes it would not reach.
+    """
+    if _asks_for_help(arguments):
+        return
+    require_paths("nnUNet_preprocessed", "nnUNet_results")
+    if "-num_gpus" in arguments and budget not in (None, Budget()):
+        raise ValueError(
+            "-num_gpus: --epochs, --iterations, --val-iterations, --save-every and --seed only "
+            "reach a training in one process; leave them out, or train on one GPU"
+        )
+
+
+def check_predict(arguments: Sequence[str]) -> None:
+    """Check what can be checked before nnU-Net starts.
 
     Raises:
         ValueError: nnU-Net's path variables are not set.
     """
+    if not _asks_for_help(arguments):
+        require_paths("nnUNet_results")
+
+
+def _asks_for_help(arguments: Sequence[str]) -> bool:
+    return "-h" in arguments or "--help" in arguments
+
+
+def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
+    """Run ``nnUNetv2_train`` with `arguments` in this process.
+
+    Raises:
+        ValueError: see :func:`check_train`.
+    """
+    check_train(arguments, budget)
     budget = budget or Budget()
-    require_paths("nnUNet_preprocessed", "nnUNet_results")
     if budget.seed is not None:
         os.environ["nnUNet_n_proc_DA"] = "0"  # read when nnU-Net is imported
     ensure_env()
@@ -97,9 +132,9 @@ def predict(arguments: Sequence[str]) -> None:
     """Run ``nnUNetv2_predict`` with `arguments`, always saving probabilities.
 
     Raises:
-        ValueError: nnU-Net's path variables are not set.
+        ValueError: see :func:`check_predict`.
     """
-    require_paths("nnUNet_results")
+    check_predict(arguments)
     ensure_env()
     from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from segcal import __version__
 from segcal.collapse import CollapseWatch
-from segcal.io.config import build_terms, load_recipe
+from segcal.io.config import build, load_recipe, resolve_terms
 from segcal.io.files import write_text
 from segcal.objective import Objective
 from segcal.penalty import DualStep
@@ -91,22 +91,38 @@ class CalibratedTrainer(nnUNetTrainer):
                 "supported by this penalty; train with nnUNetTrainer, or with labels that exclude "
                 "each other"
             )
+        if self.device.type == "mps":
+            raise ValueError(
+                f"{type(self).__name__}: multipliers are kept in float64, which -device mps does "
+                "not have; use -device cpu or cuda"
+            )
+        host = super()._build_loss()
+        if not np.all(np.isfinite(getattr(host, "weight_factors", 1.0))):
+            raise ValueError(
+                f"{type(self).__name__}: a network of two stages leaves deep supervision without "
+                "a weight, and its loss is NaN; plan three stages or more"
+            )
+        recipe = load_recipe(self.recipe)
         num_classes = self.label_manager.num_segmentation_heads
-        terms, weights = build_terms(
-            load_recipe(self.recipe),
+        runtime = {"num_classes": num_classes, "ignore_index": self.label_manager.ignore_label}
+        components = resolve_terms(
+            recipe,
             with_base=False,
             overrides=self.configuration_manager.configuration.get(PLANS_KEY),
-            num_classes=num_classes,
-            ignore_index=self.label_manager.ignore_label,
         )
+        self.penalty_settings: dict[str, Any] = {
+            name: {"weight": recipe.penalties[name], "target": c.target, **c.args, **runtime}
+            for name, c in components.items()
+        }
+        terms = {name: build(c, **runtime) for name, c in components.items()}
         self.collapse_watch = CollapseWatch(num_classes)
-        return PenalisedLoss(super()._build_loss(), Objective(terms, weights)).to(self.device)
+        return PenalisedLoss(host, Objective(terms, recipe.penalties)).to(self.device)
 
     def on_train_start(self) -> None:
         """Start as nnU-Net does, and say what is added to the loss."""
         super().on_train_start()
         self.print_to_log_file(
-            f"segcal {__version__}, recipe {self.recipe}: nnU-Net's loss + {self._settings()}"
+            f"segcal {__version__}, recipe {self.recipe}: nnU-Net's loss + {self.penalty_settings}"
         )
         if self.fold == "all":
             self.print_to_log_file(
@@ -189,7 +205,7 @@ class CalibratedTrainer(nnUNetTrainer):
         """
         self.my_init_kwargs[CHECKPOINT_KEY] = {
             "version": __version__,
-            "settings": self._settings(),
+            "settings": self.penalty_settings,
             "state": {k: v.cpu() for k, v in self.loss.penalties.state_dict().items()},
             "missing": list(self.collapse_watch.missing),
         }
@@ -209,17 +225,13 @@ class CalibratedTrainer(nnUNetTrainer):
                 "multipliers start from their initial values"
             )
             return
-        if saved["settings"] != self._settings():
+        if differences := _differences(saved["settings"], self.penalty_settings):
             raise ValueError(
-                f"{filename_or_checkpoint}: trained with {saved['settings']}, now asked to go on "
-                f"with {self._settings()}; use the settings it was trained with, or start anew"
+                f"{filename_or_checkpoint}: was trained with {'; '.join(differences)}. Go on with "
+                "the settings it was trained with, or start anew without --c"
             )
         self.loss.penalties.load_state_dict(saved["state"])
         self.collapse_watch.missing = list(saved["missing"])
-
-    def _settings(self) -> str:
-        penalties = self.loss.penalties
-        return ", ".join(f"{penalties.weights[k]} x {term}" for k, term in penalties.terms.items())
 
     def _log_path(self) -> Path:
         return Path(self.output_folder) / LOG_NAME
@@ -248,6 +260,19 @@ class nnUNetTrainerCRaC(CalibratedTrainer):  # noqa: N801
 def _sum_over_ranks(x: Tensor) -> Tensor:
     dist.all_reduce(x)
     return x
+
+
+def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Sentences on settings that differ, by penalty and argument."""
+    found = []
+    for name in sorted(set(saved) | set(now)):
+        a, b = saved.get(name, {}), now.get(name, {})
+        found += [
+            f"{name}: {key} = {a.get(key)!r}, not {b.get(key)!r}"
+            for key in sorted(set(a) | set(b))
+            if a.get(key) != b.get(key)
+        ]
+    return found
 
 
 def _short(values: Sequence[float]) -> str:

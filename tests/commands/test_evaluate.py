@@ -1,0 +1,182 @@
+"""What a user sees of ``segcal evaluate``: tables, odd files, odd names, runs into one folder."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import nibabel as nib
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from segcal.commands.evaluate import calibration_table, class_table
+from segcal.commands.main import app
+from segcal.io.volumes import write_nifti
+from tests.evaluation.test_cohort import geometry, soft
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two good cases of two classes."""
+    y = np.zeros((3, 12, 12), int)
+    y[0, 2:6, 2:6], y[1, 6:9, 6:9] = 1, 2
+    (tmp_path / "p").mkdir()
+    for name in "ab":
+        write_nifti(tmp_path / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
+        np.savez(tmp_path / "p" / f"{name}.npz", probabilities=soft(y, 3))
+    return tmp_path, y
+
+
+def evaluate(root, *options, out="out"):
+    return run(root / "p", root / "gt", "-o", root / out, *options)
+
+
+def summary(root, out="out"):
+    return json.loads((root / out / "summary.json").read_text())
+
+
+def test_a_good_run(folders):
+    root, _ = folders
+    done = evaluate(root)
+    assert done.exit_code == 0, done.output
+    assert "Written to" in done.output
+    got = summary(root)
+    assert got["cases"]["evaluated"] == 2
+    header = (root / "out" / "cases.csv").read_text().splitlines()[0]
+    for column in ("spacing_z_mm", "dsc/1", "hd95_pooled_mm/2", "ece_fg", "tace_all", "tace_ref"):
+        assert column in header.split(",")
+    png = (root / "out" / "reliability.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+
+
+def test_numbers_are_whole_at_80_columns(folders):
+    root, _ = folders
+    evaluate(root)
+    got = summary(root)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(class_table(got))
+    console.print(calibration_table(got, ("fg", "dilated5", "all")))
+    text = console.export_text()
+    assert "…" not in text
+    assert f"{got['metrics']['brier_fg']['mean']:.4f}" in text
+
+
+def test_names_are_not_markup(folders):
+    root, _ = folders
+    labels = {"background": 0, "tumour [core]": 1, "[/bold]x": 2}
+    (root / "dataset.json").write_text(json.dumps({"labels": labels}))
+    done = evaluate(root, out="out[/a]")
+    assert done.exit_code == 0, done.output
+    assert "[core]" in done.output
+    assert "[/bold]x" in done.output
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64, ">i2", np.float32])
+def test_reference_of_every_type(folders, dtype):
+    root, y = folders
+    image = nib.Nifti1Image(y.astype(dtype).transpose(), np.eye(4), dtype=np.dtype(dtype))
+    nib.save(image, root / "gt" / "a.nii.gz")
+    done = evaluate(root)
+    assert done.exit_code == 0, done.output
+    assert summary(root)["metrics"]["dsc"]["mean"] == 1
+
+
+def test_damaged_files_do_not_stop_the_others(folders):
+    root, y = folders
+    write_nifti(root / "gt" / "c.nii.gz", y, geometry(y.shape))
+    write_nifti(root / "gt" / "d.nii.gz", y, geometry(y.shape))
+    (root / "p" / "c.npz").write_bytes(b"no zip")
+    np.savez(root / "p" / "d.npz", probabilities=soft(y, 3))
+    (root / "gt" / "d.nii.gz").write_bytes(b"no gzip")
+    done = evaluate(root)
+    assert done.exit_code == 1
+    assert set(summary(root)["cases"]["failed"]) == {"c", "d"}
+    assert "FAILED c:" in done.output
+    assert "c.npz: not a complete .npz file" in done.output
+    assert summary(root)["cases"]["evaluated"] == 2
+
+
+def test_label_map_beside_the_probabilities(folders):
+    """nnU-Net post-processes label maps only: they decide overlap, the npz calibration."""
+    root, y = folders
+    kept = np.where(y == 2, 0, y)
+    for name in "ab":
+        write_nifti(root / "p" / f"{name}.nii.gz", kept, geometry(y.shape))
+    done = evaluate(root)
+    assert done.exit_code == 0, done.output
+    got = summary(root)
+    assert got["classes"]["2"]["dsc"]["mean"] == 0
+    assert got["classes"]["2"]["hd_mm"]["missed"] == 2
+    assert "9 voxels have another label" in got["cases"]["notes"]["a"][0]
+    other = np.roll(y, 5, axis=2)  # another frame
+    write_nifti(root / "p" / "a.nii.gz", other, geometry(y.shape))
+    done = evaluate(root)
+    assert done.exit_code == 1
+    assert "keep nnU-Net's plans.json" in summary(root)["cases"]["failed"]["a"]
+
+
+def test_predicted_labels_that_are_no_class(folders):
+    root, y = folders
+    (root / "p" / "a.npz").unlink()
+    write_nifti(root / "p" / "a.nii.gz", 255 * (y > 0), geometry(y.shape))
+    (root / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "x": 1, "y": 2}}))
+    done = evaluate(root)
+    assert done.exit_code == 1
+    assert "labels [255] are not among the classes 0, 1, 2" in done.output
+
+
+def test_a_dataset_json_that_nobody_asked_for_is_not_fatal(folders):
+    root, _ = folders
+    (root / "dataset.json").write_text(json.dumps({"labels": {"all": [1, 2]}}))
+    done = evaluate(root)
+    assert done.exit_code == 0, done.output
+    assert "Going on without label names" in done.output
+    done = evaluate(root, "--dataset-json", root / "dataset.json")
+    assert done.exit_code == 2
+    assert "is a region" in done.output
+
+
+def test_runs_into_one_folder_do_not_mix(folders):
+    root, y = folders
+    evaluate(root)
+    for name in "ab":
+        (root / "p" / f"{name}.npz").unlink()
+        write_nifti(root / "p" / f"{name}.nii.gz", y, geometry(y.shape))
+    assert evaluate(root).exit_code == 0
+    assert not (root / "out" / "reliability.png").exists()
+    for name in "ab":
+        (root / "p" / f"{name}.nii.gz").write_bytes(b"broken")
+    assert evaluate(root).exit_code == 1
+    assert not (root / "out" / "cases.csv").exists()
+    assert set(summary(root)["cases"]["failed"]) == {"a", "b"}
+
+
+def test_wrong_usage_has_no_traceback(folders):
+    root, _ = folders
+    (root / "file").write_text("")
+    for arguments in (
+        (root / "p", root / "gt", "-o", root / "file"),
+        (root / "p", root / "gt", "-o", root / "file" / "report"),
+        (root / "p", root / "gt", "-o", root / "out", "--dataset-json", root),
+        (root / "p", root / "none", "-o", root / "out"),
+        (root / "p", root / "gt", "-o", root / "out", "--bins", "0"),
+    ):
+        done = run(*arguments)
+        assert done.exit_code == 2, (arguments, done.output)
+        assert done.exception is None or isinstance(done.exception, SystemExit)
+
+
+def test_tolerance(folders):
+    root, y = folders
+    (root / "p" / "a.npz").unlink()
+    moved = replace(geometry(y.shape), origin_mm=(0.1, 0.0, 0.0))
+    write_nifti(root / "p" / "a.nii.gz", y, moved)
+    assert evaluate(root).exit_code == 1
+    assert evaluate(root, "--tolerance", 0.2).exit_code == 0
