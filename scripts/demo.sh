@@ -15,6 +15,7 @@ touch "$out/.segcal-demo"
 out="$(cd "$out" && pwd)"
 export nnUNet_raw="$out/raw" nnUNet_preprocessed="$out/preprocessed" nnUNet_results="$out/results"
 export nnUNet_def_n_proc=1 nnUNet_n_proc_DA=1
+export OMP_WAIT_POLICY=PASSIVE # on a busy machine, waiting threads must not spin
 data="$nnUNet_raw/Dataset900_Phantom"
 
 quietly() { # runs a command with its output in a log, which is shown if it fails
