@@ -111,11 +111,12 @@ class CalibratedTrainer(nnUNetTrainer):
             overrides=self.configuration_manager.configuration.get(PLANS_KEY),
         )
         self.penalty_settings: dict[str, Any] = {
-            name: {"weight": recipe.penalties[name], "target": c.target, **c.args, **runtime}
+            name: {"weight": recipe.penalties[name], "target": c.target, **runtime, **c.args}
             for name, c in components.items()
         }
         terms = {name: build(c, **runtime) for name, c in components.items()}
         self.collapse_watch = CollapseWatch(num_classes)
+        self._collapse_said: list[int] = []
         return PenalisedLoss(host, Objective(terms, recipe.penalties)).to(self.device)
 
     def on_train_start(self) -> None:
@@ -187,12 +188,13 @@ class CalibratedTrainer(nnUNetTrainer):
                 )
             for note in step.notes:
                 self.print_to_log_file(f"WARNING: segcal {name}: {note}")
-        if collapsed:
+        if collapsed and collapsed != self._collapse_said:
             names = [k for k, v in self.dataset_json["labels"].items() if v in collapsed]
             self.print_to_log_file(
                 f"WARNING: segcal: {', '.join(names)} labelled in validation but not predicted for "
                 f"{self.collapse_watch.patience} epochs or more: {COLLAPSE_REMEDY}"
             )
+        self._collapse_said = collapsed
         if self.local_rank == 0:
             with self._log_path().open("a", encoding="utf-8") as log:
                 log.write(json.dumps(record) + "\n")
