@@ -38,7 +38,7 @@ def class_proportions(
     kernel: Kernel = "mean",
     padding: Padding = "replicate",
     ignore_index: int | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype = torch.float64,
     validate: bool = True,
 ) -> Tensor:
     """Proportion tau of each class in the patch around every voxel.
@@ -57,7 +57,7 @@ def class_proportions(
             kernel called "gaussian" in the published NACL code).
         padding: see the module.
         ignore_index: label of voxels that do not count.
-        dtype: floating type of the result.
+        dtype: floating type of the result; losses pass that of their logits.
         validate: False skips the check of label values, for callers that have done it.
 
     Returns:

@@ -33,7 +33,7 @@ def test_golden_tau_2d(golden, padding, kernel, ignore):
 def test_golden_3d(golden, padding):
     g = golden("nacl_options")
     labels = g["labels3d"][None]
-    tau = class_proportions(labels, 3, padding=padding, dtype=torch.float64)
+    tau = class_proportions(labels, 3, padding=padding)
     close(tau[0], g[f"tau3d_mean_{padding}"])
     assert torch.equal(outer_region(labels, padding=padding)[0].long(), g[f"outer3d_{padding}"])
 
@@ -46,7 +46,7 @@ def test_golden_crac_options(golden, padding, ignore):
     suffix = "" if ignore is None else "_ign"
     outer = outer_region(labels, padding=padding, ignore_index=ignore)
     assert torch.equal(outer[0].long(), g[f"outer_{padding}{suffix}"])
-    tau = class_proportions(labels, 4, padding=padding, ignore_index=ignore, dtype=torch.float64)
+    tau = class_proportions(labels, 4, padding=padding, ignore_index=ignore)
     close(tau[0], g[f"tau_{padding}{suffix}"])
 
 
@@ -122,13 +122,13 @@ def test_border_conventions_on_a_uniform_mask():
         "zeros": (4 / 9, 6 / 9, 1),
     }
     for padding, values in expected.items():
-        tau = class_proportions(labels, 2, padding=padding, dtype=torch.float64)[0]
+        tau = class_proportions(labels, 2, padding=padding)[0]
         close([tau[1][p] for p in places], values)
         other = tau[0][places[0]]
         close(other, 5 / 9 if padding == "background" else 0.0)
     half = labels.clone()
     half[:, :2] = 0
-    tau = class_proportions(half, 2, dtype=torch.float64)[0, 1]
+    tau = class_proportions(half, 2)[0, 1]
     close(tau[:, 2], [0, 1 / 3, 2 / 3, 1, 1])
 
 
