@@ -24,7 +24,7 @@ from torch import Tensor
 from segcal.tensors import check_label_values, one_hot, valid_mask
 
 Padding = Literal["replicate", "background", "renormalize", "zeros"]
-Kernel = Literal["mean", "svls"]
+Kernel = Literal["mean", "svls", "gaussian", "gaussian_full"]
 KernelSize = int | Sequence[int]
 
 _BEYOND = 2**62  # larger than any label, and exact as the float that torch's padding takes
@@ -36,6 +36,7 @@ def class_proportions(
     *,
     kernel_size: KernelSize = 3,
     kernel: Kernel = "mean",
+    sigma: float = 1.0,
     padding: Padding = "replicate",
     ignore_index: int | None = None,
     dtype: torch.dtype = torch.float64,
@@ -52,9 +53,11 @@ def class_proportions(
         num_classes: K.
         kernel_size: odd size of the patch, one number or one per spatial axis (``(1, 3, 3)`` for
             thick slices).
-        kernel: ``mean`` weighs all voxels alike; ``svls`` is a Gaussian (sigma 1 voxel) whose
-            centre is replaced by the sum of the others, so the centre has half the weight (the
-            kernel called "gaussian" in the published NACL code).
+        kernel: ``mean`` weighs all voxels alike; ``gaussian`` falls off from the centre; ``svls``
+            is that Gaussian with its centre replaced by the sum of the others, so that the centre
+            has half the weight (the kernel called "gaussian" in the published NACL code);
+            ``gaussian_full`` reaches 4 sigma, whatever `kernel_size` (MONAI's "gaussian").
+        sigma: of the Gaussians, in voxels.
         padding: see the module.
         ignore_index: label of voxels that do not count.
         dtype: floating type of the result; losses pass that of their logits.
@@ -67,12 +70,14 @@ def class_proportions(
     Raises:
         ValueError: even or negative kernel size, unknown kernel or padding, labels out of range.
     """
-    check_options(kernel_size, kernel, padding)
+    check_options(kernel_size, kernel, padding, sigma)
     sizes = _kernel_sizes(labels, kernel_size)
     labels = labels.long()
     if validate:
         check_label_values(labels, num_classes, ignore_index)
-    smooth = _box_sum if kernel == "mean" else _svls_sum
+    smooth = _smoother(kernel, sigma)
+    if kernel == "gaussian_full":
+        sizes = tuple(1 if k == 1 else 2 * int(4 * sigma + 0.5) + 1 for k in sizes)
     if padding == "replicate":
         labels = _replicate(labels, sizes)
     hot = one_hot(labels, num_classes, ignore_index=ignore_index, dtype=dtype)
@@ -83,7 +88,7 @@ def class_proportions(
         if padding == "background":
             outside = _pad_constant(torch.zeros_like(labels, dtype=dtype).unsqueeze(1), sizes, 1.0)
             hot[:, :1] += outside
-    tau = smooth(hot, sizes) / smooth(valid, sizes).clamp_(min=torch.finfo(dtype).tiny)
+    tau = smooth(hot, sizes) / smooth(valid, sizes).clamp(min=torch.finfo(dtype).tiny)
     centre_valid = valid_mask(
         _unpad(labels, sizes) if padding == "replicate" else labels, ignore_index
     )
@@ -134,8 +139,10 @@ def outer_region(
     return (largest != smallest) & centre_valid
 
 
-def check_options(kernel_size: KernelSize, kernel: str, padding: str) -> None:
+def check_options(kernel_size: KernelSize, kernel: str, padding: str, sigma: float = 1.0) -> None:
     """Raise ValueError for options that :func:`class_proportions` does not take."""
+    if not 0 < sigma < math.inf:
+        raise ValueError(f"sigma: expected a positive number, got {sigma}")
     for k in kernel_size if isinstance(kernel_size, Sequence) else (kernel_size,):
         whole = hasattr(k, "__index__") and not isinstance(k, bool)
         if not whole or operator.index(k) < 1 or operator.index(k) % 2 == 0:
@@ -191,24 +198,46 @@ def _fold(x: Tensor, sizes: tuple[int, ...], combine: Callable[[Tensor, Tensor],
     return x
 
 
-def _box_sum(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    return _fold(x, sizes, torch.add)
+def _smoother(kernel: Kernel, sigma: float) -> Callable[[Tensor, tuple[int, ...]], Tensor]:
+    """Return a function that sums padded x over the patches of the given sizes, weighted."""
+    if kernel == "mean":
+        return lambda x, sizes: _fold(x, sizes, torch.add)
+    profile = _erf_profile if kernel == "gaussian_full" else _gaussian_profile
+    if kernel == "svls":
+        return lambda x, sizes: _svls_sum(x, sizes, sigma)
+    return lambda x, sizes: _separable_sum(x, [profile(k, sigma) for k in sizes])
 
 
-def _svls_sum(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+def _gaussian_profile(k: int, sigma: float) -> list[float]:
+    """Weights of one axis, sum 1: the density at the voxel centres."""
+    weights = [math.exp(-0.5 * ((j - k // 2) / sigma) ** 2) for j in range(k)]
+    return [w / sum(weights) for w in weights]
+
+
+def _erf_profile(k: int, sigma: float) -> list[float]:
+    """Weights of one axis: the density's integral over each voxel, tails cut off (MONAI)."""
+    t = 0.70710678 / abs(sigma)
+    return [
+        max(0.0, 0.5 * (math.erf(t * (j - k // 2 + 0.5)) - math.erf(t * (j - k // 2 - 0.5))))
+        for j in range(k)
+    ]
+
+
+def _separable_sum(x: Tensor, profiles: Sequence[Sequence[float]]) -> Tensor:
+    for axis, weights in enumerate(profiles, start=x.ndim - len(profiles)):
+        n = x.shape[axis] - (len(weights) - 1)
+        out = x.narrow(axis, 0, n) * weights[0]
+        for shift, weight in enumerate(weights[1:], start=1):
+            out = out + x.narrow(axis, shift, n) * weight
+        x = out
+    return x
+
+
+def _svls_sum(x: Tensor, sizes: tuple[int, ...], sigma: float) -> Tensor:
     """Gaussian sum with the centre weight g replaced by 1 - g, over 2 (1 - g): centre 1/2."""
+    profiles = [_gaussian_profile(k, sigma) for k in sizes]
+    g = math.prod(p[len(p) // 2] for p in profiles)
     centre = _unpad(x, sizes)
-    g_centre = 1.0
-    for axis, k in enumerate(sizes, start=x.ndim - len(sizes)):
-        if k == 1:
-            continue
-        weights = [math.exp(-0.5 * (j - k // 2) ** 2) for j in range(k)]
-        total = sum(weights)
-        g_centre *= weights[k // 2] / total
-        n = x.shape[axis] - (k - 1)
-        x = sum(  # type: ignore[assignment]
-            x.narrow(axis, j, n) * (w / total) for j, w in enumerate(weights)
-        )
-    if g_centre == 1.0:  # a patch of one voxel
+    if g == 1.0:  # a patch of one voxel
         return centre
-    return (x + (1 - 2 * g_centre) * centre) / (2 * (1 - g_centre))
+    return (_separable_sum(x, profiles) + (1 - 2 * g) * centre) / (2 * (1 - g))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+Reduction = Literal["mean", "sum", "none"]
+ClassReduction = Literal["mean", "sum"]
 
 
 @contextmanager
@@ -120,13 +122,43 @@ def one_hot(
     return out.scatter_(1, index, valid.unsqueeze(1).to(dtype))
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `values` ``(N, *S)`` over `mask`; 0 with zero gradient where nothing is valid.
+def reduce_voxels(values: Tensor, mask: Tensor, reduction: Reduction = "mean") -> Tensor:
+    """Reduce `values` ``(N, *S)`` over `mask`; 0 with zero gradient where nothing is valid.
 
-    Values outside the mask may be inf or NaN: they do not reach the result or its gradient as
-    long as they were computed from inputs that are finite.
+    Args:
+        values: one per voxel.
+        mask: voxels that count.
+        reduction: ``mean`` over the valid voxels, their ``sum``, or ``none``, which gives
+            ``(N, *S)`` with 0 at the others.
+
+    Raises:
+        ValueError: an unknown reduction.
     """
-    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+    kept = torch.where(mask, values, 0.0)
+    if reduction == "none":
+        return kept
+    if reduction == "sum":
+        return kept.sum()
+    if reduction == "mean":
+        return kept.sum() / mask.sum().clamp(min=1)
+    raise ValueError(f"reduction: expected one of {get_args(Reduction)}, got {reduction!r}")
+
+
+def reduce_classes(values: Tensor, reduction: ClassReduction) -> Tensor:
+    """Mean or sum of `values` ``(N, K, *S)`` over K, giving ``(N, *S)``.
+
+    Published weights of penalties on logits belong to the mean, the papers print the sum.
+
+    Raises:
+        ValueError: an unknown reduction.
+    """
+    if reduction == "mean":
+        return values.mean(1)
+    if reduction == "sum":
+        return values.sum(1)
+    raise ValueError(
+        f"class_reduction: expected one of {get_args(ClassReduction)}, got {reduction!r}"
+    )
 
 
 def as_array(x: Any) -> NDArray[Any]:

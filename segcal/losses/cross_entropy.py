@@ -10,7 +10,7 @@ from segcal.tensors import (
     check_logits_labels,
     check_num_classes,
     full_precision,
-    masked_mean,
+    reduce_voxels,
     valid_mask,
 )
 
@@ -45,7 +45,7 @@ def cross_entropy(
     with full_precision(logits) as x:
         nll = F.nll_loss(F.log_softmax(x, dim=1), index, reduction="none")
         if class_weight is None:
-            return masked_mean(nll, valid)
+            return reduce_voxels(nll, valid)
         weight = class_weight.to(x)[index] * valid
         return torch.where(valid, nll, 0.0).mul(weight).sum() / weight.sum().clamp(
             min=torch.finfo(x.dtype).tiny

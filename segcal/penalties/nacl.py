@@ -11,15 +11,16 @@ from torch import Tensor
 from segcal.neighbourhood import Kernel, KernelSize, Padding, check_options, class_proportions
 from segcal.penalty import Penalty
 from segcal.tensors import (
+    ClassReduction,
     check_logits_labels,
     check_num_classes,
     full_precision,
-    masked_mean,
+    reduce_classes,
+    reduce_voxels,
     valid_mask,
 )
 
 Distance = Literal["l1", "l2"]
-ClassReduction = Literal["mean", "sum"]
 Space = Literal["logits", "softmax"]
 
 
@@ -32,6 +33,7 @@ def nacl(
     class_reduction: ClassReduction = "mean",
     kernel_size: KernelSize = 3,
     kernel: Kernel = "mean",
+    sigma: float = 1.0,
     padding: Padding = "replicate",
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -48,8 +50,9 @@ def nacl(
         distance: ``l1`` or ``l2``.
         space: compare ``logits``, or probabilities (``softmax``).
         class_reduction: ``mean`` (published code) or ``sum`` (paper) over K.
-        kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next two.
+        kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next three.
         kernel: see there.
+        sigma: see there.
         padding: see there; the published code has ``background``, MONAI ``zeros``.
         ignore_index: label to leave out, of voxels and of neighbourhoods.
 
@@ -67,6 +70,7 @@ def nacl(
             x.shape[1],
             kernel_size=kernel_size,
             kernel=kernel,
+            sigma=sigma,
             padding=padding,
             ignore_index=ignore_index,
             dtype=x.dtype,
@@ -74,8 +78,9 @@ def nacl(
         )
         difference = tau - (x if space == "logits" else torch.softmax(x, dim=1))
         per_class = difference.abs() if distance == "l1" else difference.square()
-        per_voxel = per_class.mean(1) if class_reduction == "mean" else per_class.sum(1)
-        return masked_mean(per_voxel, valid_mask(labels, ignore_index))
+        return reduce_voxels(
+            reduce_classes(per_class, class_reduction), valid_mask(labels, ignore_index)
+        )
 
 
 class NACL(Penalty):
@@ -89,6 +94,7 @@ class NACL(Penalty):
         class_reduction: see there.
         kernel_size: see there.
         kernel: see there.
+        sigma: see there.
         padding: see there.
         ignore_index: see there.
 
@@ -106,6 +112,7 @@ class NACL(Penalty):
         class_reduction: ClassReduction = "mean",
         kernel_size: KernelSize = 3,
         kernel: Kernel = "mean",
+        sigma: float = 1.0,
         padding: Padding = "replicate",
         ignore_index: int | None = None,
     ) -> None:
@@ -113,7 +120,7 @@ class NACL(Penalty):
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha: expected a finite weight >= 0, got {alpha}")
         _check_options(distance, space, class_reduction)
-        check_options(kernel_size, kernel, padding)
+        check_options(kernel_size, kernel, padding, sigma)
         self.num_classes = num_classes
         self.alpha = alpha
         self.distance: Distance = distance
@@ -121,6 +128,7 @@ class NACL(Penalty):
         self.class_reduction: ClassReduction = class_reduction
         self.kernel_size = kernel_size
         self.kernel: Kernel = kernel
+        self.sigma = sigma
         self.padding: Padding = padding
         self.ignore_index = ignore_index
 
@@ -135,6 +143,7 @@ class NACL(Penalty):
             class_reduction=self.class_reduction,
             kernel_size=self.kernel_size,
             kernel=self.kernel,
+            sigma=self.sigma,
             padding=self.padding,
             ignore_index=self.ignore_index,
         )

@@ -1,0 +1,201 @@
+"""CALS: class-adaptive margin penalties, by augmented Lagrangian or by a heuristic rule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from segcal.alm import AugmentedLagrangian
+from segcal.penalty import DualStep, Penalty, Reduce
+from segcal.tensors import check_logits_labels, full_precision, valid_mask
+
+Score = Literal["unweighted", "weighted"]
+
+
+class CALS(AugmentedLagrangian):
+    """Margin constraints with a weight per class, learned on the validation set.
+
+    ``z_k = (d_k - m) / m``, ``d_k = max_j l_j - l_k``; the penalty is
+    ``(1 / (N K)) sum_i sum_k P(z_k; lam_k, rho_k)`` (Liu et al. 2023, "Class adaptive network
+    calibration", eq. 11 and Alg. 2). ``lam`` and ``rho`` are ``(1, K)``: one region, all voxels.
+    z may be negative, so multipliers can fall. The published code has no ignore label.
+
+    Args:
+        num_classes: K.
+        margin: m; 10 for images, 6 for text in the paper.
+        rho0: initial penalty parameter, 1 in the paper.
+        normalize: divide by m.
+        ignore_index: label to leave out, of the penalty and of the statistics.
+        **alm: further arguments of :class:`segcal.alm.AugmentedLagrangian`.
+
+    Raises:
+        ValueError: options out of range.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        margin: float = 10.0,
+        rho0: float = 1.0,
+        *,
+        normalize: bool = True,
+        ignore_index: int | None = None,
+        **alm: Any,
+    ) -> None:
+        super().__init__(num_classes, 1, rho0=rho0, **alm)
+        _check_margin(margin)
+        self.margin = margin
+        self.normalize = normalize
+        self.ignore_index = ignore_index
+
+    def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z ``(N, K, *S)`` and regions ``(N, *S)``: 0, and -1 where ignored."""
+        check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
+        z = logits.amax(1, keepdim=True) - logits - self.margin
+        region = torch.where(valid_mask(labels, self.ignore_index), 0, -1)
+        return (z / self.margin if self.normalize else z), region
+
+    def extra_repr(self) -> str:
+        """Name what distinguishes this penalty when it is printed."""
+        return f"margin={self.margin}, {super().extra_repr()}"
+
+
+class CALSHR(Penalty):
+    """Margin penalties with a weight per class that a heuristic rule moves up or down.
+
+    The penalty is ``(1 / (N K)) sum_i sum_k lam_k relu(d_k - m)``. After each validation pass with
+    mean score ``S_k``: ``lam_k *= mu`` where ``S_k > tau S_k'``, ``lam_k /= mu`` where
+    ``S_k < S_k' / tau``, S' being that of the pass before (Liu et al. 2023, eq. 15).
+
+    The paper compares penalty values; its code compares ``lam_k relu(d_k - m)``, so that a raised
+    weight raises its own score. Ours leaves the weight out; ``score="weighted"`` is the code.
+
+    Args:
+        num_classes: K.
+        margin: m.
+        lambda0: initial weights, 0.1 in the code.
+        mu: factor of a move.
+        tau: tolerance of the comparison.
+        lambda_bounds: weights are clipped to these.
+        score: see above.
+        ignore_index: label to leave out.
+
+    Raises:
+        ValueError: options out of range.
+    """
+
+    lam: Tensor
+    previous: Tensor
+    has_previous: Tensor
+    step: Tensor
+    score_sum: Tensor
+    count: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        margin: float = 10.0,
+        *,
+        lambda0: float = 0.1,
+        mu: float = 1.1,
+        tau: float = 1.1,
+        lambda_bounds: tuple[float, float] = (1e-6, 1e6),
+        score: Score = "unweighted",
+        ignore_index: int | None = None,
+    ) -> None:
+        super().__init__()
+        _check_margin(margin)
+        low, high = lambda_bounds
+        if not 0 < low <= lambda0 <= high < math.inf:
+            raise ValueError(
+                f"lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high, "
+                f"got {lambda_bounds}, {lambda0}"
+            )
+        if not (1 <= mu < math.inf and 1 <= tau < math.inf):
+            raise ValueError(f"mu, tau: expected numbers >= 1, got {mu}, {tau}")
+        if score not in get_args(Score):
+            raise ValueError(f"score: expected one of {get_args(Score)}, got {score!r}")
+        self.num_classes = num_classes
+        self.margin = margin
+        self.mu = mu
+        self.tau = tau
+        self.lambda_bounds = (low, high)
+        self.score: Score = score
+        self.ignore_index = ignore_index
+        self.register_buffer("lam", torch.full((num_classes,), lambda0, dtype=torch.float64))
+        self.register_buffer("previous", torch.zeros(num_classes, dtype=torch.float64))
+        self.register_buffer("has_previous", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("score_sum", torch.zeros(num_classes, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def _excess(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """relu(d - m) ``(N, K, *S)``, 0 where ignored, and the number of valid voxels."""
+        check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
+        valid = valid_mask(labels, self.ignore_index)
+        excess = (logits.amax(1, keepdim=True) - logits - self.margin).clamp(min=0)
+        return torch.where(valid.unsqueeze(1), excess, 0.0), valid.sum()
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the penalty of `logits` ``(N, K, *S)``; 0 when no voxel is valid."""
+        with full_precision(logits) as x:
+            excess, n = self._excess(x, labels)
+            per_class = excess.sum([0, *range(2, x.ndim)])
+            return (self.lam.to(x) * per_class).sum() / (n.clamp(min=1) * self.num_classes)
+
+    @torch.no_grad()
+    def observe(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a validation batch to the score.
+
+        Raises:
+            ValueError: logits that are not finite.
+        """
+        with full_precision(logits) as x:
+            excess, n = self._excess(x, labels)
+            score = excess.sum([0, *range(2, x.ndim)], dtype=torch.float64)
+            if not bool(torch.isfinite(score).all()):
+                raise ValueError("logits: not finite in a validation batch; nothing was changed")
+            self.score_sum += score * self.lam if self.score == "weighted" else score
+            self.count += n
+
+    @torch.no_grad()
+    def dual_step(self, reduce: Reduce | None = None) -> DualStep:
+        """Move the weights by the pass just observed, and start a new pass.
+
+        A pass without a voxel changes nothing. The first pass has nothing to compare with.
+
+        Args:
+            reduce: sums a float64 vector over ranks; None for one rank.
+        """
+        packed = torch.cat([self.score_sum, self.count.double().view(1)])
+        if reduce is not None:
+            packed = reduce(packed)
+        n = packed[-1]
+        score = packed[:-1] / n.clamp(min=1)
+        if n > 0:
+            if self.has_previous:
+                up, down = score > self.tau * self.previous, score < self.previous / self.tau
+                moved = torch.where(up, self.lam * self.mu, self.lam)
+                moved = torch.where(down, self.lam / self.mu, moved)
+                self.lam.copy_(moved.clamp(*self.lambda_bounds))
+            self.previous.copy_(score)
+            self.has_previous.fill_(True)
+            self.step += 1
+        self.score_sum.zero_()
+        self.count.zero_()
+        return DualStep(
+            step=int(self.step),
+            lam=[self.lam.tolist()],
+            rho=[],
+            constraint=[score.tolist()],
+            count=[int(n)],
+            notes=[] if n > 0 else ["no voxel in validation; its weights stay"],
+        )
+
+
+def _check_margin(margin: float) -> None:
+    if not 0 < margin < math.inf:
+        raise ValueError(f"margin: expected a positive number, got {margin}")
