@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from segcal import __version__
-from segcal.commands import evaluate, nnunet, phantom
+from segcal.commands import evaluate, methods, nnunet, phantom
 
 app = typer.Typer(
     name="segcal",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(evaluate.evaluate)
 app.command()(phantom.phantom)
+app.command()(methods.methods)
 app.add_typer(nnunet.app, name="nnunet")
 
 

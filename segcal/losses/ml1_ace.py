@@ -25,11 +25,11 @@ def ml1_ace(
 ) -> Tensor:
     """Mean over images and classes of the unweighted gap over non-empty bins.
 
-    ``L = mean_{b,k} (1 / M+) sum_m |conf_m - acc_m|`` with ``conf_m`` the mean ``p_k`` and ``acc_m``
-    the share of label k in bin m of image b; membership in bins is constant, so each voxel's
-    gradient is ``sign(conf - acc) / n_m`` (Barfoot et al. 2024, ACE-DLIRIS). Bins are (lo, hi], as
-    the published code has them (its docstring says otherwise). It is a companion of Dice or
-    cross-entropy, not a loss on its own.
+    ``L = mean_{b,k} (1 / M+) sum_m |conf_m - acc_m|`` with ``conf_m`` the mean ``p_k`` and
+    ``acc_m`` the share of label k in bin m of image b; membership in bins is constant, so each
+    voxel's gradient is ``sign(conf - acc) / n_m`` (Barfoot et al. 2024, ACE-DLIRIS). Bins are
+    (lo, hi], as the published code has them (its docstring says otherwise). It is a companion of
+    Dice or cross-entropy, not a loss on its own.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.

@@ -30,8 +30,8 @@ def mmce(
 
     ``(1/N^2) sum_ij (c_i - r_i)(c_j - r_j) exp(-|r_i - r_j| / 0.4)``, r the largest probability and
     c whether it is the label's (Kumar et al. 2018). The published code adds the square, without
-    the root. `weighted` is MMCE_w, ``sum_{right pairs} (1-r)(1-r')k / m^2 + sum_{wrong pairs} r r' k
-    / n^2 - 2 sum_{right, wrong} (1-r) r' k / (m n)``, 0 when all are right or all wrong; the
+    the root. `weighted` is MMCE_w, ``sum_{right pairs} (1-r)(1-r')k / m^2 + sum_{wrong pairs} r r'
+    k / n^2 - 2 sum_{right, wrong} (1-r) r' k / (m n)``, 0 when all are right or all wrong; the
     published code normalises it twice, which we do not copy.
 
     Cost is quadratic in the voxels, so a random subset is taken of more than `max_samples`.

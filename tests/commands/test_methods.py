@@ -1,0 +1,54 @@
+"""``segcal methods`` knows every config and explains each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from segcal.commands.main import app
+from segcal.io.config import load_component, names
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["methods", *arguments])
+
+
+def test_lists_all():
+    out = run().output
+    for kind in ("losses", "penalties", "recipes"):
+        for name in names(kind):
+            assert f"\n {name} " in out, name
+
+
+def test_names_for_other_programs():
+    done = subprocess.run(
+        [sys.executable, "-m", "segcal", "methods", "--json"], capture_output=True, text=True
+    )
+    assert json.loads(done.stdout) == {
+        kind: names(kind) for kind in ("losses", "penalties", "recipes")
+    }
+
+
+@pytest.mark.parametrize("kind", ["losses", "penalties"])
+def test_explains_every_method(kind):
+    for name in names(kind):
+        done = run(name)
+        assert done.exit_code == 0
+        component = load_component(kind, name)
+        assert component.target in done.output
+        assert "defaults:" in done.output
+        assert component.summary
+
+
+def test_says_where_paper_and_code_differ():
+    out = run("crac").output
+    assert "Where poster" in out
+    assert "recipe crac" in out
+    assert "margin_inner=5.0" in out
+    done = run("crak")
+    assert done.exit_code == 2
+    assert "no method named 'crak'" in done.output
