@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from segcal.tensors import check_label_values, one_hot, valid_mask
+from segcal.tensors import check_label_values, valid_mask
 
 Padding = Literal["replicate", "background", "renormalize", "zeros"]
 Kernel = Literal["mean", "svls", "gaussian", "gaussian_full"]
@@ -70,29 +70,73 @@ def class_proportions(
     Raises:
         ValueError: even or negative kernel size, unknown kernel or padding, labels out of range.
     """
-    check_options(kernel_size, kernel, padding, sigma)
-    sizes = _kernel_sizes(labels, kernel_size)
     labels = labels.long()
+    patches = Patches(labels, kernel_size, kernel, sigma, padding, ignore_index)
     if validate:
         check_label_values(labels, num_classes, ignore_index)
-    smooth = _smoother(kernel, sigma)
-    if kernel == "gaussian_full":
-        sizes = tuple(1 if k == 1 else 2 * int(4 * sigma + 0.5) + 1 for k in sizes)
-    if padding == "replicate":
-        labels = _replicate(labels, sizes)
-    hot = one_hot(labels, num_classes, ignore_index=ignore_index, dtype=dtype)
-    valid = valid_mask(labels, ignore_index).to(dtype).unsqueeze(1)
-    if padding != "replicate":
-        hot = _pad_constant(hot, sizes, 0.0)
-        valid = _pad_constant(valid, sizes, 0.0 if padding == "renormalize" else 1.0)
-        if padding == "background":
-            outside = _pad_constant(torch.zeros_like(labels, dtype=dtype).unsqueeze(1), sizes, 1.0)
-            hot[:, :1] += outside
-    tau = smooth(hot, sizes) / smooth(valid, sizes).clamp(min=torch.finfo(dtype).tiny)
-    centre_valid = valid_mask(
-        _unpad(labels, sizes) if padding == "replicate" else labels, ignore_index
-    )
-    return tau * centre_valid.unsqueeze(1)
+    total = patches.total(dtype)
+    tau = torch.stack([patches.of_class(k, dtype) / total for k in range(num_classes)], dim=1)
+    return tau * patches.centre_valid.unsqueeze(1)
+
+
+class Patches:
+    """Weighted sums over the patch around every voxel, one class at a time.
+
+    Args:
+        labels: int64 ``(N, *S)``; the rest as in :func:`class_proportions`.
+        kernel_size: see there.
+        kernel: see there.
+        sigma: see there.
+        padding: see there.
+        ignore_index: see there.
+
+    Attributes:
+        centre_valid: bool ``(N, *S)``, where the label is not the ignored one.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        kernel_size: KernelSize = 3,
+        kernel: Kernel = "mean",
+        sigma: float = 1.0,
+        padding: Padding = "replicate",
+        ignore_index: int | None = None,
+    ) -> None:
+        check_options(kernel_size, kernel, padding, sigma)
+        sizes = _kernel_sizes(labels, kernel_size)
+        if kernel == "gaussian_full":
+            sizes = tuple(1 if k == 1 else 2 * int(4 * sigma + 0.5) + 1 for k in sizes)
+        self._sizes = sizes
+        self._smooth = _smoother(kernel, sigma)
+        self._whole = kernel == "mean"  # sums are counts, exact in integers
+        self._padding = padding
+        self._ignore_index = ignore_index
+        self.centre_valid = valid_mask(labels, ignore_index)
+        self._labels = _replicate(labels, sizes) if padding == "replicate" else labels
+
+    def of_class(self, k: int, dtype: torch.dtype) -> Tensor:
+        """Weight of class `k` in each patch, ``(N, *S)``: of `dtype`, or a count in integers."""
+        outside = 1.0 if self._padding == "background" and k == 0 else 0.0
+        return self._sum((self._labels == k) & (self._labels != self._ignored), outside, dtype)
+
+    def total(self, dtype: torch.dtype) -> Tensor:
+        """Weight of all that counts in each patch, ``(N, *S)``, floating and positive."""
+        outside = 1.0 if self._padding in ("background", "zeros") else 0.0
+        valid = valid_mask(self._labels, self._ignore_index)
+        return self._sum(valid, outside, dtype).to(dtype).clamp(min=torch.finfo(dtype).tiny)
+
+    @property
+    def _ignored(self) -> int:
+        return -_BEYOND if self._ignore_index is None else self._ignore_index
+
+    def _sum(self, mask: Tensor, outside: float, dtype: torch.dtype) -> Tensor:
+        if self._whole:  # counts up to 255 fit a byte
+            dtype = torch.uint8 if math.prod(self._sizes) <= 255 else torch.int32
+        x = mask.to(dtype)
+        if self._padding != "replicate":
+            x = _pad_constant(x, self._sizes, outside)
+        return self._smooth(x, self._sizes)
 
 
 def outer_region(

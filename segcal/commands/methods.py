@@ -15,6 +15,7 @@ from rich.text import Text
 
 from segcal.commands.errors import user_errors
 
+SINGULAR = {"losses": "loss", "penalties": "penalty"}
 
 def methods(
     name: Annotated[
@@ -82,7 +83,7 @@ def _explain(console: Console, name: str) -> None:
         module_name, _, attribute = component.target.rpartition(".")
         module = importlib.import_module(module_name)
         target = getattr(module, attribute)
-        console.print(Text(f"{kind.removesuffix('s')} {name}: {component.summary}", style="bold"))
+        console.print(Text(f"{SINGULAR[kind]} {name}: {component.summary}", style="bold"))
         console.print(Text(f"source: {component.paper}" if component.paper else ""))
         console.print(Text(f"defaults: {_arguments(component.args) or 'none'}"))
         accepted = [k for k in accepted_arguments(target) if k != "num_classes"]
@@ -91,7 +92,7 @@ def _explain(console: Console, name: str) -> None:
         for documented in (function, target):
             if inspect.isfunction(documented) or inspect.isclass(documented):
                 console.print(Text(f"{documented.__module__}.{documented.__name__}", style="cyan"))
-                console.print(Text(f"{inspect.getdoc(documented) or ''}\n"))
+                console.print(Text(f"{inspect.getdoc(documented) or ''}\n"), soft_wrap=True)
 
 
 def _arguments(arguments: dict[str, Any]) -> str:
