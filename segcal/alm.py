@@ -115,17 +115,6 @@ def _sides(z: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(z >= 0, z, 0.0), torch.where(z < 0, z, 0.0)
 
 
-def power_series(name: str, lam: Tensor, rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Coefficients of z, z^2 and z^3 of a penalty for z >= 0, where all of them are polynomials."""
-    none = torch.zeros_like(lam)
-    return {
-        "phr": (lam, 0.5 * rho, none),
-        "p2": (lam, lam * rho, rho.square() / 6),
-        "p3": (lam, lam * rho, none),
-        "relu": (lam, none, none),
-    }[name]
-
-
 PENALTIES: dict[str, Function] = {"phr": phr, "p2": p2, "p3": p3, "relu": relu}
 
 
