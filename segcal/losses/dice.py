@@ -49,6 +49,8 @@ def soft_dice_loss(
     if not smooth > 0:
         raise ValueError(f"smooth: expected a positive number, got {smooth}")
     check_logits_labels(logits, labels, ignore_index=ignore_index)
+    if logits.ndim == 2:  # classification: every row is a voxel of one sample
+        logits, labels = logits.t().unsqueeze(0), labels.unsqueeze(0)
     k = logits.shape[1]
     valid = valid_mask(labels, ignore_index).unsqueeze(1)
     with full_precision(logits) as x:
@@ -56,8 +58,6 @@ def soft_dice_loss(
             return x.sum()
         p = torch.where(valid, torch.softmax(x, dim=1), 0.0).flatten(2)
         t = one_hot(labels, k, ignore_index=ignore_index, dtype=x.dtype).flatten(2)
-        if logits.ndim == 2:  # classification: every row is a voxel of one sample
-            p, t = p.reshape(1, -1, k).transpose(1, 2), t.reshape(1, -1, k).transpose(1, 2)
         first = 0 if include_background else 1
         p, t = p[:, first:], t[:, first:]
         axes = (0, 2) if batch else (2,)
