@@ -2,10 +2,10 @@
 # The main job on generated data: nnU-Net with and without the CRaC penalty, on the CPU, in minutes.
 # Usage: bash scripts/demo.sh [FOLDER]   (default: demo)
 set -euo pipefail
+out="$(realpath -m "${1:-$(dirname "$0")/../demo}")"
 cd "$(dirname "$0")/.."
 . scripts/venv.sh
 
-out="${1:-demo}"
 if [ -e "$out" ]; then
   [ -f "$out/.segcal-demo" ] || { echo "$out exists and is no demo; name another folder" >&2; exit 2; }
   rm -rf "$out"

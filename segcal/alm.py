@@ -165,6 +165,7 @@ class AugmentedLagrangian(Penalty):
         self,
         num_classes: int,
         num_regions: int = 1,
+        /,
         *,
         penalty: PenaltyName = "phr",
         lambda0: float | None = None,
@@ -230,6 +231,16 @@ class AugmentedLagrangian(Penalty):
         state("derivative_sum", torch.zeros(shape, dtype=torch.float64))
         state("constraint_sum", torch.zeros(shape, dtype=torch.float64))
         state("count", torch.zeros(num_regions, dtype=torch.int64))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AugmentedLagrangian:
+        """Move the state with the module, but keep its types: half precision cannot sum it."""
+
+        def keep_type(x: Tensor) -> Tensor:
+            moved = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
+
+        super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @abstractmethod
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

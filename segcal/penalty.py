@@ -19,7 +19,8 @@ class DualStep:
         step: how many updates there have been, this one included.
         lam: multipliers after the update, ``[region][class]``.
         rho: penalty parameters after the update, ``[region][class]``.
-        constraint: mean constraint of the validation pass, ``[region][class]``.
+        constraint: constraint of the validation pass, ``[region][class]``: the region's sum over
+            all valid voxels, or over its own (``average="region"``).
         count: voxels seen per region.
         notes: sentences a user should read (an empty region, a multiplier at its bound).
     """

@@ -243,6 +243,64 @@ def test_nonfinite_logits_do_not_reach_the_multipliers(golden):
             assert torch.equal(value, before[name]), name
 
 
+REGION_0 = torch.zeros(1, 1, dtype=torch.int64)
+
+
+def one_pass(alm, z):
+    alm.observe(torch.full((1, 2, 1), z, dtype=torch.float64), REGION_0)
+    alm.dual_step()
+    return float(alm.lam[0, 0]), float(alm.rho[0, 0])
+
+
+def test_lambda_period():
+    alm = Elementwise(2, lambda0=1.0, rho0=2.0, lambda_period=3)
+    lams = [one_pass(alm, 0.5)[0] for _ in range(6)]
+    assert lams == [1, 1, 2, 2, 2, 3]
+
+
+def test_lambda_and_rho_stay_in_their_bounds():
+    alm = Elementwise(
+        2, lambda0=1.0, rho0=1.0, rho_max=1.5, gamma=1.2, rho_period=1, lambda_bounds=(0.5, 4.0)
+    )
+    got = [one_pass(alm, 2.0) for _ in range(4)]
+    assert [lam for lam, _ in got] == [3, 4, 4, 4]
+    close([rho for _, rho in got], [1, 1.2, 1.44, 1.5])
+    for _ in range(5):
+        lam, _ = one_pass(alm, -3.0)
+    assert lam == 0.5
+
+
+def test_rho_grows_where_a_constraint_turned_positive():
+    """After a satisfied pass (z < 0) the comparison is with 0; a satisfied pass never triggers."""
+    alm = Elementwise(2, rho0=1.0, gamma=2.0, rho_period=1)
+    rhos = [one_pass(alm, z)[1] for z in (-1.0, -0.5, 0.1, 0.05, 0.0)]
+    assert rhos == [1, 1, 2, 2, 2]
+
+
+def test_clamp_elementwise_cuts_each_derivative():
+    plain, clamped = (
+        Elementwise(2, lambda0=1.0, rho0=1.0, lambda_bounds=(1e-6, 4.0), clamp_elementwise=c)
+        for c in (False, True)
+    )
+    z = torch.tensor([[[9.0, 0.0], [9.0, 0.0]]], dtype=torch.float64)
+    for alm, lam in ((plain, 4.0), (clamped, 2.5)):  # means of (10, 1) and of (4, 1), then a clip
+        alm.observe(z, torch.zeros(1, 2, dtype=torch.int64))
+        alm.dual_step()
+        assert float(alm.lam[0, 0]) == lam
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_state_keeps_its_types_in_a_model_of_another(golden, dtype):
+    g = golden("crac")
+    model = torch.nn.ModuleDict({"net": torch.nn.Linear(2, 2), "penalty": CRaC(4)}).to(dtype)
+    assert model["net"].weight.dtype == dtype
+    reference = CRaC(4)
+    for alm in (model["penalty"], reference):
+        _passes(alm, g, range(3))
+    for name, value in reference.state_dict().items():
+        assert torch.equal(model["penalty"].state_dict()[name], value), name
+
+
 def test_p3_from_a_tiny_start_is_warned_of():
     with pytest.warns(UserWarning, match="penalty p3 multiplies its multipliers"):
         CRaC(3, penalty="p3")

@@ -19,7 +19,7 @@ from segcal.commands.errors import user_errors
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import Cohort
-    from segcal.io.cases import LabelSet
+    from segcal.io.cases import LabelSet, Pairing
 
 MAX_NOTES = 5
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
@@ -71,56 +71,23 @@ def evaluate(
     wrong usage.
     """
     from segcal.evaluation.case import Settings
-
-    settings = Settings(bins, tace_threshold, dilation, tolerance)
-    with user_errors():
-        complete = _run(predictions, references, output, dataset_json, settings)
-    if not complete:
-        raise typer.Exit(1)
-
-
-def _run(
-    predictions: Path, references: Path, output: Path, dataset_json: Path | None, settings: Settings
-) -> bool:
-    from segcal.commands.progress import progress_bar
-    from segcal.evaluation.cohort import evaluate_cohort, summarise
-    from segcal.io.cases import is_reoriented, pair
-    from segcal.io.files import write_json
-    from segcal.io.tables import write_csv
-    from segcal.reporting.reliability import plot_reliability, save_figure
+    from segcal.io.cases import find_reader, pair
 
     console = Console()
     if not console.is_terminal:  # a pipe or a log has no width
         console = Console(width=100)
-    pairing = pair(predictions, references)
-    label_set = _label_set(console, dataset_json, predictions, references)
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"{output}: is a file; the report needs a folder")
-    output.mkdir(parents=True, exist_ok=True)
-    with progress_bar("Evaluating", len(pairing.cases)) as advance:
-        cohort = evaluate_cohort(
-            pairing,
-            label_set=label_set,
-            reoriented=is_reoriented(predictions),
-            settings=settings,
-            progress=lambda case: advance(case.name),
-        )
-    for name in ("cases.csv", "summary.json", "reliability.png"):  # of an earlier run
-        (output / name).unlink(missing_ok=True)
-    summary = summarise(cohort)
-    if len(cohort.rows):
-        write_csv(output / "cases.csv", cohort.rows)
-    if cohort.reliability:
-        figure = plot_reliability(
-            {settings.scope_titles[k]: v for k, v in cohort.reliability.items()},
-            f"Reliability of the top label, pooled over {len(cohort.rows)} case(s)",
-        )
-        save_figure(figure, output / "reliability.png")
+    with user_errors():
+        settings = Settings(bins, tace_threshold, dilation, tolerance)
+        pairing = pair(predictions, references)
+        label_set = _label_set(console, dataset_json, predictions, references)
+        reader = find_reader(predictions)
+        _make_output(output, predictions, references)
     header = {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "predictions": str(predictions.resolve()),
         "references": str(references.resolve()),
         "labels": None if label_set is None else label_set.source,
+        "reader": reader,
         "settings": vars(settings),
         "versions": {
             "python": platform.python_version(),
@@ -128,21 +95,86 @@ def _run(
         },
         "conventions": settings.conventions(),
     }
+    cohort = _evaluate(pairing, label_set, reader, settings)
+    with user_errors():
+        _report(console, output, header, cohort, settings)
+    if cohort.interrupted:
+        _say(console, "Interrupted: the report is of the cases before.", "red")
+        raise typer.Exit(130)
+    if cohort.failed or pairing.without_prediction:
+        raise typer.Exit(1)
+
+
+def _make_output(output: Path, predictions: Path, references: Path) -> None:
+    """Make the folder, unless a file of somebody else's would be overwritten there."""
+    from segcal.io.files import read_json
+
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output}: is a file; the report needs a folder")
+    inputs = [path if path.is_dir() else path.parent for path in (predictions, references)]
+    if output.resolve() in [path.resolve() for path in inputs]:
+        raise ValueError(f"{output}: holds what is evaluated; name another folder for the report")
+    summary = output / "summary.json"
+    if summary.exists():
+        content = read_json(summary)
+        if not isinstance(content, dict) or "conventions" not in content:
+            raise ValueError(f"{summary}: is not of segcal; name another folder for the report")
+    output.mkdir(parents=True, exist_ok=True)
+
+
+def _evaluate(
+    pairing: Pairing, label_set: LabelSet | None, reader: str | None, settings: Settings
+) -> Cohort:
+    from segcal.commands.progress import progress_bar
+    from segcal.evaluation.cohort import evaluate_cohort
+
+    with progress_bar("Evaluating", len(pairing.cases)) as advance:
+        return evaluate_cohort(
+            pairing,
+            label_set=label_set,
+            reader=reader,
+            settings=settings,
+            progress=lambda case: advance(case.name),
+        )
+
+
+def _report(
+    console: Console, output: Path, header: dict[str, Any], cohort: Cohort, settings: Settings
+) -> None:
+    """Write the files, each replacing that of an earlier run, and show the tables."""
+    from segcal.evaluation.cohort import summarise
+    from segcal.io.files import write_json
+    from segcal.io.tables import write_csv
+    from segcal.reporting.reliability import plot_reliability, save_figure
+
+    summary = summarise(cohort)
+    cases, picture = output / "cases.csv", output / "reliability.png"
+    written = ["summary.json"]
     write_json(output / "summary.json", {**header, **summary})
     if len(cohort.rows):
+        write_csv(cases, cohort.rows)
+        written.append(cases.name)
         console.print(class_table(summary))
+    else:
+        cases.unlink(missing_ok=True)
     if cohort.reliability:
+        pooled = int(cohort.rows["ece_all"].notna().sum())
+        titled = {settings.scope_titles[k]: v for k, v in cohort.reliability.items()}
+        figure = plot_reliability(titled, f"Reliability of the top label, {pooled} case(s) pooled")
+        save_figure(figure, picture)
+        written.append(picture.name)
         console.print(calibration_table(summary, settings.scopes))
+    else:
+        picture.unlink(missing_ok=True)
     _say_problems(console, cohort)
-    written = sorted(p.name for p in output.iterdir() if p.suffix in (".csv", ".json", ".png"))
     _say(console, f"Written to {output}: {', '.join(written)}")
-    return not (cohort.failed or pairing.without_prediction)
 
 
 def _label_set(
     console: Console, dataset_json: Path | None, predictions: Path, references: Path
 ) -> LabelSet | None:
     from segcal.io.cases import find_dataset_json, read_label_set
+    from segcal.io.files import read_json
 
     if dataset_json is not None:
         return read_label_set(dataset_json)
@@ -152,6 +184,12 @@ def _label_set(
     try:
         label_set = read_label_set(found)
     except ValueError as error:  # nobody asked for this file
+        content = read_json(found)
+        if isinstance(content, dict) and "ignore" in (content.get("labels") or {}):
+            raise ValueError(
+                f"{error}; it declares an ignore label, which must not be counted: give a "
+                "--dataset-json that says which value it is"
+            ) from None
         _say(console, f"Going on without label names: {error}", "yellow")
         return None
     ignored = label_set.ignore_index
@@ -168,11 +206,10 @@ def class_table(summary: dict[str, Any]) -> Table:
     table.add_column("label", overflow="fold")
     for name in ("n", "DSC", "missed", "false+", "HD", "HD95", "HD95 pen.", "ASSD"):
         table.add_column(name, justify="right", no_wrap=True)
-    blocks = {
-        **summary["classes"],
-        "mean": {"dsc": summary["metrics"]["dsc"], **summary["surface_over_classes"]},
-    }
-    for name, block in blocks.items():
+    mean = {"dsc": summary["metrics"]["dsc"], **summary["surface_over_classes"]}
+    for name, block in [*summary["classes"].items(), ("mean", mean)]:
+        if block is mean:
+            table.add_section()
         hd, hd95 = block["hd_mm"], block["hd95_pooled_mm"]
         table.add_row(
             Text(name),
@@ -184,7 +221,6 @@ def class_table(summary: dict[str, Any]) -> Table:
             number(hd95["mean_of_found"], 2),
             number(hd95["penalised_mean"], 2),
             number(block["assd_pooled_mm"]["mean_of_found"], 2),
-            end_section=name == list(blocks)[-2],
         )
     table.caption = (
         "mm; HD, HD95 (pooled), ASSD: mean over the found; pen.: a miss costs the diagonal"
@@ -196,12 +232,13 @@ def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Table
     """Calibration errors per scope."""
     table = _table("Calibration, mean over cases (fractions of 1)")
     table.add_column("scope", no_wrap=True)
-    for name in ("ECE", "ECE pooled", "CECE", "TACE", "TACE ref", "NLL", "Brier"):
+    for name in ("n", "ECE", "pooled", "CECE", "TACE", "TACE ref", "NLL", "Brier"):
         table.add_column(name, justify="right", no_wrap=True)
     metrics = summary["metrics"]
     for scope in scopes:
         table.add_row(
             scope,
+            str(metrics[f"ece_{scope}"]["n"]),
             number(metrics[f"ece_{scope}"]["mean"], 4),
             number(summary["pooled"][f"ece_{scope}"], 4),
             number(metrics[f"cece_{scope}"]["mean"], 4),
@@ -210,7 +247,9 @@ def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Table
             number(metrics[f"nll_{scope}"]["mean"], 4),
             number(metrics[f"brier_{scope}"]["mean"], 4),
         )
-    table.caption = "CECE: classwise; TACE: Nixon; TACE ref: as the CRaC poster defines it"
+    table.caption = (
+        "pooled: ECE of all voxels together; CECE: classwise; TACE: Nixon; TACE ref: CRaC poster's"
+    )
     return table
 
 

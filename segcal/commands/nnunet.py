@@ -46,7 +46,8 @@ def train(
     Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerCRaC --npz
 
     The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
-    The log folder gets segcal_log.jsonl: terms of the loss and multipliers of every epoch.
+    With segcal's trainers the fold's folder gets segcal_log.jsonl: terms of the loss and
+    multipliers of every epoch.
     """
     from segcal.adapters.nnunet import running
 

@@ -31,12 +31,26 @@ class Settings:
         tace_threshold: probabilities up to this are left out of TACE and tace_ref.
         dilation: voxels by which the dilated scope reaches beyond the labelled foreground.
         tolerance: how far, in voxels, a prediction may lie off its reference.
+
+    Raises:
+        ValueError: values out of range.
     """
 
     bins: int = 15
     tace_threshold: float = 1e-3
     dilation: int = 5
     tolerance: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if self.bins < 1 or self.dilation < 1:
+            raise ValueError(
+                f"bins, dilation: expected at least 1, got {self.bins}, {self.dilation}"
+            )
+        if not 0 <= self.tace_threshold <= 1 or not 0 <= self.tolerance < np.inf:
+            raise ValueError(
+                f"tace_threshold, tolerance: expected a probability and a finite number of voxels, "
+                f"got {self.tace_threshold}, {self.tolerance}"
+            )
 
     @property
     def scopes(self) -> tuple[str, str, str]:
@@ -71,7 +85,7 @@ class Settings:
             f"scope dilated{self.dilation}": "foreground-labelled voxels and those within "
             f"{self.dilation} voxels of one (box)",
             "scope all": "every voxel of the volume",
-            "ignore label": "in no metric; no surface is drawn through it",
+            "ignore label": "in no metric; a structure that it cuts has a surface along the cut",
             "mean over cases": "each case's value, then the plain mean; undefined cases left out "
             "and counted",
         }

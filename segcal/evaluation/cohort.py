@@ -31,6 +31,7 @@ class Cohort:
         failed: why a case could not be evaluated, by name.
         notes: what was odd about a case that was evaluated, by name.
         pairing: what was matched with what.
+        interrupted: whether the user stopped before the last case.
     """
 
     rows: pd.DataFrame
@@ -38,6 +39,7 @@ class Cohort:
     failed: dict[str, str]
     notes: dict[str, list[str]]
     pairing: Pairing
+    interrupted: bool = False
 
     @property
     def label_names(self) -> list[str]:
@@ -49,16 +51,18 @@ def evaluate_cohort(
     pairing: Pairing,
     *,
     label_set: LabelSet | None = None,
-    reoriented: bool = False,
+    reader: str | None = None,
     settings: Settings | None = None,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> Cohort:
     """Evaluate every case; one that fails is noted and does not stop the others.
 
+    Ctrl-C stops after what is done, which is returned.
+
     Args:
         pairing: cases to evaluate.
         label_set: names and ignore label; None names labels by their value.
-        reoriented: see :func:`segcal.io.probabilities.read_probabilities`.
+        reader: see :func:`segcal.io.probabilities.read_probabilities`.
         settings: bins, thresholds, scopes and tolerance.
         progress: called after each case.
     """
@@ -67,12 +71,16 @@ def evaluate_cohort(
     pooled: dict[str, BinStatistics] = {}
     failed: dict[str, str] = {}
     notes: dict[str, list[str]] = {}
+    interrupted = False
     for case in pairing.cases:
         said: list[str] = []
         try:
             result = evaluate_files(
-                case, label_set, reoriented=reoriented, settings=settings, note=said.append
+                case, label_set, reader=reader, settings=settings, note=said.append
             )
+        except KeyboardInterrupt:
+            interrupted = True
+            break
         except ValueError as error:
             failed[case.name] = str(error)
         except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
@@ -86,15 +94,18 @@ def evaluate_cohort(
         progress(case)
     table = pd.DataFrame.from_dict(rows, orient="index")
     table.index.name = "case"
-    return Cohort(table, pooled, failed, notes, pairing)
+    if "ece_all" in table:
+        for name in table.index[table["ece_all"].isna()]:
+            notes.setdefault(name, []).append("a label map: not in the calibration errors")
+    return Cohort(table, pooled, failed, notes, pairing, interrupted)
 
 
 def evaluate_files(
     case: Case,
     label_set: LabelSet | None,
     *,
-    reoriented: bool,
     settings: Settings,
+    reader: str | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> CaseResult:
     """Read one case and evaluate it.
@@ -106,8 +117,8 @@ def evaluate_files(
     Args:
         case: files to read.
         label_set: names and ignore label; None names labels by their value.
-        reoriented: see :func:`segcal.io.probabilities.read_probabilities`.
         settings: bins, thresholds, scopes and tolerance.
+        reader: see :func:`segcal.io.probabilities.read_probabilities`.
         note: called with what is odd and was decided.
 
     Raises:
@@ -123,7 +134,7 @@ def evaluate_files(
             case.prediction,
             reference.geometry,
             num_classes=None if label_set is None else _num_channels(label_set),
-            reoriented=reoriented,
+            reader=reader,
             tolerance=settings.tolerance,
         )
         prediction = probabilities.argmax(0)
@@ -138,7 +149,8 @@ def evaluate_files(
         names = {int(v): str(v) for v in found if v > 0 and v != ignore_index}
     if label_set is not None:
         names = label_set.foreground
-    for path, array in ((case.reference, reference.array), (case.prediction, prediction)):
+    predicted = case.label_map or case.prediction
+    for path, array in ((case.reference, reference.array), (predicted, prediction)):
         _check_labels(path, array, names, ignore_index)
     result = evaluate_case(
         prediction,
@@ -173,14 +185,18 @@ def _read_on(path: Path, reference: Volume, settings: Settings) -> NDArray[Any]:
 def _compare(
     case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: Callable[[str], None]
 ) -> None:
-    foreground = int(np.count_nonzero((argmax != 0) | (label_map != 0)))
-    differ = int(np.count_nonzero(argmax != label_map))
-    if differ > 0.5 * foreground:
+    """Post-processing removes foreground; foreground that is elsewhere is of another frame."""
+    differs = argmax != label_map
+    foreground = int(np.count_nonzero(label_map))
+    elsewhere = int(np.count_nonzero(differs & (label_map != 0)))
+    if elsewhere > 0.5 * foreground:
         raise ValueError(
-            f"{case.prediction}: {differ} voxels have another label in {case.label_map} beside it "
-            f"({foreground} are foreground); predicted with a reader that reorients? Then keep "
-            "nnU-Net's plans.json beside the predictions. Or are they of different cases?"
+            f"{case.prediction}: {elsewhere} of the {foreground} foreground voxels of "
+            f"{case.label_map} beside it have another label here; predicted with a reader that "
+            "reorients? Then keep nnU-Net's plans.json beside the predictions. Or are they of "
+            "different cases?"
         )
+    differ = int(np.count_nonzero(differs))
     if differ:
         note(
             f"{case.prediction.name}: {differ} voxels have another label in the label map beside "
@@ -214,6 +230,7 @@ def summarise(cohort: Cohort) -> dict[str, Any]:
     return {
         "cases": {
             "evaluated": len(rows),
+            "interrupted": cohort.interrupted,
             "failed": cohort.failed,
             "notes": cohort.notes,
             "without_prediction": cohort.pairing.without_prediction,

@@ -77,11 +77,15 @@ def pair(predictions: Path, references: Path) -> Pairing:
         raise ValueError(f"{predictions} and {references}: expected two folders, or two files")
     if predictions.is_file():
         name = case_name(references)
-        if name is None:
-            raise ValueError(f"{references}: expected a volume, e.g. .nii.gz")
-        if case_name(predictions) is None:
+        if name is None or references.suffix == ".npz":
+            raise ValueError(f"{references}: expected a label map, e.g. .nii.gz")
+        predicted = case_name(predictions)
+        if predicted is None:
             raise ValueError(f"{predictions}: expected a .npz or a volume, e.g. .nii.gz")
-        return Pairing([Case(name, predictions, references)])
+        beside = None
+        if predictions.suffix == ".npz":
+            beside = _scan(predictions.parent, npz=False).get(predicted)
+        return Pairing([Case(name, predictions, references, beside)])
     arrays, volumes = _scan(predictions, npz=True), _scan(predictions, npz=False)
     found, wanted = {**volumes, **arrays}, _scan(references, npz=False)
     if not wanted:
@@ -120,6 +124,8 @@ def read_label_set(path: Path) -> LabelSet:
     names: dict[int, str] = {}
     ignore = None
     if all(k.isdigit() and isinstance(v, str) for k, v in labels.items()):
+        if len(set(labels.values())) < len(labels):
+            raise ValueError(f"{path}: a name stands for two label values: {labels}")
         labels = {name: int(value) for value, name in labels.items()}  # Decathlon, nnU-Net v1
     for name, value in labels.items():
         if isinstance(value, (list, tuple)) and len(value) != 1:
@@ -142,14 +148,14 @@ def read_label_set(path: Path) -> LabelSet:
     return LabelSet(dict(sorted(names.items())), ignore, str(path))
 
 
-def is_reoriented(predictions: Path) -> bool:
-    """Whether the plans beside or above the predictions name a reader that reorients to RAS."""
+def find_reader(predictions: Path) -> str | None:
+    """Name of nnU-Net's reader in the ``plans.json`` beside or above the predictions, if any."""
     path = _beside("plans.json", predictions)
     if path is None:
-        return False
+        return None
     content = read_json(path)
-    reader = content.get("image_reader_writer", "") if isinstance(content, dict) else ""
-    return str(reader).endswith("WithReorient")
+    reader = content.get("image_reader_writer") if isinstance(content, dict) else None
+    return None if reader is None else str(reader)
 
 
 def _beside(name: str, *places: Path) -> Path | None:

@@ -42,11 +42,15 @@ class Component(_Strict):
 
 
 class Recipe(_Strict):
-    """A training objective: weights of base losses and of penalties, by config name."""
+    """A training objective: weights of base losses and of penalties, by config name.
+
+    ``args`` holds arguments of a term where they differ from those of its config.
+    """
 
     summary: str = ""
     base: dict[str, float]
     penalties: dict[str, float] = {}
+    args: dict[str, dict[str, Any]] = {}
 
 
 @cache
@@ -148,14 +152,14 @@ def resolve_terms(
     if with_base:
         kinds.update(dict.fromkeys(recipe.base, "losses"))
     kinds.update(dict.fromkeys(recipe.penalties, "penalties"))
-    if unknown := sorted(set(overrides) - set(kinds)):
+    if unknown := sorted({*overrides, *(recipe.args if with_base else {})} - set(kinds)):
         raise ValueError(
             f"recipe: has no term {', '.join(unknown)}; it has {', '.join(kinds) or 'none'}"
         )
     terms = {}
     for name, kind in kinds.items():
         component = load_component(kind, name)
-        arguments = {**component.args, **overrides.get(name, {})}
+        arguments = {**component.args, **recipe.args.get(name, {}), **overrides.get(name, {})}
         terms[name] = component.model_copy(update={"args": arguments})
     return terms
 

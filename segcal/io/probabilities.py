@@ -19,7 +19,7 @@ def read_probabilities(
     geometry: Geometry,
     *,
     num_classes: int | None = None,
-    reoriented: bool = False,
+    reader: str | None = None,
     tolerance: float = 1e-2,
 ) -> Array:
     """Read an nnU-Net v2 ``.npz`` or a 4-D NIfTI of class probabilities.
@@ -29,8 +29,8 @@ def read_probabilities(
             classes on the fourth axis.
         geometry: of the reference labels, which the result shares.
         num_classes: K that is expected; None takes what comes.
-        reoriented: whether the ``.npz`` lies in a RAS-reoriented frame (nnU-Net's
-            ``*WithReorient`` readers).
+        reader: nnU-Net's reader, as its plans name it: the ``.npz`` of a ``*WithReorient`` reader
+            lies in a RAS-reoriented frame. None is a reader that leaves images as they are.
         tolerance: of the geometry, in voxels.
 
     Returns:
@@ -42,8 +42,8 @@ def read_probabilities(
     """
     if path.suffix == ".npz":
         array = _read_npz(path)
-        if reoriented and array.ndim == 4:
-            array = from_canonical(array, geometry)
+        if reader is not None and reader.endswith("WithReorient") and array.ndim == 4:
+            array = from_canonical(array, geometry, reader=reader)
         if array.ndim != 4 or array.shape[1:] != geometry.shape:
             raise ValueError(
                 f"{path}: expected probabilities (K, z, y, x) = (K, {_shape(geometry.shape)}) like "

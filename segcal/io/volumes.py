@@ -2,7 +2,8 @@
 
 Arrays are ``(z, y, x)`` (the order of SimpleITK and nnU-Net), affines map ``(x, y, z)`` indices to
 RAS millimetres (nibabel's). Spacing is the header's voxel size in its unit, which is what SimpleITK
-uses too: ACDC's affines, for one, say 1 mm while the voxels measure 1.4 x 1.4 x 10 mm.
+uses too: ACDC's affines, for one, say 1 mm while the voxels measure 1.4 x 1.4 x 10 mm. A NIfTI
+that states no orientation (both codes 0) gets SimpleITK's: identity in LPS, origin 0.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ class Geometry:
         spacing_mm: voxel size ``(z, y, x)``.
         origin_mm: RAS position of voxel (0, 0, 0), in x, y, z.
         direction: unit vectors of the x, y, z index axes as columns ``(3, 3)``, RAS.
+        stated: whether the file states an orientation; nibabel and SimpleITK make up different
+            ones where it does not.
     """
 
     shape: tuple[int, ...]
     spacing_mm: tuple[float, ...]
     origin_mm: tuple[float, float, float]
     direction: NDArray[np.float64]
+    stated: bool = True
 
     @property
     def affine(self) -> NDArray[np.float64]:
@@ -102,9 +106,9 @@ def read_volume(path: Path) -> Volume:
         raise ValueError(f"{path}: no such file")
     try:
         if path.name.endswith(NIFTI):
-            array, spacing, affine = _read_nifti(path)
+            array, spacing, affine, stated = _read_nifti(path)
         else:
-            array, spacing, affine = _read_sitk(path)
+            (array, spacing, affine), stated = _read_sitk(path), True
     except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
         raise _unreadable(path, error) from None
     array = array.reshape(_significant(array.shape))
@@ -125,9 +129,10 @@ def read_volume(path: Path) -> Volume:
         spacing_mm=tuple(spacing[::-1]),
         origin_mm=(float(affine[0, 3]), float(affine[1, 3]), float(affine[2, 3])),
         direction=affine[:3, :3] / norms,
+        stated=stated,
     )
-    note = ""
-    if not np.allclose(norms, spacing, rtol=1e-2):
+    note = "" if stated else "states no orientation; identity in LPS is assumed, as SimpleITK does"
+    if stated and not np.allclose(norms, spacing, rtol=1e-2):
         note = (
             f"voxel size {_mm(tuple(spacing))} mm in the header, {_mm(tuple(norms))} mm in the "
             "affine (x, y, z); the header's is used"
@@ -191,13 +196,22 @@ def read_labels(path: Path) -> Volume:
     return Volume(np.ascontiguousarray(array), volume.geometry, volume.note)
 
 
-def from_canonical(array: Array, geometry: Geometry) -> Array:
+def from_canonical(array: Array, geometry: Geometry, *, reader: str) -> Array:
     """Turn ``(..., z, y, x)`` of a RAS-reoriented grid into the grid of `geometry`.
 
     nnU-Net's ``*WithReorient`` readers bring every image to RAS before anything else, and save
     probabilities in that frame.
+
+    Args:
+        array: what the reader's frame holds.
+        geometry: of the file.
+        reader: name of nnU-Net's reader; nibabel's takes a file that states no orientation for
+            LAS, SimpleITK's for LPS.
     """
-    to_canonical = nib.orientations.io_orientation(geometry.affine)
+    affine = geometry.affine
+    if not geometry.stated and reader.startswith("Nibabel"):
+        affine = np.diag([-1.0, 1.0, 1.0, 1.0])
+    to_canonical = nib.orientations.io_orientation(affine)
     back = nib.orientations.ornt_transform(nib.orientations.axcodes2ornt("RAS"), to_canonical)
     spatial = array.transpose()  # x, y, z, ...
     return nib.orientations.apply_orientation(spatial, back).transpose()
@@ -233,13 +247,14 @@ def _unreadable(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path}: cannot be read as a volume ({reason})")
 
 
-def _read_nifti(path: Path) -> tuple[Array, list[float], NDArray[np.float64]]:
+def _read_nifti(path: Path) -> tuple[Array, list[float], NDArray[np.float64], bool]:
     image = _load_nifti(path)
     scale = MM_PER_UNIT.get(image.header.get_xyzt_units()[0], 1.0)
     spacing = [scale * float(s) for s in image.header.get_zooms()[:3]]
-    affine = image.affine.copy()
+    stated = bool(image.header["qform_code"] or image.header["sform_code"])
+    affine = image.affine.copy() if stated else np.diag([-1.0, -1.0, 1.0, 1.0])
     affine[:3] *= scale
-    return np.asanyarray(image.dataobj), spacing, affine
+    return np.asanyarray(image.dataobj), spacing, affine, stated
 
 
 def _load_nifti(path: Path) -> Any:

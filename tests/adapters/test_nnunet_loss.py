@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
@@ -30,7 +31,7 @@ class HostLoss(nn.Module):
 
 @pytest.fixture(scope="module")
 def trainers():
-    return pytest.importorskip("segcal.adapters.nnunet.trainers")
+    return importlib.import_module("segcal.adapters.nnunet.trainers")  # seconds, once
 
 
 def batch():
@@ -144,8 +145,10 @@ def test_a_budget_does_not_reach_several_gpus(monkeypatch, tmp_path):
         monkeypatch.setenv(name, str(tmp_path))
     arguments = ["27", "2d", "0", "-num_gpus", "2"]
     check_train(arguments, Budget())
-    with pytest.raises(ValueError, match="-num_gpus: --epochs"):
-        check_train(arguments, Budget(epochs=3))
+    for two in (arguments, [*arguments[:3], "-num_gpus=2"]):
+        with pytest.raises(ValueError, match="-num_gpus: --epochs"):
+            check_train(two, Budget(epochs=3))
+    check_train([*arguments[:3], "-num_gpus", "1"], Budget(epochs=3))
 
 
 def test_the_command_says_what_is_missing():

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from segcal.commands.evaluate import calibration_table, class_table
 from segcal.commands.main import app
+from segcal.evaluation import cohort
 from segcal.io.volumes import write_nifti
 from tests.evaluation.test_cohort import geometry, soft
 
@@ -122,6 +123,103 @@ def test_label_map_beside_the_probabilities(folders):
     assert "keep nnU-Net's plans.json" in summary(root)["cases"]["failed"]["a"]
 
 
+def test_post_processing_may_remove_everything(folders):
+    """A false alarm that was removed is no other frame: the case stays in the means."""
+    root, y = folders
+    write_nifti(root / "gt" / "a.nii.gz", 0 * y, geometry(y.shape))
+    write_nifti(root / "p" / "a.nii.gz", 0 * y, geometry(y.shape))
+    done = evaluate(root)
+    assert done.exit_code == 0, done.output
+    got = summary(root)
+    assert got["cases"]["evaluated"] == 2
+    assert got["classes"]["1"]["hd_mm"]["absent"] == 1
+
+
+def test_one_file_each_is_the_folder_of_one(folders):
+    root, y = folders
+    write_nifti(root / "p" / "a.nii.gz", np.where(y == 2, 0, y), geometry(y.shape))
+    done = run(root / "p" / "a.npz", root / "gt" / "a.nii.gz", "-o", root / "out")
+    assert done.exit_code == 0, done.output
+    assert summary(root)["classes"]["2"]["dsc"]["mean"] == 0
+    done = run(root / "p" / "a.npz", root / "p" / "b.npz", "-o", root / "out")
+    assert done.exit_code == 2
+    assert "expected a label map" in done.output
+
+
+def test_cases_without_probabilities_are_said(folders):
+    root, y = folders
+    (root / "p" / "a.npz").unlink()
+    write_nifti(root / "p" / "a.nii.gz", y, geometry(y.shape))
+    done = evaluate(root)
+    assert done.exit_code == 0, done.output
+    assert "not in the calibration errors" in done.output
+    assert summary(root)["metrics"]["ece_all"]["n"] == 1
+    assert summary(root)["metrics"]["dsc"]["n"] == 2
+
+
+def test_nothing_but_background(folders):
+    root, y = folders
+    for name in "ab":
+        (root / "p" / f"{name}.npz").unlink()
+        for folder in ("p", "gt"):
+            write_nifti(root / folder / f"{name}.nii.gz", 0 * y, geometry(y.shape))
+    done = evaluate(root)
+    assert done.exit_code == 0, done.output
+    assert "Written to" in done.output
+
+
+def test_options_reach_the_numbers(folders):
+    root, _ = folders
+    done = evaluate(root, "--bins", 3, "--tace-threshold", 0.06, "--dilation", 2)
+    assert done.exit_code == 0, done.output
+    got = summary(root)
+    assert got["settings"] == {
+        "bins": 3, "tace_threshold": 0.06, "dilation": 2, "tolerance": 0.01,
+    }  # fmt: skip
+    assert "ece_dilated2" in got["metrics"]
+    evaluate(root, out="other")  # 0.05 is under the threshold, 15 bins
+    assert (
+        got["metrics"]["tace_all"]["mean"] != summary(root, "other")["metrics"]["tace_all"]["mean"]
+    )
+
+
+def test_nobody_elses_summary_is_overwritten(folders):
+    root, _ = folders
+    (root / "out").mkdir()
+    (root / "out" / "summary.json").write_text('{"foreground_mean": {}}')  # nnU-Net's
+    done = evaluate(root)
+    assert done.exit_code == 2
+    assert "is not of segcal" in done.output
+    assert "foreground_mean" in (root / "out" / "summary.json").read_text()
+    assert run(root / "p", root / "gt", "-o", root / "p").exit_code == 2
+    assert run(root / "p", root / "gt", "-o", root / "gt").exit_code == 2
+
+
+def test_interrupted(folders, monkeypatch):
+    root, _ = folders
+    real = cohort.evaluate_files
+
+    def stop_at_b(case, *arguments, **kwargs):
+        if case.name == "b":
+            raise KeyboardInterrupt
+        return real(case, *arguments, **kwargs)
+
+    monkeypatch.setattr(cohort, "evaluate_files", stop_at_b)
+    done = evaluate(root)
+    assert done.exit_code == 130
+    assert summary(root)["cases"]["evaluated"] == 1
+    assert summary(root)["cases"]["interrupted"] is True
+
+
+def test_an_ignore_label_is_never_counted_as_a_class(folders):
+    root, _ = folders
+    labels = {"background": 0, "whole": [1, 2], "core": [2], "ignore": 3}
+    (root / "dataset.json").write_text(json.dumps({"labels": labels}))
+    done = evaluate(root)
+    assert done.exit_code == 2
+    assert "declares an ignore label" in done.output
+
+
 def test_predicted_labels_that_are_no_class(folders):
     root, y = folders
     (root / "p" / "a.npz").unlink()
@@ -167,6 +265,7 @@ def test_wrong_usage_has_no_traceback(folders):
         (root / "p", root / "gt", "-o", root / "out", "--dataset-json", root),
         (root / "p", root / "none", "-o", root / "out"),
         (root / "p", root / "gt", "-o", root / "out", "--bins", "0"),
+        (root / "p", root / "gt", "-o", root / "out", "--tolerance", "inf"),
     ):
         done = run(*arguments)
         assert done.exit_code == 2, (arguments, done.output)

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
+from scipy import ndimage
 from typer.testing import CliRunner
 
 from segcal.commands.main import app
@@ -14,7 +15,12 @@ from segcal.evaluation.case import Settings, evaluate_case
 from segcal.evaluation.cohort import evaluate_cohort, summarise
 from segcal.io.cases import pair
 from segcal.io.volumes import Geometry, read_labels, write_nifti
+from segcal.metrics.brier import brier
+from segcal.metrics.classwise_ece import classwise_ece
+from segcal.metrics.dice import dice
 from segcal.metrics.ece import ece
+from segcal.metrics.hausdorff import assd, hausdorff
+from segcal.metrics.nll import nll
 from segcal.metrics.tace import tace, tace_ref
 from tests.conftest import close
 from tests.data_paths import real_data
@@ -52,6 +58,84 @@ def test_row_is_what_the_metrics_say():
     assert row["voxels_all"] == (y != 9).sum()
     close(result.reliability["all"].expected_error(), row["ece_all"])
     close(row["diagonal_mm"], math.sqrt(8**2 + 10**2 + 12**2))
+
+
+def test_every_column_is_its_metric_at_other_settings():
+    rng = np.random.default_rng(1)
+    p = rng.dirichlet(np.full(3, 0.4), (5, 9, 8)).transpose(3, 0, 1, 2)
+    y = np.zeros((5, 9, 8), int)
+    y[1:3, 2:5, 2:5], y[3, 5:8, 4:7], y[0, 0] = 1, 2, 9
+    prediction = np.where(y == 9, 1, y)
+    prediction[4, 8, 5:] = prediction[0, 5, 0] = 1  # outliers: the two HD95 differ
+    prediction[0, 7, :2] = prediction[4, 0, 7] = 2
+    mm, valid = (3.0, 1.0, 0.5), y != 9
+    settings = Settings(bins=7, tace_threshold=0.05, dilation=2)
+    row = evaluate_case(
+        prediction, y, spacing_mm=mm, labels={1: "a", 2: "b"}, probabilities=p, ignore_index=9,
+        settings=settings,
+    ).row  # fmt: skip
+    foreground = (y > 0) & valid
+    near = ndimage.binary_dilation(foreground, np.ones((5, 5, 5)))  # never grown from ignored ones
+    columns = {"diagonal_mm", "dsc", "tace_ref"}
+    for scope, mask in (("fg", foreground), ("dilated2", near), ("all", np.ones_like(valid))):
+        kwargs = {"mask": mask, "ignore_index": 9}
+        expected = {
+            "voxels": (mask & valid).sum(),
+            "ece": ece(p, y, bins=7, **kwargs),
+            "cece": classwise_ece(p, y, bins=7, **kwargs),
+            "tace": tace(p, y, bins=7, threshold=0.05, **kwargs),
+            "nll": nll(p, y, **kwargs),
+            "brier": brier(p, y, **kwargs),
+        }
+        for name, value in expected.items():
+            close(row[f"{name}_{scope}"], value)
+            columns.add(f"{name}_{scope}")
+    reference = tace_ref(p, y, bins=7, threshold=0.05, mask=foreground, ignore_index=9)
+    close(row["tace_ref"], reference)
+    for value, name in ((1, "a"), (2, "b")):
+        a, b = (prediction == value) & valid, y == value
+        expected = {
+            "voxels_prediction": a.sum(),
+            "voxels_reference": b.sum(),
+            "dsc": dice(prediction, y, value, mask=valid),
+            "hd_mm": hausdorff(a, b, spacing_mm=mm),
+            "hd95_pooled_mm": hausdorff(a, b, spacing_mm=mm, percentile=95),
+            "hd95_max_directed_mm": hausdorff(
+                a, b, spacing_mm=mm, percentile=95, definition="max_directed"
+            ),
+            "assd_pooled_mm": assd(a, b, spacing_mm=mm),
+        }
+        assert expected["hd95_pooled_mm"] != expected["hd95_max_directed_mm"]
+        for key, number in expected.items():
+            close(row[f"{key}/{name}"], number)
+            columns.add(f"{key}/{name}")
+    close(row["dsc"], (row["dsc/a"] + row["dsc/b"]) / 2)
+    assert set(row) == columns  # nothing that this test does not know
+
+
+def test_summary_of_two_cases(tmp_path):
+    """Numbers of the summary from those of the cases, and pooled bins over both."""
+    y = np.zeros((2, 20, 20), int)
+    y[:, 5:10, 5:10] = 1
+    shifted, probabilities = np.roll(y, 2, axis=2), {}
+    (tmp_path / "p").mkdir()
+    for name, prediction, certainty in (("a", y, 0.9), ("b", shifted, 0.7)):
+        write_nifti(tmp_path / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
+        probabilities[name] = soft(prediction, 2, certainty)
+        np.savez(tmp_path / "p" / f"{name}.npz", probabilities=probabilities[name])
+    cohort = evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt"))
+    got = summarise(cohort)
+    both = np.concatenate(list(probabilities.values()), axis=1)
+    close(got["pooled"]["ece_all"], ece(both, np.concatenate([y, y])))
+    eces = [ece(p, y) for p in probabilities.values()]
+    block = got["metrics"]["ece_all"]
+    close([block["mean"], block["std"], block["median"]],
+          [np.mean(eces), np.std(eces, ddof=1), np.mean(eces)])  # fmt: skip
+    assert (block["n"], block["undefined"]) == (2, 0)
+    dsc = 2 * 15 / 50  # 3 of 5 columns overlap
+    close(got["metrics"]["dsc"]["mean"], (1 + dsc) / 2)
+    for surface in (got["classes"]["1"]["hd_mm"], got["surface_over_classes"]["hd_mm"]):
+        close([surface["mean_of_found"], surface["penalised_mean"]], [1.0, 1.0])  # 0 and 2 mm
 
 
 def test_dilated_scope_is_a_box():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from segcal.io.cases import find_dataset_json, is_reoriented, pair, read_label_set
+from segcal.io.cases import find_dataset_json, find_reader, pair, read_label_set
 
 
 def touch(folder, *names):
@@ -68,9 +68,9 @@ def test_label_set(tmp_path):
     assert find_dataset_json(predictions, references) == path
     assert find_dataset_json(references, references) == path
     write(tmp_path / "plans.json", {"image_reader_writer": "NibabelIOWithReorient"})
-    assert is_reoriented(predictions)
+    assert find_reader(predictions) == "NibabelIOWithReorient"
     write(tmp_path / "plans.json", {"image_reader_writer": "SimpleITKIO"})
-    assert not is_reoriented(predictions)
+    assert find_reader(predictions) == "SimpleITKIO"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,7 @@ def test_label_set(tmp_path):
         ({"background": 0, "whole": [1, 2]}, "is a region"),
         ({"background": 0, "a": 1, "b": 1}, "share the value 1"),
         ({"background": 0, "a": "2"}, "expected an integer"),
+        ({"0": "background", "1": "tumour", "2": "tumour"}, "a name stands for two label values"),
         ({}, "expected 'labels'"),
     ],
 )

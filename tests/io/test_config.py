@@ -68,6 +68,19 @@ def test_a_recipe_of_the_users(tmp_path):
         load_recipe(path)
 
 
+def test_arguments_in_a_recipe(tmp_path):
+    crac = build("crac_published", num_classes=3).terms["crac"]
+    assert crac.padding == "background"
+    assert crac.clamp_elementwise
+    assert build("crac_published", num_classes=3, crac={"padding": "zeros"}).terms[
+        "crac"
+    ].padding == "zeros"  # fmt: skip
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: {cross_entropy: 1.0}\nargs: {crac: {margin_inner: 3.0}}\n")
+    with pytest.raises(ValueError, match="has no term crac"):
+        build(path, num_classes=3)
+
+
 def test_only_known_targets_are_built():
     with pytest.raises(ValueError, match="only targets below"):
         Component(target="os.system", args={"command": "true"})

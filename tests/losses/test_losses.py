@@ -69,6 +69,12 @@ def test_dice_options_against_a_loop(options):
     close(soft_dice_loss(logits, labels, ignore_index=9, **options), torch.stack(losses).mean())
 
 
+def test_dice_of_rows_is_dice_of_one_image():
+    logits, labels = example(())
+    image = soft_dice_loss(logits.t()[None], labels[None])
+    close(soft_dice_loss(logits, labels), image)
+
+
 def test_absent_classes():
     logits, labels = example((4, 5))
     labels[labels == 2] = 0

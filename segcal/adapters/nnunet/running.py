@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import sys
@@ -79,7 +80,10 @@ def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
     if _asks_for_help(arguments):
         return
     require_paths("nnUNet_preprocessed", "nnUNet_results")
-    if "-num_gpus" in arguments and budget not in (None, Budget()):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-num_gpus", type=int, default=1)
+    known, _ = parser.parse_known_args([str(a) for a in arguments])
+    if known.num_gpus > 1 and budget not in (None, Budget()):
         raise ValueError(
             "-num_gpus: --epochs, --iterations, --val-iterations, --save-every and --seed only "
             "reach a training in one process; leave them out, or train on one GPU"
