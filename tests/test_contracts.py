@@ -60,7 +60,7 @@ def agree(a, b):
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (3, 2, 4)])
 def test_gradcheck(kind, name, shape):
     if ("gradcheck", name) in OPT_OUT:
-        return
+        pytest.skip(OPT_OUT["gradcheck", name])
     logits, labels = data(shape)
     labels.flatten()[0] = 9
     term = method(kind, name, ignore_index=9)

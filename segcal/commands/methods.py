@@ -17,6 +17,7 @@ from segcal.commands.errors import user_errors
 
 SINGULAR = {"losses": "loss", "penalties": "penalty"}
 
+
 def methods(
     name: Annotated[
         str | None, typer.Argument(help="A loss, penalty or recipe to explain; none lists all.")
