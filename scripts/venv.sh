@@ -6,7 +6,7 @@ if [ ! -f "$VENV/.installed" ] || [ pyproject.toml -nt "$VENV/.installed" ]; the
     { echo "segcal needs Python 3.10 or newer; name one with PYTHON=/path/to/python3" >&2; exit 2; }
   echo "Installing segcal into $VENV (several GB with PyTorch, some minutes)"
   [ -x "$VENV/bin/python" ] || "${PYTHON:-python3}" -m venv "$VENV"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+  "$VENV/bin/python" -m pip install -qq --disable-pip-version-check --editable ".[test]"
   touch "$VENV/.installed"
 fi
 PATH="$(cd "$VENV/bin" && pwd):$PATH"
