@@ -72,26 +72,26 @@ def evaluate_cohort(
     failed: dict[str, str] = {}
     notes: dict[str, list[str]] = {}
     interrupted = False
-    for case in pairing.cases:
-        said: list[str] = []
-        try:
-            result = evaluate_files(
-                case, label_set, reader=reader, settings=settings, note=said.append
-            )
-        except KeyboardInterrupt:
-            interrupted = True
-            break
-        except ValueError as error:
-            failed[case.name] = str(error)
-        except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
-            failed[case.name] = f"{case.prediction}: {type(error).__name__}: {error}"
-        else:
-            rows[case.name] = result.row
-            if said:
-                notes[case.name] = said
-            for scope, statistics in result.reliability.items():
-                pooled[scope] = pooled[scope] + statistics if scope in pooled else statistics
-        progress(case)
+    try:
+        for case in pairing.cases:
+            said: list[str] = []
+            try:
+                result = evaluate_files(
+                    case, label_set, reader=reader, settings=settings, note=said.append
+                )
+            except ValueError as error:
+                failed[case.name] = str(error)
+            except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
+                failed[case.name] = f"{case.prediction}: {type(error).__name__}: {error}"
+            else:
+                rows[case.name] = result.row
+                if said:
+                    notes[case.name] = said
+                for scope, statistics in result.reliability.items():
+                    pooled[scope] = pooled[scope] + statistics if scope in pooled else statistics
+            progress(case)
+    except KeyboardInterrupt:
+        interrupted = True
     table = pd.DataFrame.from_dict(rows, orient="index")
     table.index.name = "case"
     if "ece_all" in table:
