@@ -337,6 +337,7 @@ def test_a_multiplier_that_runs_away_is_said_once():
         {"kernel_size": 2},
         {"kernel_size": True},
         {"margin_inner": float("nan")},
+        {"constraint": "both"},
     ],
 )
 def test_refuses_at_construction(kwargs):

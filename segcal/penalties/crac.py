@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,18 @@ from segcal.tensors import check_logits_labels, valid_mask
 
 INNER, OUTER = 0, 1
 """Rows of every ``(2, K)`` tensor: 0 the inner region, 1 the outer (mixed patches)."""
+Constraint = Literal["abs", "signed", "upper"]
+
+
+def from_reference(vector: Tensor) -> Tensor:
+    """Turn a vector ``(2K,)`` of the published code, outer then inner, into ``(2, K)``.
+
+    Raises:
+        ValueError: not a vector of even length.
+    """
+    if vector.ndim != 1 or len(vector) % 2:
+        raise ValueError(f"vector: expected (2K,), got {tuple(vector.shape)}")
+    return vector.view(2, -1).flip(0)
 
 
 class CRaC(AugmentedLagrangian):
@@ -35,8 +47,8 @@ class CRaC(AugmentedLagrangian):
     Class k is the logit channel: every voxel of a region constrains all K channels.
 
     Source: "Class and Region-Adaptive Constraints for Network Calibration" (CRaC). Where poster
-    and published code differ we follow the code: the absolute value (the poster's signed
-    ``tau - l`` cannot hold a logit from above) and the margins (none on the poster). Where the
+    and published code differ we follow the code: the absolute value (``constraint="signed"`` is
+    the poster's ``tau - l``) and the margins (none on the poster). Where the
     code is at fault we do not: its region test is rounding noise, ours is exact; its labels are
     padded with background, ours are replicated (``padding="background"`` gives the code's).
 
@@ -48,6 +60,9 @@ class CRaC(AugmentedLagrangian):
         margin_inner: factor on tau in the inner region (5 in the code, 1 on the poster).
         margin_outer: factor on tau in the outer region.
         rho0: initial penalty parameter (0.1 in the published run lines).
+        constraint: ``abs`` holds the logit at its target; ``signed``, ``t - l``, only from below,
+            so that overconfident logits go free; ``upper``, ``l - t``, only from above. With the
+            last two z may be negative and multipliers can fall.
         kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next two.
         kernel: see there.
         padding: see there.
@@ -65,6 +80,7 @@ class CRaC(AugmentedLagrangian):
         margin_outer: float = 1.0,
         rho0: float = 0.1,
         *,
+        constraint: Constraint = "abs",
         kernel_size: KernelSize = 3,
         kernel: Kernel = "mean",
         padding: Padding = "replicate",
@@ -73,19 +89,24 @@ class CRaC(AugmentedLagrangian):
     ) -> None:
         super().__init__(num_classes, 2, rho0=rho0, **alm)
         check_options(kernel_size, kernel, padding)
+        if constraint not in get_args(Constraint):
+            raise ValueError(
+                f"constraint: expected one of {get_args(Constraint)}, got {constraint!r}"
+            )
         if not (math.isfinite(margin_inner) and math.isfinite(margin_outer)):
             raise ValueError(
                 f"margin_inner, margin_outer: expected finite numbers, "
                 f"got {margin_inner} and {margin_outer}"
             )
         self.margins = (margin_inner, margin_outer)
+        self.constraint: Constraint = constraint
         self.kernel_size = kernel_size
         self.kernel: Kernel = kernel
         self.padding: Padding = padding
         self.ignore_index = ignore_index
 
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``z = |t - l|`` ``(N, K, *S)`` and regions: 0 inner, 1 outer, -1 ignored."""
+        """Return z of ``t - l``, ``(N, K, *S)``, and regions: 0 inner, 1 outer, -1 ignored."""
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
         outer = outer_region(
             labels,
@@ -106,7 +127,10 @@ class CRaC(AugmentedLagrangian):
         )
         inner_margin, outer_margin = self.margins
         margin = torch.where(outer, outer_margin, inner_margin).to(tau).unsqueeze(1)
-        return (margin * tau - logits).abs(), region
+        residual = margin * tau - logits
+        if self.constraint == "abs":
+            return residual.abs(), region
+        return residual if self.constraint == "signed" else -residual, region
 
     def extra_repr(self) -> str:
         """Name what distinguishes this penalty when it is printed."""

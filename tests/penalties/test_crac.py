@@ -6,14 +6,8 @@ import pytest
 import torch
 
 from segcal.alm import PENALTIES
-from segcal.penalties.crac import CRaC
+from segcal.penalties.crac import CRaC, from_reference
 from tests.conftest import close
-
-
-def inner_outer(reference):
-    """Published order (outer, inner) to rows (inner, outer)."""
-    k = reference.shape[0] // 2
-    return torch.stack([reference[k:], reference[:k]])
 
 
 @pytest.mark.parametrize(("name", "padding"), [("cr_fix", "background"), ("cr_rep", "replicate")])
@@ -21,8 +15,8 @@ def test_golden_single_call(golden, name, padding):
     g = golden("crac")
     for penalty in ("phr", "p2", "p3"):
         crac = CRaC(4, padding=padding, penalty=penalty, lambda0=0.01)
-        crac.lam.copy_(inner_outer(g["get_lambda"]))
-        crac.rho.copy_(inner_outer(g["get_rho"]))
+        crac.lam.copy_(from_reference(g["get_lambda"]))
+        crac.rho.copy_(from_reference(g["get_rho"]))
         logits = g["logits"].clone().requires_grad_()
         z, region = crac.constraints(logits, g["labels"])
         close(z.detach(), g[f"h_{name}"])
@@ -151,6 +145,29 @@ def test_with_nonnegative_constraints_multipliers_only_grow(golden):
         crac.observe(g["val_logits"][epoch], g["val_labels"])
         crac.dual_step()
         assert (crac.lam >= before).all()
+
+
+def test_one_sided_constraints():
+    """A signed constraint holds a logit from one side only; z may be negative, lam may fall."""
+    labels = torch.zeros(1, 3, 3, dtype=torch.long)
+    for constraint, low, high in (("signed", True, False), ("upper", False, True)):
+        crac = CRaC(2, constraint=constraint)
+        crac.lam.fill_(0.2)
+        for value, pulled in ((-9.0, low), (9.0, high)):  # the targets are 5 and 0
+            logits = torch.full((1, 2, 3, 3), value, dtype=torch.float64, requires_grad=True)
+            (slope,) = torch.autograd.grad(crac(logits, labels), logits)
+            assert (slope != 0).all() == pulled
+        crac.observe(torch.full((1, 2, 3, 3), 9.0 if low else -9.0), labels)
+        crac.dual_step()
+        assert (crac.lam[0] < 0.2).all()
+    both = CRaC(2)(torch.full((1, 2, 3, 3), 9.0), labels)
+    assert both > 0
+
+
+def test_published_order():
+    assert from_reference(torch.tensor([1, 2, 3, 4])).tolist() == [[3, 4], [1, 2]]
+    with pytest.raises(ValueError, match=r"expected \(2K,\)"):
+        from_reference(torch.zeros(3))
 
 
 def test_wrong_shapes_are_named():
