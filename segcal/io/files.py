@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+TEMPORARY = ".segcal-"
 VOLUME_ENDINGS = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 
 
@@ -20,7 +21,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     The temporary name keeps the ending, which many writers read the format from.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".segcal-", suffix="-" + path.name, dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix="-" + path.name, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -29,6 +30,12 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what :func:`whole_file` leaves in `folder` when its process is killed."""
+    for path in folder.glob(f"{TEMPORARY}????????-*"):
+        path.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -160,6 +160,48 @@ trainer.print_to_log_file("done")
     assert "holds no segcal state" in out
 
 
+def test_checkpoint_is_whole_or_the_one_before(workspace):
+    """A training may die at any byte of a checkpoint."""
+    script = """
+import sys
+from pathlib import Path
+from segcal.adapters.nnunet.discovery import register
+register()
+from nnunetv2.run.run_training import get_trainer_from_args
+import torch
+cpu = torch.device("cpu")
+trainer = get_trainer_from_args("901", "2d_small", 0, "nnUNetTrainerCRaC", device=cpu)
+trainer.initialize()
+path = Path(sys.argv[1]) / "checkpoint_latest.pth"
+trainer.save_checkpoint(str(path))
+before = path.read_bytes()
+save = torch.save
+def dies(checkpoint, name):
+    save(checkpoint, name)
+    Path(name).write_bytes(Path(name).read_bytes()[:1000])
+    raise KeyboardInterrupt
+torch.save = dies
+try:
+    trainer.save_checkpoint(str(path))
+except KeyboardInterrupt:
+    pass
+assert path.read_bytes() == before
+assert [p.name for p in path.parent.iterdir()] == [path.name]
+trainer.load_checkpoint(str(path))
+for size in (0, 1000, len(before) // 2):
+    path.write_bytes(before[:size])
+    try:
+        trainer.load_checkpoint(str(path))
+    except ValueError as error:
+        assert str(path) in str(error) and "not a whole checkpoint" in str(error), error
+    else:
+        raise SystemExit(f"{size} bytes were accepted")
+"""
+    folder = workspace.root / "checkpoints"
+    folder.mkdir()
+    workspace.run(sys.executable, "-c", script, folder)
+
+
 def test_settings_from_the_plans(workspace):
     path = workspace.root / "preprocessed" / "Dataset901_Phantom" / "nnUNetPlans.json"
     plans = json.loads(path.read_text())

@@ -153,5 +153,7 @@ def _call(name: str, entry_point: Callable[[], Any], arguments: Sequence[str]) -
     sys.argv = [name, *arguments]
     try:
         entry_point()
+    except EOFError as error:  # which a command line would report as "Aborted."
+        raise RuntimeError(f"{name}: a file that it read ended early, see above") from error
     finally:
         sys.argv = before

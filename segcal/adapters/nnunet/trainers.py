@@ -8,6 +8,7 @@ updated before the checkpoint of the epoch is written, and saved in it.
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from segcal import __version__
 from segcal.collapse import CollapseWatch
 from segcal.io.config import build, load_recipe, resolve_terms
-from segcal.io.files import write_text
+from segcal.io.files import remove_leftovers, whole_file, write_text
 from segcal.objective import Objective
 from segcal.penalty import DualStep
 
@@ -130,7 +131,9 @@ class CalibratedTrainer(nnUNetTrainer):
                 "WARNING: with fold 'all' validation cases are training cases, so multipliers are "
                 "learned from training data"
             )
-        self._forget_log_from(self.current_epoch)
+        if self.local_rank == 0:
+            remove_leftovers(Path(self.output_folder))
+            self._forget_log_from(self.current_epoch)
 
     def on_train_epoch_start(self) -> None:
         """Start the sums of the training terms."""
@@ -203,7 +206,8 @@ class CalibratedTrainer(nnUNetTrainer):
         """Save nnU-Net's checkpoint with the state of the penalties among its init arguments.
 
         nnU-Net stores and restores those itself and reads only ``configuration`` of them, so
-        neither side's code is copied.
+        neither side's code is copied. A training killed while it writes keeps the checkpoint
+        before.
         """
         self.my_init_kwargs[CHECKPOINT_KEY] = {
             "version": __version__,
@@ -211,14 +215,26 @@ class CalibratedTrainer(nnUNetTrainer):
             "state": {k: v.cpu() for k, v in self.loss.penalties.state_dict().items()},
             "missing": list(self.collapse_watch.missing),
         }
-        super().save_checkpoint(filename)
+        if self.local_rank != 0 or self.disable_checkpointing:
+            super().save_checkpoint(filename)
+            return
+        with whole_file(Path(filename)) as temporary:
+            super().save_checkpoint(str(temporary))
 
     def load_checkpoint(self, filename_or_checkpoint: dict[str, Any] | str) -> None:
         """Load nnU-Net's checkpoint and the state of the penalties.
 
         Raises:
-            ValueError: the checkpoint was trained with other settings of the penalties.
+            ValueError: the checkpoint was trained with other settings of the penalties, or its
+                file is damaged.
         """
+        path = filename_or_checkpoint
+        if isinstance(path, str) and Path(path).exists() and not zipfile.is_zipfile(path):
+            raise ValueError(
+                f"{path}: not a whole checkpoint (was its disk full, or its training killed while "
+                "a stock trainer wrote it?). Delete it: --c then goes on from checkpoint_best.pth, "
+                "if there is one"
+            )
         super().load_checkpoint(filename_or_checkpoint)
         saved = self.my_init_kwargs.get(CHECKPOINT_KEY)
         if saved is None:
@@ -241,7 +257,7 @@ class CalibratedTrainer(nnUNetTrainer):
     def _forget_log_from(self, epoch: int) -> None:
         """Drop lines of epochs that a resumed training runs again."""
         path = self._log_path()
-        if self.local_rank == 0 and path.exists():
+        if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             kept = [line for line in lines if _epoch_of(line) < epoch]
             write_text(path, "".join(kept))
