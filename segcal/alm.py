@@ -8,6 +8,7 @@ rho sharpens the penalty where the violation does not shrink (Liu et al., CALS, 
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from abc import abstractmethod
@@ -17,17 +18,19 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from segcal.neighbourhood import Normaliser, region_weights
 from segcal.penalty import DualStep, Penalty, Reduce
+from segcal.sweep.fused import Statistics, statistics, supports, sweep
+from segcal.sweep.terms import Z_LINEAR, Residual
 from segcal.tensors import full_precision
 
-PenaltyName = Literal["phr", "p2", "p3", "relu"]
+PenaltyName = Literal["phr", "p2", "p3", "relu", "equality"]
 Average = Literal["all", "region"]
+OnNonfinite = Literal["raise", "skip_case"]
 Weight = Tensor | float
 Function = Callable[[Tensor, Weight, Weight], tuple[Tensor, Tensor]]
 
-Z_LINEAR = 1e6
-"""Above this constraint value the penalties continue along their tangent, which keeps value and
-slope inside float32 (P2 grows with the cube of z)."""
+STATE_VERSION = 1
 LAMBDA_SUSPICIOUS = 100.0
 """A multiplier above this says that the constraint cannot be met; the user is told."""
 
@@ -101,6 +104,18 @@ def relu(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     return lam * _sides(z)[0], lam * (z >= 0)
 
 
+def equality(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
+    """Augmented Lagrangian of the constraint z = 0, and its derivative in z.
+
+    ``lam z + rho z^2 / 2``; lam may be negative. Arguments and result as in :func:`phr`.
+    """
+    lam, rho = _like(z, lam), _like(z, rho)
+    inside, beyond = _split(z)
+    derivative = lam + rho * inside
+    value = lam * inside + 0.5 * rho * inside.square()
+    return value + derivative.detach() * beyond, derivative
+
+
 def _like(z: Tensor, weight: Weight) -> Tensor:
     return torch.as_tensor(weight, dtype=z.dtype, device=z.device)
 
@@ -115,25 +130,33 @@ def _sides(z: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(z >= 0, z, 0.0), torch.where(z < 0, z, 0.0)
 
 
-PENALTIES: dict[str, Function] = {"phr": phr, "p2": p2, "p3": p3, "relu": relu}
+PENALTIES: dict[str, Function] = {
+    "phr": phr,
+    "p2": p2,
+    "p3": p3,
+    "relu": relu,
+    "equality": equality,
+}
 
 
 class AugmentedLagrangian(Penalty):
     """A penalty whose weights, one per region and class, are learned on the validation set.
 
     A subclass gives :meth:`constraints`: z ``(N, K, *S)`` and an integer region map ``(N, *S)``
-    in ``[0, R)`` with -1 for voxels that do not count. The state is all in buffers, so
-    ``state_dict`` carries it and a resumed training continues exactly: ``lam``, ``rho``,
-    ``previous`` (last pass's mean constraint, ``(R, K)``), ``has_previous`` ``(R,)``, ``step``,
-    and the sums of a pass that is under way.
+    in ``[0, R)`` with -1 for voxels that do not count; and, where it can be swept, :meth:`swept`,
+    which says the same to the fast path. The state is all in buffers, so ``state_dict`` carries it
+    and a resumed training continues exactly: ``lam``, ``rho``, ``previous`` (last pass's mean
+    constraint, ``(R, K)``), ``has_previous`` ``(R,)``, ``step``, and the sums of a pass that is
+    under way. The state also says what it is the state of, and is refused by another penalty.
 
     With z >= 0, as in CRaC, every P' is at least lam, so multipliers can only grow.
 
     Args:
         num_classes: K.
         num_regions: R.
-        penalty: ``phr``, ``p2``, ``p3`` or ``relu``.
-        lambda0: initial multipliers; None starts at the lower bound.
+        penalty: ``phr``, ``p2``, ``p3`` or ``relu`` for z <= 0; ``equality`` for z = 0, whose
+            multipliers may be negative, down to minus the upper bound.
+        lambda0: initial multipliers; None starts at the lower bound (``equality``: at 0).
         rho0: initial penalty parameter, also its lower bound.
         rho_max: upper bound of rho (in the published code, not in the paper).
         gamma: factor by which rho grows.
@@ -147,6 +170,15 @@ class AugmentedLagrangian(Penalty):
             own voxels, the textbook estimate, which lets a small region grow 1/f_r times faster.
         clamp_elementwise: clip every P' to `lambda_bounds` before averaging, as the published
             code does (changes lam by 1e-6 at most while no P' exceeds the upper bound).
+        normaliser: what the penalty of a voxel is divided by: all valid voxels (``all``, as
+            published), those of its region (``region``), or those of its region and label class
+            (``label``), see :func:`segcal.neighbourhood.region_weights`.
+        start_epoch: passes to wait; until then the penalty is 0 and nothing is updated.
+        on_nonfinite: what :meth:`observe` does with logits that are not finite: ``raise``, or
+            ``skip_case``, which leaves the case out and says so in the notes.
+        fused: compute value and gradient in one sweep where that is possible (see
+            :mod:`segcal.sweep`); False keeps to ordinary torch operations, which can be
+            differentiated twice.
 
     Raises:
         ValueError: arguments out of range.
@@ -160,6 +192,7 @@ class AugmentedLagrangian(Penalty):
     derivative_sum: Tensor
     constraint_sum: Tensor
     count: Tensor
+    skipped: Tensor
 
     def __init__(
         self,
@@ -178,17 +211,30 @@ class AugmentedLagrangian(Penalty):
         lambda_bounds: tuple[float, float] = (1e-6, 1e6),
         average: Average = "all",
         clamp_elementwise: bool = False,
+        normaliser: Normaliser = "all",
+        start_epoch: int = 0,
+        on_nonfinite: OnNonfinite = "raise",
+        fused: bool = True,
     ) -> None:
         super().__init__()
         low, high = lambda_bounds
-        lambda0 = low if lambda0 is None else lambda0
+        two_sided = penalty == "equality"
+        if lambda0 is None:
+            lambda0 = 0.0 if two_sided else low
         if num_classes < 2:
             raise ValueError(f"num_classes: expected at least 2, got {num_classes}")
         if penalty not in PENALTIES:
             raise ValueError(f"penalty: expected one of {tuple(PENALTIES)}, got {penalty!r}")
-        if average not in get_args(Average):
-            raise ValueError(f"average: expected one of {get_args(Average)}, got {average!r}")
-        if not 0 < low <= lambda0 <= high:
+        for name, choice, choices in (
+            ("average", average, Average),
+            ("normaliser", normaliser, Normaliser),
+            ("on_nonfinite", on_nonfinite, OnNonfinite),
+        ):
+            if choice not in get_args(choices):
+                raise ValueError(f"{name}: expected one of {get_args(choices)}, got {choice!r}")
+        if start_epoch < 0:
+            raise ValueError(f"start_epoch: expected >= 0, got {start_epoch}")
+        if not 0 < low <= (high if two_sided else lambda0) <= high or abs(lambda0) > high:
             raise ValueError(
                 f"lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high, "
                 f"got {lambda_bounds}, {lambda0}"
@@ -215,9 +261,13 @@ class AugmentedLagrangian(Penalty):
         self.tau = tau
         self.lambda_period = lambda_period
         self.rho_period = rho_period
-        self.lambda_bounds = (low, high)
+        self.lambda_bounds = (-high if two_sided else low, high)
         self.average = average
         self.clamp_elementwise = clamp_elementwise
+        self.normaliser: Normaliser = normaliser
+        self.start_epoch = start_epoch
+        self.on_nonfinite = on_nonfinite
+        self.fused = fused
         shape = (num_regions, num_classes)
 
         def state(name: str, value: Tensor) -> None:
@@ -231,6 +281,7 @@ class AugmentedLagrangian(Penalty):
         state("derivative_sum", torch.zeros(shape, dtype=torch.float64))
         state("constraint_sum", torch.zeros(shape, dtype=torch.float64))
         state("count", torch.zeros(num_regions, dtype=torch.int64))
+        state("skipped", torch.zeros((), dtype=torch.int64))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AugmentedLagrangian:
         """Move the state with the module, but keep its types: half precision cannot sum it."""
@@ -249,6 +300,42 @@ class AugmentedLagrangian(Penalty):
         `logits` come in at least float32, outside autocast.
         """
 
+    def swept(self) -> Residual | None:
+        """Describe the penalty to :mod:`segcal.sweep`; None if only :meth:`constraints` can."""
+        return None
+
+    def identity(self) -> dict[str, Any]:
+        """What a state must have in common with this penalty to be loaded."""
+        return {
+            "method": type(self).__name__,
+            "num_classes": self.num_classes,
+            "num_regions": self.num_regions,
+            "penalty": self.penalty,
+        }
+
+    def get_extra_state(self) -> Tensor:
+        """Version of the format and :meth:`identity` for ``state_dict``: JSON, as bytes."""
+        text = json.dumps({"version": STATE_VERSION, **self.identity()})
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare a state's version and identity with this penalty's.
+
+        Raises:
+            ValueError: with all that differs.
+        """
+        saved, here = (json.loads(bytes(s.tolist())) for s in (state, self.get_extra_state()))
+        differences = [
+            f"{name} {saved.get(name)!r}, here {here.get(name)!r}"
+            for name in sorted({*saved, *here})
+            if saved.get(name) != here.get(name)
+        ]
+        if differences:
+            raise ValueError(
+                f"not a state of this {type(self).__name__}: {'; '.join(differences)}. Build the "
+                "penalty with the settings that the state was saved with, or start anew"
+            )
+
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the penalty: the mean of P over valid voxels, classes and regions.
 
@@ -262,17 +349,30 @@ class AugmentedLagrangian(Penalty):
         Returns:
             scalar; 0 with zero gradient when no voxel is valid.
         """
+        residual = self.swept()
+        if residual is not None and supports(logits, residual):
+            return sweep(logits, labels, residual)[0]
         with full_precision(logits) as x:
             z, region = self.constraints(x, labels)
             value, _ = self._evaluate(z, region)
-            valid = (region >= 0).unsqueeze(1)
-            total = torch.where(valid, value, 0.0).sum()
-            return total / (valid.sum().clamp(min=1) * self.num_classes * self.num_regions)
+            valid = region >= 0
+            weight = region_weights(
+                labels, region, valid, self.num_regions, self.num_classes, self.normaliser
+            ).to(x)
+            weight = weight[region.clamp(min=0), torch.where(valid, labels, 0).long()]
+            kept = torch.where(valid.unsqueeze(1), value, 0.0) * weight.unsqueeze(1)
+            return kept.sum() / (self.num_classes * self.num_regions)
+
+    def weights_in_force(self) -> tuple[Tensor, Tensor]:
+        """Return lam and rho ``(R, K)``; zeros before `start_epoch`."""
+        if self.start_epoch and int(self.step) < self.start_epoch:
+            return torch.zeros_like(self.lam), torch.zeros_like(self.rho)
+        return self.lam, self.rho
 
     def _evaluate(self, z: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
         """P and P' with the weights of every voxel's region."""
         index = region.clamp(min=0)
-        lam, rho = (w.to(z.dtype).t()[:, index].movedim(0, 1) for w in (self.lam, self.rho))
+        lam, rho = (w.to(z.dtype).t()[:, index].movedim(0, 1) for w in self.weights_in_force())
         return PENALTIES[self.penalty](z, lam, rho)
 
     @torch.no_grad()
@@ -280,29 +380,46 @@ class AugmentedLagrangian(Penalty):
         """Add a validation batch to the sums, with the multipliers as they are now.
 
         Raises:
-            ValueError: z is not finite, which must not reach the multipliers.
+            ValueError: logits that are not finite, which must not reach the multipliers, with
+                ``on_nonfinite="raise"``.
         """
+        skipped = 0
+        if self.on_nonfinite == "skip_case":
+            finite = torch.isfinite(logits).flatten(1).all(1)
+            skipped = int((~finite).sum())
+            logits, labels = logits[finite], labels[finite]
+        derivatives, constraints, voxels = self._statistics(logits, labels)
+        if not bool(torch.isfinite(derivatives + constraints).all()):
+            raise ValueError(
+                "logits: not finite in a validation batch; neither sums nor multipliers were "
+                "changed. Look for a diverged training or an fp16 overflow, or leave such cases "
+                'out with on_nonfinite="skip_case"'
+            )
+        self.derivative_sum += derivatives
+        self.constraint_sum += constraints
+        self.count += voxels
+        self.skipped += skipped
+
+    def _statistics(self, logits: Tensor, labels: Tensor) -> Statistics:
+        """Sums of P' and of the constraint per region and class."""
+        residual = self.swept()
+        if residual is not None and supports(logits, residual):
+            return statistics(logits, labels, residual)
         with full_precision(logits) as x:
             z, region = self.constraints(x, labels)
             _, derivative = self._evaluate(z, region)
             if self.clamp_elementwise:
                 derivative = derivative.clamp(*self.lambda_bounds)
+            size = z.abs() if self.penalty == "equality" else z
             axes = [0, *range(2, z.ndim)]
             regions = [(region == r).unsqueeze(1) for r in range(self.num_regions)]
             derivatives, constraints = (
                 torch.stack(
                     [torch.where(r, v, 0.0).sum(axes, dtype=torch.float64) for r in regions]
                 )
-                for v in (derivative, z)
+                for v in (derivative, size)
             )
-            if not bool(torch.isfinite(derivatives + constraints).all()):
-                raise ValueError(
-                    "logits: not finite in a validation batch; neither sums nor multipliers were "
-                    "changed. Look for a diverged training or an fp16 overflow"
-                )
-            self.derivative_sum += derivatives
-            self.constraint_sum += constraints
-            self.count += torch.stack([r.sum() for r in regions])
+            return Statistics(derivatives, constraints, torch.stack([r.sum() for r in regions]))
 
     @torch.no_grad()
     def dual_step(self, reduce: Reduce | None = None) -> DualStep:
@@ -319,24 +436,38 @@ class AugmentedLagrangian(Penalty):
             the new state and what is worth saying about it.
         """
         packed = torch.cat(
-            [self.derivative_sum.flatten(), self.constraint_sum.flatten(), self.count.double()]
+            [
+                self.derivative_sum.flatten(),
+                self.constraint_sum.flatten(),
+                self.count.double(),
+                self.skipped.double().view(1),
+            ]
         )
         if reduce is not None:
             packed = reduce(packed)
         n_weights = self.num_regions * self.num_classes
         derivative_sum = packed[:n_weights].view_as(self.lam)
         constraint_sum = packed[n_weights : 2 * n_weights].view_as(self.lam)
-        n = packed[2 * n_weights :].unsqueeze(1)
+        n = packed[2 * n_weights : -1].unsqueeze(1)
+        skipped = int(packed[-1])
         seen = n > 0
         notes = [
             f"region {r} had no voxel in validation; its multipliers stay"
             for r in range(self.num_regions)
             if not seen[r]
         ]
+        if skipped:
+            notes.append(f"{skipped} cases with logits that are not finite were left out")
         total = n.sum()
         divisor = n.clamp(min=1) if self.average == "region" else total.clamp(min=1)
         constraint = constraint_sum / divisor
-        if total > 0:
+        waiting = int(self.step) < self.start_epoch
+        if total > 0 and waiting:
+            self.step += 1
+            notes.append(
+                f"the penalty starts after {self.start_epoch - int(self.step)} more passes"
+            )
+        elif total > 0:
             lam_before = self.lam.clone()
             if (int(self.step) + 1) % self.lambda_period == 0:
                 rest = 0.0 if self.average == "region" else (total - n) * self.lam
@@ -350,12 +481,13 @@ class AugmentedLagrangian(Penalty):
             self.previous.copy_(torch.where(seen, constraint, self.previous))
             self.has_previous |= seen.squeeze(1)
             self.step += 1
-            if bool(((self.lam > LAMBDA_SUSPICIOUS) & (lam_before <= LAMBDA_SUSPICIOUS)).any()):
+            limit = min(LAMBDA_SUSPICIOUS, self.lambda_bounds[1])
+            if bool(((self.lam.abs() >= limit) & (lam_before.abs() < limit)).any()):
                 notes.append(
-                    f"a multiplier passed {LAMBDA_SUSPICIOUS:g}: the constraint cannot be met; "
-                    "lower rho0 or the margins"
+                    f"a multiplier reached {limit:g}: the constraint cannot be met; lower rho0 or "
+                    "the margins"
                 )
-        for sums in (self.derivative_sum, self.constraint_sum, self.count):
+        for sums in (self.derivative_sum, self.constraint_sum, self.count, self.skipped):
             sums.zero_()
         return DualStep(
             step=int(self.step),

@@ -25,6 +25,7 @@ from segcal.tensors import check_label_values, valid_mask
 
 Padding = Literal["replicate", "background", "renormalize", "zeros"]
 Kernel = Literal["mean", "svls", "gaussian", "gaussian_full"]
+Normaliser = Literal["all", "region", "label"]
 KernelSize = int | Sequence[int]
 
 _BEYOND = 2**62  # larger than any label, and exact as the float that torch's padding takes
@@ -104,7 +105,7 @@ class Patches:
         ignore_index: int | None = None,
     ) -> None:
         check_options(kernel_size, kernel, padding, sigma)
-        sizes = _kernel_sizes(labels, kernel_size)
+        sizes = _sizes_for(labels, kernel_size)
         if kernel == "gaussian_full":
             sizes = tuple(1 if k == 1 else 2 * int(4 * sigma + 0.5) + 1 for k in sizes)
         self._sizes = sizes
@@ -165,7 +166,7 @@ def outer_region(
         ValueError: even or negative kernel size, unknown padding.
     """
     check_options(kernel_size, "mean", padding)
-    sizes = _kernel_sizes(labels, kernel_size)
+    sizes = _sizes_for(labels, kernel_size)
     labels = labels.long()
     centre_valid = valid_mask(labels, ignore_index)
     valid = centre_valid
@@ -199,25 +200,87 @@ def check_options(kernel_size: KernelSize, kernel: str, padding: str, sigma: flo
             raise ValueError(f"{name}: expected one of {get_args(choices)}, got {value!r}")
 
 
-def _kernel_sizes(labels: Tensor, kernel_size: KernelSize) -> tuple[int, ...]:
-    d = labels.ndim - 1
-    if not 1 <= d <= 3:
-        raise ValueError(
-            f"labels: expected (N, *S) with 1 to 3 spatial axes, got {tuple(labels.shape)}"
-        )
-    sizes = tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,) * d
-    if len(sizes) != d:
-        raise ValueError(f"kernel_size: expected one number or {d}, got {kernel_size!r}")
+def region_weights(
+    labels: Tensor,
+    region: Tensor | None,
+    counts: Tensor,
+    num_regions: int,
+    num_classes: int,
+    normaliser: Normaliser,
+) -> Tensor:
+    """Weight of a voxel in a mean over regions, by its region and label.
+
+    ``all``: 1 / n, n being all voxels that count, so that a region weighs what it holds.
+    ``region``: 1 / n_r, every region weighs the same. ``label``: 1 / (n_rc C_r), C_r being the
+    label classes that the region holds: within a region every class weighs the same.
+
+    Args:
+        labels: integer ``(N, *S)``.
+        region: integer ``(N, *S)`` in [0, R); None with ``all``.
+        counts: bool ``(N, *S)``, the voxels that count.
+        num_regions: R.
+        num_classes: K.
+        normaliser: see above.
+
+    Returns:
+        float64 ``(R, K)``, 0 where there is no voxel (with ``all``: where there is none at all).
+    """
+    if normaliser == "all" or region is None:
+        n = counts.count_nonzero().double()
+        return torch.where(n > 0, 1 / n.clamp(min=1), 0.0).expand(num_regions, num_classes)
+    group = torch.where(counts, region.long() * num_classes + labels.long(), 0)
+    n = torch.zeros(num_regions * num_classes, dtype=torch.float64, device=labels.device)
+    n.index_add_(0, group.flatten(), counts.flatten().double())
+    n = n.view(num_regions, num_classes)
+    present = n > 0
+    if normaliser == "region":
+        divisor = n.sum(1, keepdim=True).expand_as(n)
+    else:
+        divisor = n * present.sum(1, keepdim=True)
+    return torch.where(present, 1 / divisor.clamp(min=1), 0.0)
+
+
+def kernel_sizes(axes: int, kernel_size: KernelSize) -> tuple[int, ...]:
+    """Return the size of the patch along each of 1 to 3 spatial axes.
+
+    Raises:
+        ValueError: another number of sizes.
+    """
+    sizes = tuple(kernel_size) if isinstance(kernel_size, Sequence) else (kernel_size,) * axes
+    if len(sizes) != axes:
+        raise ValueError(f"kernel_size: expected one number or {axes}, got {kernel_size!r}")
     return tuple(operator.index(k) for k in sizes)
 
 
+def _sizes_for(labels: Tensor, kernel_size: KernelSize) -> tuple[int, ...]:
+    axes = labels.ndim - 1
+    if not 1 <= axes <= 3:
+        raise ValueError(
+            f"labels: expected (N, *S) with 1 to 3 spatial axes, got {tuple(labels.shape)}"
+        )
+    return kernel_sizes(axes, kernel_size)
+
+
+def pad_labels(labels: Tensor, sizes: tuple[int, ...], outside: int | None) -> Tensor:
+    """Pad `labels` ``(N, *S)`` by half a patch on every side: with `outside`, or replicated."""
+    if outside is None:
+        return _replicate(labels, sizes)
+    return _pad_constant(labels, sizes, outside)
+
+
 def _replicate(labels: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    for axis, k in enumerate(sizes, start=1):
-        if k > 1:
-            n = labels.shape[axis]
-            index = torch.arange(-(k // 2), n + k // 2, device=labels.device).clamp_(0, n - 1)
-            labels = labels.index_select(axis, index)
-    return labels
+    padded = labels.new_zeros(
+        (labels.shape[0], *(n + k - 1 for n, k in zip(labels.shape[1:], sizes, strict=True)))
+    )
+    if labels.numel() == 0:
+        return padded
+    _unpad(padded, sizes).copy_(labels)
+    for axis, k in enumerate(sizes, start=1):  # a later axis fills the corners of the earlier
+        half, n = k // 2, labels.shape[axis]
+        if half:
+            padded.narrow(axis, 0, half).copy_(padded.narrow(axis, half, 1))
+            padded.narrow(axis, half + n, half).copy_(padded.narrow(axis, half + n - 1, 1))
+    return padded
 
 
 def _unpad(x: Tensor, sizes: tuple[int, ...]) -> Tensor:

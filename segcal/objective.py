@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from segcal.penalty import DualStep, Penalty, Reduce
+from segcal.sweep.fused import supports, sweep
+from segcal.sweep.terms import CrossEntropyTerm, Residual
 
 
 class Objective(nn.Module):
@@ -34,18 +36,53 @@ class Objective(nn.Module):
         self.terms = nn.ModuleDict(terms)
         self.weights = {name: float(weights.get(name, 1.0)) for name in terms}
 
-    def each(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return every term, unweighted, by name."""
-        return {name: term(logits, labels) for name, term in self.terms.items()}
+    def evaluate(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the scalar objective, and every term without its weight and gradient, by name.
 
-    def total(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the weighted sum of what :meth:`each` gave."""
-        first, *rest = (self.weights[name] * value for name, value in values.items())
-        return sum(rest, start=first)
+        Cross-entropy and a penalty that can be swept (:mod:`segcal.sweep`) share one sweep.
+        """
+        values: dict[str, Tensor] = {}
+        parts: list[Tensor] = []
+        if (pair := self._pair(logits)) is not None:
+            (loss, cross_entropy), (penalty, residual) = pair
+            part, values[loss], values[penalty] = sweep(
+                logits,
+                labels,
+                residual,
+                weight=self.weights[penalty],
+                cross_entropy=cross_entropy,
+                cross_entropy_weight=self.weights[loss],
+            )
+            parts.append(part)
+        for name, term in self.terms.items():
+            if name not in values:
+                value = term(logits, labels)
+                values[name] = value.detach()
+                parts.append(self.weights[name] * value)
+        first, *rest = parts
+        return sum(rest, start=first), {name: values[name] for name in self.terms}
+
+    def _pair(
+        self, logits: Tensor
+    ) -> tuple[tuple[str, CrossEntropyTerm], tuple[str, Residual]] | None:
+        """Names and descriptions of a cross-entropy and a penalty that can share a sweep."""
+        losses, penalties = [], []
+        for name, term in self.terms.items():
+            swept = getattr(term, "swept", None)
+            description = swept() if callable(swept) else None
+            if isinstance(description, CrossEntropyTerm):
+                losses.append((name, description))
+            elif isinstance(description, Residual) and supports(logits, description):
+                penalties.append((name, description))
+        for loss in losses:
+            for penalty in penalties:
+                if loss[1].ignore_index == penalty[1].ignore_index:
+                    return loss, penalty
+        return None
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar objective of `logits` ``(N, K, *S)`` and `labels` ``(N, *S)``."""
-        return self.total(self.each(logits, labels))
+        return self.evaluate(logits, labels)[0]
 
     def observe(self, logits: Tensor, labels: Tensor) -> None:
         """Hand a validation batch to every penalty."""

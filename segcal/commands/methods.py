@@ -68,7 +68,7 @@ def _list(console: Console) -> None:
 
 
 def _explain(console: Console, name: str) -> None:
-    from segcal.io.config import accepted_arguments, load_component, load_recipe
+    from segcal.io.config import accepted_arguments, load_component, load_recipe, target
 
     kinds = [kind for kind, found in _names().items() if name in found]
     if not kinds:
@@ -81,16 +81,15 @@ def _explain(console: Console, name: str) -> None:
                 console.print(f"  {weight:g} x {term}", highlight=False)
             continue
         component = load_component(kind, name)  # type: ignore[arg-type]
-        module_name, _, attribute = component.target.rpartition(".")
-        module = importlib.import_module(module_name)
-        target = getattr(module, attribute)
+        what = target(component)
+        module = importlib.import_module(what.__module__)
         console.print(Text(f"{SINGULAR[kind]} {name}: {component.summary}", style="bold"))
         console.print(Text(f"source: {component.paper}" if component.paper else ""))
         console.print(Text(f"defaults: {_arguments(component.args) or 'none'}"))
-        accepted = [k for k in accepted_arguments(target) if k != "num_classes"]
+        accepted = [k for k in accepted_arguments(what) if k != "num_classes"]
         console.print(Text(f"options: {', '.join(accepted)}\n"))
-        function = getattr(module, module_name.rpartition(".")[2], None)
-        for documented in (function, target):
+        function = getattr(module, what.__module__.rpartition(".")[2], None)
+        for documented in (function, what):
             if inspect.isfunction(documented) or inspect.isclass(documented):
                 console.print(Text(f"{documented.__module__}.{documented.__name__}", style="cyan"))
                 console.print(Text(f"{inspect.getdoc(documented) or ''}\n"), soft_wrap=True)

@@ -89,6 +89,19 @@ def load_recipe(recipe: str | Path) -> Recipe:
     return _load(path, Recipe)
 
 
+def target(component: Component) -> Any:
+    """Return the class or function that `component` names.
+
+    Raises:
+        ValueError: there is none.
+    """
+    module_name, _, attribute = component.target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{component.target}: cannot be found ({error})") from None
+
+
 def build(component: Component, **runtime: Any) -> Any:
     """Build what `component` names, from its arguments and those known only at run time.
 
@@ -101,12 +114,8 @@ def build(component: Component, **runtime: Any) -> Any:
         ValueError: unknown target; arguments that it does not take or lacks, with the accepted
             list; a config that says otherwise than `runtime`; whatever the target refuses.
     """
-    module_name, _, attribute = component.target.rpartition(".")
-    try:
-        target = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{component.target}: cannot be found ({error})") from None
-    accepted = accepted_arguments(target)
+    what = target(component)
+    accepted = accepted_arguments(what)
     runtime = {k: v for k, v in runtime.items() if k in accepted and v is not None}
     for name in set(runtime) & set(component.args):
         if component.args[name] != runtime[name]:
@@ -123,7 +132,7 @@ def build(component: Component, **runtime: Any) -> Any:
     if missing:
         raise ValueError(f"{component.target}: needs {', '.join(missing)}")
     try:
-        return target(**arguments)
+        return what(**arguments)
     except TypeError as error:  # e.g. "0.1" where 0.1 was meant
         raise ValueError(f"{component.target}: {error}; given {arguments}") from error
 
@@ -164,10 +173,10 @@ def resolve_terms(
     return terms
 
 
-def accepted_arguments(target: Any) -> dict[str, inspect.Parameter]:
+def accepted_arguments(what: Any) -> dict[str, inspect.Parameter]:
     """Named arguments of a class, following ``**kwargs`` into its base classes."""
     found: dict[str, inspect.Parameter] = {}
-    for cls in inspect.getmro(target) if inspect.isclass(target) else [target]:
+    for cls in inspect.getmro(what) if inspect.isclass(what) else [what]:
         if inspect.isclass(cls) and "__init__" not in vars(cls):
             continue
         parameters = list(inspect.signature(cls).parameters.values())

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from segcal.sweep.terms import CrossEntropyTerm
 from segcal.tensors import (
     check_logits_labels,
     check_num_classes,
@@ -74,6 +75,10 @@ class CrossEntropy(nn.Module):
         self.register_buffer(
             "class_weight", None if class_weight is None else torch.tensor(class_weight)
         )
+
+    def swept(self) -> CrossEntropyTerm:
+        """Describe the loss to :mod:`segcal.sweep`."""
+        return CrossEntropyTerm(self.ignore_index, self.class_weight)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from segcal.alm import AugmentedLagrangian
 from segcal.penalty import DualStep, Penalty, Reduce
+from segcal.sweep.fused import supports, sweep
+from segcal.sweep.terms import Residual
 from segcal.tensors import check_logits_labels, full_precision, valid_mask
 
 Score = Literal["unweighted", "weighted"]
@@ -58,6 +60,24 @@ class CALS(AugmentedLagrangian):
         region = torch.where(valid_mask(labels, self.ignore_index), 0, -1)
         return (z / self.margin if self.normalize else z), region
 
+    def swept(self) -> Residual | None:
+        """Describe the penalty to :mod:`segcal.sweep`."""
+        if not self.fused:
+            return None
+        lam, rho = self.weights_in_force()
+        return Residual(
+            lam=lam,
+            rho=rho,
+            penalty=self.penalty,
+            shape="upper",
+            margins=(self.margin,),
+            scale=1 / self.margin if self.normalize else 1.0,
+            normaliser=self.normaliser,
+            divisor=self.num_classes,
+            ignore_index=self.ignore_index,
+            clip=self.lambda_bounds if self.clamp_elementwise else (-math.inf, math.inf),
+        )
+
     def extra_repr(self) -> str:
         """Name what distinguishes this penalty when it is printed."""
         return f"margin={self.margin}, {super().extra_repr()}"
@@ -82,6 +102,7 @@ class CALSHR(Penalty):
         lambda_bounds: weights are clipped to these.
         score: see above.
         ignore_index: label to leave out.
+        fused: compute value and gradient in one sweep (see :mod:`segcal.sweep`).
 
     Raises:
         ValueError: options out of range.
@@ -105,6 +126,7 @@ class CALSHR(Penalty):
         lambda_bounds: tuple[float, float] = (1e-6, 1e6),
         score: Score = "unweighted",
         ignore_index: int | None = None,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         _check_margin(margin)
@@ -125,6 +147,7 @@ class CALSHR(Penalty):
         self.lambda_bounds = (low, high)
         self.score: Score = score
         self.ignore_index = ignore_index
+        self.fused = fused
         self.register_buffer("lam", torch.full((num_classes,), lambda0, dtype=torch.float64))
         self.register_buffer("previous", torch.zeros(num_classes, dtype=torch.float64))
         self.register_buffer("has_previous", torch.zeros((), dtype=torch.bool))
@@ -139,8 +162,25 @@ class CALSHR(Penalty):
         excess = (logits.amax(1, keepdim=True) - logits - self.margin).clamp(min=0)
         return torch.where(valid.unsqueeze(1), excess, 0.0), valid.sum()
 
+    def swept(self) -> Residual | None:
+        """Describe the penalty to :mod:`segcal.sweep`."""
+        if not self.fused:
+            return None
+        return Residual(
+            lam=self.lam.unsqueeze(0),
+            rho=torch.zeros_like(self.lam).unsqueeze(0),
+            penalty="relu",
+            shape="upper",
+            margins=(self.margin,),
+            divisor=self.num_classes,
+            ignore_index=self.ignore_index,
+        )
+
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the penalty of `logits` ``(N, K, *S)``; 0 when no voxel is valid."""
+        residual = self.swept()
+        if residual is not None and supports(logits, residual):
+            return sweep(logits, labels, residual)[0]
         with full_precision(logits) as x:
             excess, n = self._excess(x, labels)
             per_class = excess.sum([0, *range(2, x.ndim)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,13 +16,16 @@ from segcal.neighbourhood import (
     Padding,
     check_options,
     class_proportions,
-    outer_region,
 )
-from segcal.tensors import check_logits_labels, valid_mask
+from segcal.sweep.terms import RegionMap, Residual, Shape, region_map
+from segcal.tensors import check_logits_labels
 
 INNER, OUTER = 0, 1
 """Rows of every ``(2, K)`` tensor: 0 the inner region, 1 the outer (mixed patches)."""
-Constraint = Literal["abs", "signed", "upper"]
+Constraint = Literal["abs", "signed", "upper", "equality"]
+SHAPES: dict[str, Shape] = {
+    "abs": "abs", "signed": "lower", "upper": "upper", "equality": "upper"
+}  # fmt: skip
 
 
 def from_reference(vector: Tensor) -> Tensor:
@@ -62,10 +66,15 @@ class CRaC(AugmentedLagrangian):
         rho0: initial penalty parameter (0.1 in the published run lines).
         constraint: ``abs`` holds the logit at its target; ``signed``, ``t - l``, only from below,
             so that overconfident logits go free; ``upper``, ``l - t``, only from above. With the
-            last two z may be negative and multipliers can fall.
+            last two z may be negative and multipliers can fall. ``equality``, ``l - t = 0`` with
+            multipliers of both signs, is the textbook method; deviations of different voxels
+            cancel in its averages (experimental).
         kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next two.
         kernel: see there.
         padding: see there.
+        regions: ``patch`` (inner and outer), or a function of the labels ``(N, *S)`` that gives
+            every voxel's region in [0, R), -1 for none, e.g. bands of distance to a boundary.
+        margins: factor on tau for each of those R regions.
         ignore_index: label to leave out, of voxels, neighbourhoods and statistics.
         **alm: further arguments of :class:`segcal.alm.AugmentedLagrangian`.
 
@@ -84,21 +93,34 @@ class CRaC(AugmentedLagrangian):
         kernel_size: KernelSize = 3,
         kernel: Kernel = "mean",
         padding: Padding = "replicate",
+        regions: Literal["patch"] | RegionMap = "patch",
+        margins: Sequence[float] | None = None,
         ignore_index: int | None = None,
         **alm: Any,
     ) -> None:
-        super().__init__(num_classes, 2, rho0=rho0, **alm)
+        if (margins is None) != (regions == "patch"):
+            raise ValueError(
+                "regions, margins: a region map takes one margin per region in margins; the two "
+                f"regions of the patch take margin_inner and margin_outer; got {regions} with "
+                f"margins {margins}"
+            )
+        factors = (margin_inner, margin_outer) if margins is None else tuple(margins)
+        if constraint == "equality" and alm.setdefault("penalty", "equality") != "equality":
+            raise ValueError(f"penalty: {alm['penalty']!r} is not for constraint 'equality'")
+        super().__init__(num_classes, len(factors), rho0=rho0, **alm)
         check_options(kernel_size, kernel, padding)
         if constraint not in get_args(Constraint):
             raise ValueError(
                 f"constraint: expected one of {get_args(Constraint)}, got {constraint!r}"
             )
-        if not (math.isfinite(margin_inner) and math.isfinite(margin_outer)):
+        if constraint != "equality" and self.penalty == "equality":
+            raise ValueError(f"penalty: 'equality' is not for constraint {constraint!r}")
+        if not all(map(math.isfinite, factors)):
             raise ValueError(
-                f"margin_inner, margin_outer: expected finite numbers, "
-                f"got {margin_inner} and {margin_outer}"
+                f"margin_inner, margin_outer, margins: expected finite numbers, got {factors}"
             )
-        self.margins = (margin_inner, margin_outer)
+        self.margins = factors
+        self.regions = regions
         self.constraint: Constraint = constraint
         self.kernel_size = kernel_size
         self.kernel: Kernel = kernel
@@ -108,13 +130,7 @@ class CRaC(AugmentedLagrangian):
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return z of ``t - l``, ``(N, K, *S)``, and regions: 0 inner, 1 outer, -1 ignored."""
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
-        outer = outer_region(
-            labels,
-            kernel_size=self.kernel_size,
-            padding=self.padding,
-            ignore_index=self.ignore_index,
-        )
-        region = torch.where(valid_mask(labels, self.ignore_index), outer.long(), -1)
+        region = region_map(labels, self._residual())
         tau = class_proportions(
             labels,
             self.num_classes,
@@ -125,12 +141,38 @@ class CRaC(AugmentedLagrangian):
             dtype=logits.dtype,
             validate=False,
         )
-        inner_margin, outer_margin = self.margins
-        margin = torch.where(outer, outer_margin, inner_margin).to(tau).unsqueeze(1)
-        residual = margin * tau - logits
-        if self.constraint == "abs":
-            return residual.abs(), region
-        return residual if self.constraint == "signed" else -residual, region
+        margin = torch.tensor(self.margins).to(tau)[region.clamp(min=0)].unsqueeze(1)
+        u = logits - margin * tau
+        shape = SHAPES[self.constraint]
+        return u.abs() if shape == "abs" else u if shape == "upper" else -u, region
+
+    def swept(self) -> Residual | None:
+        """Describe the penalty to :mod:`segcal.sweep`, which counts neighbours (kernel mean)."""
+        return self._residual() if self.fused and self.kernel == "mean" else None
+
+    def _residual(self) -> Residual:
+        lam, rho = self.weights_in_force()
+        return Residual(
+            lam=lam,
+            rho=rho,
+            penalty=self.penalty,
+            shape=SHAPES[self.constraint],
+            margins=self.margins,
+            patch=(self.kernel_size, self.padding),
+            regions=self.regions,
+            normaliser=self.normaliser,
+            divisor=self.num_classes * self.num_regions,
+            ignore_index=self.ignore_index,
+            clip=self.lambda_bounds if self.clamp_elementwise else (-math.inf, math.inf),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What a state must have in common with this penalty: also its constraint and regions."""
+        return {
+            **super().identity(),
+            "constraint": self.constraint,
+            "regions": "inner, outer" if self.regions == "patch" else "own",
+        }
 
     def extra_repr(self) -> str:
         """Name what distinguishes this penalty when it is printed."""

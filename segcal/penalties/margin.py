@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from segcal.penalty import Penalty
+from segcal.sweep.fused import supports, sweep
+from segcal.sweep.terms import Residual
 from segcal.tensors import (
     ClassReduction,
     check_logits_labels,
@@ -76,6 +79,8 @@ class Margin(Penalty):
         two_sided: see there.
         class_reduction: see there.
         ignore_index: see there.
+        fused: compute value and gradient in one sweep where that is possible (see
+            :mod:`segcal.sweep`); False keeps to :func:`margin`, which can be differentiated twice.
 
     Raises:
         ValueError: options out of range.
@@ -91,6 +96,7 @@ class Margin(Penalty):
         two_sided: bool = False,
         class_reduction: ClassReduction = "mean",
         ignore_index: int | None = None,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         if not 0 <= alpha < math.inf:
@@ -103,9 +109,29 @@ class Margin(Penalty):
         self.two_sided = two_sided
         self.class_reduction: ClassReduction = class_reduction
         self.ignore_index = ignore_index
+        self.fused = fused
+
+    def swept(self) -> Residual | None:
+        """Describe the penalty to :mod:`segcal.sweep`."""
+        if not self.fused:
+            return None
+        linear = self.power == 1
+        weight = torch.full((1, self.num_classes), self.alpha, dtype=torch.float64)
+        return Residual(
+            lam=weight if linear else 0 * weight,
+            rho=0 * weight if linear else 2 * weight,
+            penalty="relu" if linear else "phr",
+            shape="abs" if self.two_sided else "upper",
+            margins=(self.margin,),
+            divisor=self.num_classes if self.class_reduction == "mean" else 1,
+            ignore_index=self.ignore_index,
+        )
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the weighted penalty of `logits` ``(N, K, *S)``; `labels` ``(N, *S)``."""
+        residual = self.swept()
+        if residual is not None and supports(logits, residual):
+            return sweep(logits, labels, residual)[0]
         check_num_classes(logits, self.num_classes)
         return self.alpha * margin(
             logits,

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from segcal.neighbourhood import Kernel, KernelSize, Padding, check_options, class_proportions
 from segcal.penalty import Penalty
+from segcal.sweep.fused import supports, sweep
+from segcal.sweep.terms import Residual
 from segcal.tensors import (
     ClassReduction,
     check_logits_labels,
@@ -97,6 +99,8 @@ class NACL(Penalty):
         sigma: see there.
         padding: see there.
         ignore_index: see there.
+        fused: compute value and gradient in one sweep where that is possible (see
+            :mod:`segcal.sweep`); False keeps to :func:`nacl`, which can be differentiated twice.
 
     Raises:
         ValueError: options out of range.
@@ -115,6 +119,7 @@ class NACL(Penalty):
         sigma: float = 1.0,
         padding: Padding = "replicate",
         ignore_index: int | None = None,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         if not 0 <= alpha < math.inf:
@@ -131,9 +136,30 @@ class NACL(Penalty):
         self.sigma = sigma
         self.padding: Padding = padding
         self.ignore_index = ignore_index
+        self.fused = fused
+
+    def swept(self) -> Residual | None:
+        """Describe the penalty to :mod:`segcal.sweep`, which counts neighbours (kernel mean)."""
+        if not self.fused or self.kernel != "mean" or self.space != "logits":
+            return None
+        absolute = self.distance == "l1"
+        weight = torch.full((1, self.num_classes), self.alpha, dtype=torch.float64)
+        return Residual(
+            lam=weight if absolute else 0 * weight,
+            rho=0 * weight if absolute else 2 * weight,
+            penalty="relu" if absolute else "phr",
+            shape="abs",
+            margins=(1.0,),
+            patch=(self.kernel_size, self.padding),
+            divisor=self.num_classes if self.class_reduction == "mean" else 1,
+            ignore_index=self.ignore_index,
+        )
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the weighted penalty of `logits` ``(N, K, *S)`` given `labels` ``(N, *S)``."""
+        residual = self.swept()
+        if residual is not None and supports(logits, residual):
+            return sweep(logits, labels, residual)[0]
         check_num_classes(logits, self.num_classes)
         return self.alpha * nacl(
             logits,

@@ -54,12 +54,16 @@ def weighted(k=3, **kwargs):
     return crac
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("penalty", sorted(PENALTIES))
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (3, 4, 2)])
-def test_gradcheck(shape, penalty):
+def test_gradcheck(shape, penalty, fused):
     logits, labels = example(shape)
     labels[0].flatten()[0] = 255
-    crac = weighted(penalty=penalty, lambda0=0.01, ignore_index=255)
+    constraint = "equality" if penalty == "equality" else "abs"
+    crac = weighted(
+        penalty=penalty, constraint=constraint, lambda0=0.01, ignore_index=255, fused=fused
+    )
     assert torch.autograd.gradcheck(lambda x: crac(x, labels), logits.requires_grad_())
 
 
@@ -183,3 +187,77 @@ def test_wrong_shapes_are_named():
     labels[0, 0, 0] = 255
     with pytest.raises(ValueError, match=r"got \[255\] in 1 voxels; is an ignore_index missing"):
         crac(logits, labels)
+
+
+def bands(labels):
+    """Three bands of the first axis, and a corner that belongs to none."""
+    region = (torch.arange(labels.shape[1]) // 2).clamp(max=2)
+    region = region.view(1, -1, *(1,) * (labels.ndim - 2)).expand(labels.shape).clone()
+    region[:, 0, 0] = -1
+    return region
+
+
+def by_hand(crac, logits, labels, normaliser):
+    """(1 / K R) times the sum over regions of the mean over groups, one voxel at a time."""
+    z, region = crac.constraints(logits, labels)
+    k, r = crac.num_classes, crac.num_regions
+    values, _ = crac._evaluate(z, region)
+    per_voxel = values.sum(1)
+    if normaliser == "all":
+        return per_voxel[region >= 0].sum() / (region >= 0).sum() / (k * r)
+    total = 0.0
+    for i in range(r):
+        here = region == i
+        if normaliser == "region":
+            groups = [here]
+        else:
+            groups = [here & (labels == c) for c in range(k)]
+        means = [per_voxel[g].mean() for g in groups if g.any()]
+        total += sum(means) / max(len(means), 1)
+    return total / (k * r)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("normaliser", ["all", "region", "label"])
+@pytest.mark.parametrize("regions", ["patch", "bands"])
+def test_normalisers_and_region_maps(regions, normaliser, fused):
+    logits, labels = example((6, 7))
+    labels[:, :3] = 1
+    labels[0, 2, 2] = 255
+    own = {} if regions == "patch" else {"regions": bands, "margins": (5.0, 2.0, 1.0)}
+    crac = CRaC(3, normaliser=normaliser, ignore_index=255, fused=fused, **own)
+    crac.lam.copy_(torch.rand(crac.lam.shape, generator=torch.Generator().manual_seed(2)))
+    close(crac(logits, labels), by_hand(crac, logits, labels, normaliser))
+    assert torch.autograd.gradcheck(lambda x: crac(x, labels), logits.requires_grad_())
+    crac.observe(logits, labels)
+    _, region = crac.constraints(logits.detach(), labels)
+    assert crac.count.tolist() == [int((region == r).sum()) for r in range(crac.num_regions)]
+    crac.dual_step()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("regions", "message"),
+    [
+        (lambda y: y[:, :1], "regions: expected integers"),
+        (lambda y: y.float(), "regions: expected integers"),
+        (lambda y: y * 0 + 2, "regions: expected -1 to 1, got 2 to 2"),
+    ],
+)
+def test_wrong_region_maps_are_named(regions, message, fused):
+    logits, labels = example((6, 7))
+    with pytest.raises(ValueError, match=message):
+        CRaC(3, regions=regions, margins=(1.0, 1.0), fused=fused)(logits, labels)
+
+
+def test_a_normaliser_by_label_lets_a_rare_class_weigh_as_much():
+    """One foreground voxel in 100: its pull is that of all 99 others together."""
+    labels = torch.zeros(1, 10, 10, dtype=torch.int64)
+    labels[0, 5, 5] = 1
+    crac = CRaC(2, regions=lambda y: y * 0, margins=(1.0,), normaliser="label", lambda0=1.0)
+    logits = torch.zeros(1, 2, 10, 10, dtype=torch.float64)
+    pulls = []
+    for part in (labels == 0, labels == 1):
+        value, weight = crac._evaluate(*crac.constraints(logits, labels)), part.double()
+        pulls.append(float((value[0].sum(1) * weight).sum() / weight.sum()) / 2)
+    close(crac(logits, labels), sum(pulls) / 2)

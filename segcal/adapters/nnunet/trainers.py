@@ -70,13 +70,13 @@ class PenalisedLoss(nn.Module):
         logits = output if isinstance(output, Tensor) else output[0]
         labels = (target if isinstance(target, Tensor) else target[0])[:, 0].long()
         base = self.host(output, target)
-        values = self.penalties.each(logits, labels)
+        total, values = self.penalties.evaluate(logits, labels)
         if self.observing:
             self.penalties.observe(logits, labels)
         for name, value in {"base": base, **values}.items():
             self._sums[name] = self._sums.get(name, 0.0) + value.detach()
         self._batches += 1
-        return base + self.penalties.total(values)
+        return base + total
 
 
 class CalibratedTrainer(nnUNetTrainer):

@@ -1,0 +1,234 @@
+"""The fast path has what the readable version has; methods are found by their configs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segcal.io.config import accepted_arguments, load_component, names, target
+from segcal.penalties.cals import CALS
+from segcal.penalties.crac import CRaC
+from segcal.penalties.margin import Margin, margin
+from segcal.penalties.nacl import NACL, nacl
+from segcal.sweep import cpu
+from tests.conftest import close
+from tests.test_contracts import data, method
+
+FUSED = [
+    name
+    for name in names("penalties")
+    if "fused" in accepted_arguments(target(load_component("penalties", name)))
+]
+pytestmark = pytest.mark.filterwarnings("ignore:penalty p3")
+
+
+def test_there_are_some():
+    assert {"nacl", "crac", "margin", "cals", "cals_hr"} <= set(FUSED)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", [(70,), (9, 21), (4, 5, 33), (2, 3, 1100)])
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_equals_readable(name, shape, dtype):
+    """Where there is a fast path, it has the readable version's value, gradient and multipliers."""
+    logits, labels = data(shape, k=4, dtype=dtype, scale=12.0)
+    labels.flatten()[::7] = 9
+    found = []
+    for fused in (True, False):
+        term = method("penalties", name, k=4, ignore_index=9, fused=fused)
+        x = logits.clone().requires_grad_()
+        value = term(x, labels)
+        (slope,) = torch.autograd.grad(value, x)
+        term.observe(logits, labels)
+        term.dual_step()
+        buffers = [b.double() for _, b in term.named_buffers()]
+        found.append([value.detach().double(), slope.double(), *buffers])
+    exact = dtype == torch.float64
+    for a, b in zip(*found, strict=True):
+        close(a, b, rtol=1e-10 if exact else 2e-5, atol=1e-12 if exact else 1e-8)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_is_the_same_bits_on_any_number_of_threads(name):
+    logits, labels = data((40, 64), n=9, dtype=torch.float32)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 2):
+            torch.set_num_threads(threads)
+            x = logits.clone().requires_grad_()
+            value = method("penalties", name)(x, labels)
+            found.append((value.detach(), *torch.autograd.grad(value, x)))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_second_derivatives_of_fused_terms_are_refused_clearly(name):
+    logits, labels = data()
+    logits.requires_grad_()
+    with pytest.raises(RuntimeError, match="fused=False"):
+        torch.autograd.grad(method("penalties", name)(logits, labels), logits, create_graph=True)
+    value = method("penalties", name, fused=False)(logits, labels)
+    torch.autograd.grad(value, logits, create_graph=True)
+
+
+@pytest.mark.parametrize("constraint", ["abs", "signed", "upper", "equality"])
+@pytest.mark.parametrize("penalty", ["phr", "p2", "p3", "relu"])
+@pytest.mark.parametrize("padding", ["replicate", "background", "renormalize", "zeros"])
+def test_every_option_of_crac(constraint, penalty, padding):
+    """Value, gradient and multipliers of the sweep are those of the readable version."""
+    logits, labels = data((3, 8, 6), k=4, scale=4.0)
+    labels[:, 0, :2] = 9
+    own = {} if constraint == "equality" else {"penalty": penalty}
+    results = []
+    for fused in (True, False):
+        crac = CRaC(
+            4, constraint=constraint, padding=padding, kernel_size=(1, 3, 5), ignore_index=9,
+            clamp_elementwise=True, lambda_bounds=(1e-6, 2.0), rho0=1.0, rho_period=1, fused=fused,
+            **own,
+        )  # fmt: skip
+        crac.lam.copy_(torch.rand(2, 4, generator=torch.Generator().manual_seed(2)))
+        for _ in range(2):
+            crac.observe(logits, labels)
+            crac.dual_step()
+        x = logits.clone().requires_grad_()
+        value = crac(x, labels)
+        results.append((value.detach(), *torch.autograd.grad(value, x), crac.lam, crac.rho))
+    for a, b in zip(*results, strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("arguments", [{"distance": "l2"}, {"class_reduction": "sum"}])
+def test_options_of_nacl(arguments):
+    logits, labels = data((8, 6))
+    close(NACL(3, **arguments)(logits, labels), NACL(3, fused=False, **arguments)(logits, labels))
+    close(NACL(3, **arguments)(logits, labels), 0.1 * nacl(logits, labels, **arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"power": 2}, {"power": 2, "two_sided": True}, {"class_reduction": "sum", "margin": 0.5}],
+)
+def test_options_of_margin(arguments):
+    logits, labels = data((8, 6))
+    x = logits.requires_grad_()
+    values = [Margin(3, fused=fused, **arguments)(x, labels) for fused in (True, False)]
+    close(values[0].detach(), values[1].detach())
+    close(torch.autograd.grad(values[0], x)[0], torch.autograd.grad(values[1], x)[0])
+    close(values[0].detach(), 0.1 * margin(x, labels, **arguments).detach())
+
+
+def test_tied_logits_share_the_gradient():
+    labels = torch.zeros(1, 2, dtype=torch.int64)
+    logits = torch.zeros(1, 3, 2, dtype=torch.float64)
+    logits[0, 2] = -8
+    x = logits.requires_grad_()
+    slopes = [
+        torch.autograd.grad(CALS(3, margin=2.0, lambda0=0.3, fused=fused)(x, labels), x)[0]
+        for fused in (True, False)
+    ]
+    close(slopes[0], slopes[1])
+    assert (slopes[0][0, :2] > 0).all()
+
+
+def test_many_classes_and_long_rows():
+    logits, labels = data((2, 1300), k=150, dtype=torch.float32)
+    for term in (CRaC, NACL, Margin):
+        results = []
+        for fused in (True, False):
+            x = logits.clone().requires_grad_()
+            value = term(150, fused=fused)(x, labels)
+            results.append((value.detach(), *torch.autograd.grad(value, x)))
+        for a, b in zip(*results, strict=True):
+            close(a, b, rtol=1e-5, atol=1e-9)
+
+
+def test_what_the_sweep_cannot_take_goes_to_the_readable_version(monkeypatch):
+    """More classes than a byte has codes, larger patches, other kernels: the same interface."""
+    monkeypatch.setattr("segcal.penalties.nacl.sweep", None)
+    logits, labels = data((3, 3), k=260)
+    assert NACL(260)(logits, labels) > 0
+    logits, labels = data((3, 20))
+    for arguments in ({"kernel_size": 17}, {"kernel": "gaussian"}, {"space": "softmax"}):
+        assert NACL(3, **arguments)(logits, labels) > 0
+
+
+def test_any_layout_of_the_logits():
+    logits, labels = data((5, 8, 6), dtype=torch.float32)
+    expected = CRaC(3)(logits, labels)
+    last = logits.to(memory_format=torch.channels_last_3d).requires_grad_()
+    value = CRaC(3)(last, labels)
+    assert torch.equal(value, expected)
+    (slope,) = torch.autograd.grad(value, last)
+    assert slope.shape == logits.shape
+    padded = torch.zeros(2, 3, 5, 8, 9)
+    padded[..., :6] = logits
+    assert torch.equal(CRaC(3)(padded[..., :6], labels), expected)
+
+
+def test_scaled_and_repeated_backward():
+    logits, labels = data((8, 6))
+    x = logits.requires_grad_()
+    value = CRaC(3, lambda0=0.5)(x, labels)
+    (once,) = torch.autograd.grad(value, x, retain_graph=True)
+    kept = once.clone()
+    (scaled,) = torch.autograd.grad(8 * value, x, retain_graph=True)
+    close(scaled, 8 * kept)
+    (again,) = torch.autograd.grad(value, x)
+    assert torch.equal(again, kept)
+    assert torch.equal(once, kept)
+
+
+def test_without_gradient_none_is_made(monkeypatch):
+    asked = []
+    run = cpu.run
+
+    def spy(logits, codes, region, job):
+        asked.append(job.gradient)
+        return run(logits, codes, region, job)
+
+    monkeypatch.setattr(cpu, "run", spy)
+    logits, labels = data((8, 6))
+    CRaC(3)(logits, labels)
+    with torch.no_grad():
+        CRaC(3)(logits.requires_grad_(), labels)
+    assert asked == [False, False]
+
+
+def test_threads_of_our_own_where_openmp_cannot_be_reached(monkeypatch):
+    logits, labels = data((40, 64), n=9, dtype=torch.float32)
+    expected = CRaC(3)(logits, labels)
+    monkeypatch.setattr(cpu, "_openmp", lambda: None)
+    assert torch.equal(CRaC(3)(logits, labels), expected)
+
+
+def test_errors_in_a_thread_arrive(monkeypatch):
+    def fails(block):
+        raise KeyboardInterrupt(block)
+
+    for openmp in (cpu._openmp, lambda: None):
+        monkeypatch.setattr(cpu, "_openmp", openmp)
+        with pytest.raises(KeyboardInterrupt):
+            cpu._in_parallel(fails, 9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-87, 0, width=32), min_size=1, max_size=40))
+def test_vector_exponential(values):
+    x = np.array(values, dtype=np.float32)
+    got = np.array([cpu._exp32(v) for v in x], dtype=np.float64)
+    np.testing.assert_allclose(got, np.exp(x.astype(np.float64)), rtol=3e-7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(1, 256, width=32), min_size=1, max_size=40))
+def test_vector_logarithm(values):
+    x = np.array(values, dtype=np.float32)
+    got = np.array([cpu._log32(v) for v in x], dtype=np.float64)
+    np.testing.assert_allclose(got, np.log(x.astype(np.float64)), rtol=3e-7, atol=1e-9)
