@@ -8,7 +8,7 @@ from pathlib import Path
 
 import segcal
 from segcal.adapters.nnunet.discovery import ext_path
-from segcal.adapters.pytorch import build
+from segcal.objective import build
 from segcal.io.config import config_root, names
 
 

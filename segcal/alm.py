@@ -146,7 +146,7 @@ class AugmentedLagrangian(Penalty):
     in ``[0, R)`` with -1 for voxels that do not count; and, where it can be swept, :meth:`swept`,
     which says the same to the fast path. The state is all in buffers, so ``state_dict`` carries it
     and a resumed training continues exactly: ``lam``, ``rho``, ``previous`` (last pass's mean
-    constraint, ``(R, K)``), ``has_previous`` ``(R,)``, ``step``, and the sums of a pass that is
+    constraint, ``(R, K)``), ``has_previous`` ``(R, 1)``, ``step``, and the sums of a pass that is
     under way. The state also says what it is the state of, and is refused by another penalty.
 
     With z >= 0, as in CRaC, every P' is at least lam, so multipliers can only grow.
@@ -154,6 +154,7 @@ class AugmentedLagrangian(Penalty):
     Args:
         num_classes: K.
         num_regions: R.
+        per_channel: every channel has regions of its own: the region map is ``(N, K, *S)``.
         penalty: ``phr``, ``p2``, ``p3`` or ``relu`` for z <= 0; ``equality`` for z = 0, whose
             multipliers may be negative, down to minus the upper bound.
         lambda0: initial multipliers; None starts at the lower bound (``equality``: at 0).
@@ -198,6 +199,7 @@ class AugmentedLagrangian(Penalty):
         self,
         num_classes: int,
         num_regions: int = 1,
+        per_channel: bool = False,
         /,
         *,
         penalty: PenaltyName = "phr",
@@ -221,8 +223,11 @@ class AugmentedLagrangian(Penalty):
         two_sided = penalty == "equality"
         if lambda0 is None:
             lambda0 = 0.0 if two_sided else low
-        if num_classes < 2:
-            raise ValueError(f"num_classes: expected at least 2, got {num_classes}")
+        fewest = 1 if per_channel else 2
+        if num_classes < fewest:
+            raise ValueError(f"num_classes: expected at least {fewest}, got {num_classes}")
+        if per_channel and normaliser != "all":
+            raise ValueError(f"normaliser: expected 'all' with per_channel, got {normaliser!r}")
         if penalty not in PENALTIES:
             raise ValueError(f"penalty: expected one of {tuple(PENALTIES)}, got {penalty!r}")
         for name, choice, choices in (
@@ -255,6 +260,7 @@ class AugmentedLagrangian(Penalty):
             )
         self.num_classes = num_classes
         self.num_regions = num_regions
+        self.per_channel = per_channel
         self.penalty = penalty
         self.rho_bounds = (rho0, rho_max)
         self.gamma = gamma
@@ -276,11 +282,12 @@ class AugmentedLagrangian(Penalty):
         state("lam", torch.full(shape, lambda0, dtype=torch.float64))
         state("rho", torch.full(shape, rho0, dtype=torch.float64))
         state("previous", torch.zeros(shape, dtype=torch.float64))
-        state("has_previous", torch.zeros(num_regions, dtype=torch.bool))
+        counted = (num_regions, num_classes if per_channel else 1)
+        state("has_previous", torch.zeros(counted, dtype=torch.bool))
         state("step", torch.zeros((), dtype=torch.int64))
         state("derivative_sum", torch.zeros(shape, dtype=torch.float64))
         state("constraint_sum", torch.zeros(shape, dtype=torch.float64))
-        state("count", torch.zeros(num_regions, dtype=torch.int64))
+        state("count", torch.zeros(counted, dtype=torch.int64))
         state("skipped", torch.zeros((), dtype=torch.int64))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AugmentedLagrangian:
@@ -310,6 +317,7 @@ class AugmentedLagrangian(Penalty):
             "method": type(self).__name__,
             "num_classes": self.num_classes,
             "num_regions": self.num_regions,
+            "per_channel": self.per_channel,
             "penalty": self.penalty,
         }
 
@@ -356,11 +364,15 @@ class AugmentedLagrangian(Penalty):
             z, region = self.constraints(x, labels)
             value, _ = self._evaluate(z, region)
             valid = region >= 0
+            if self.normaliser == "all":  # also where every channel has regions of its own
+                kept = torch.where(valid if self.per_channel else valid.unsqueeze(1), value, 0.0)
+                entries = valid.sum() * (1 if self.per_channel else self.num_classes)
+                return kept.sum() / (entries.clamp(min=1) * self.num_regions)
             weight = region_weights(
                 labels, region, valid, self.num_regions, self.num_classes, self.normaliser
             ).to(x)
             weight = weight[region.clamp(min=0), torch.where(valid, labels, 0).long()]
-            kept = torch.where(valid.unsqueeze(1), value, 0.0) * weight.unsqueeze(1)
+            kept = torch.where(valid, value.sum(1) * weight, 0.0)
             return kept.sum() / (self.num_classes * self.num_regions)
 
     def weights_in_force(self) -> tuple[Tensor, Tensor]:
@@ -372,7 +384,9 @@ class AugmentedLagrangian(Penalty):
     def _evaluate(self, z: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
         """P and P' with the weights of every voxel's region."""
         index = region.clamp(min=0)
-        lam, rho = (w.to(z.dtype).t()[:, index].movedim(0, 1) for w in self.weights_in_force())
+        index = index if self.per_channel else index.unsqueeze(1)
+        k = torch.arange(self.num_classes, device=z.device).view(-1, *(1,) * (z.ndim - 2))
+        lam, rho = (w.to(z.dtype)[index, k] for w in self.weights_in_force())
         return PENALTIES[self.penalty](z, lam, rho)
 
     @torch.no_grad()
@@ -404,7 +418,8 @@ class AugmentedLagrangian(Penalty):
         """Sums of P' and of the constraint per region and class."""
         residual = self.swept()
         if residual is not None and supports(logits, residual):
-            return statistics(logits, labels, residual)
+            found = statistics(logits, labels, residual)
+            return found._replace(voxels=found.voxels.unsqueeze(1))
         with full_precision(logits) as x:
             z, region = self.constraints(x, labels)
             _, derivative = self._evaluate(z, region)
@@ -412,14 +427,15 @@ class AugmentedLagrangian(Penalty):
                 derivative = derivative.clamp(*self.lambda_bounds)
             size = z.abs() if self.penalty == "equality" else z
             axes = [0, *range(2, z.ndim)]
-            regions = [(region == r).unsqueeze(1) for r in range(self.num_regions)]
+            where = region if self.per_channel else region.unsqueeze(1)
+            regions = [where == r for r in range(self.num_regions)]
             derivatives, constraints = (
                 torch.stack(
                     [torch.where(r, v, 0.0).sum(axes, dtype=torch.float64) for r in regions]
                 )
                 for v in (derivative, size)
             )
-            return Statistics(derivatives, constraints, torch.stack([r.sum() for r in regions]))
+            return Statistics(derivatives, constraints, torch.stack([r.sum(axes) for r in regions]))
 
     @torch.no_grad()
     def dual_step(self, reduce: Reduce | None = None) -> DualStep:
@@ -439,7 +455,7 @@ class AugmentedLagrangian(Penalty):
             [
                 self.derivative_sum.flatten(),
                 self.constraint_sum.flatten(),
-                self.count.double(),
+                self.count.flatten().double(),
                 self.skipped.double().view(1),
             ]
         )
@@ -448,26 +464,27 @@ class AugmentedLagrangian(Penalty):
         n_weights = self.num_regions * self.num_classes
         derivative_sum = packed[:n_weights].view_as(self.lam)
         constraint_sum = packed[n_weights : 2 * n_weights].view_as(self.lam)
-        n = packed[2 * n_weights : -1].unsqueeze(1)
+        n = packed[2 * n_weights : -1].view_as(self.count)
         skipped = int(packed[-1])
         seen = n > 0
         notes = [
             f"region {r} had no voxel in validation; its multipliers stay"
             for r in range(self.num_regions)
-            if not seen[r]
+            if not seen[r].any()
         ]
         if skipped:
             notes.append(f"{skipped} cases with logits that are not finite were left out")
-        total = n.sum()
+        total = n.sum(0)
         divisor = n.clamp(min=1) if self.average == "region" else total.clamp(min=1)
         constraint = constraint_sum / divisor
         waiting = int(self.step) < self.start_epoch
-        if total > 0 and waiting:
+        anything = bool((total > 0).any())
+        if anything and waiting:
             self.step += 1
             notes.append(
                 f"the penalty starts after {self.start_epoch - int(self.step)} more passes"
             )
-        elif total > 0:
+        elif anything:
             lam_before = self.lam.clone()
             if (int(self.step) + 1) % self.lambda_period == 0:
                 rest = 0.0 if self.average == "region" else (total - n) * self.lam
@@ -475,11 +492,11 @@ class AugmentedLagrangian(Penalty):
                 self.lam.copy_(torch.where(seen, target, self.lam))
             if (int(self.step) + 1) % self.rho_period == 0:
                 stuck = constraint > self.tau * self.previous.clamp(min=0)
-                stuck &= seen & self.has_previous.unsqueeze(1)
+                stuck &= seen & self.has_previous
                 grown = torch.where(stuck, self.rho * self.gamma, self.rho)
                 self.rho.copy_(grown.clamp(*self.rho_bounds))
             self.previous.copy_(torch.where(seen, constraint, self.previous))
-            self.has_previous |= seen.squeeze(1)
+            self.has_previous |= seen
             self.step += 1
             limit = min(LAMBDA_SUSPICIOUS, self.lambda_bounds[1])
             if bool(((self.lam.abs() >= limit) & (lam_before.abs() < limit)).any()):
@@ -494,7 +511,7 @@ class AugmentedLagrangian(Penalty):
             lam=self.lam.tolist(),
             rho=self.rho.tolist(),
             constraint=constraint.tolist(),
-            count=[int(v) for v in n.flatten()],
+            count=[int(v) for v in n.sum(1)],
             notes=notes,
         )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -78,6 +78,20 @@ def class_proportions(
     total = patches.total(dtype)
     tau = torch.stack([patches.of_class(k, dtype) / total for k in range(num_classes)], dim=1)
     return tau * patches.centre_valid.unsqueeze(1)
+
+
+def channel_proportions(labels: Tensor, **options: Any) -> Tensor:
+    """Proportion of 1 in the patch around every voxel of every channel, labels overlapping.
+
+    Args:
+        labels: integer or bool ``(N, K, *S)`` of 0 and 1, or the ignored value.
+        **options: as of :func:`class_proportions`.
+
+    Returns:
+        tau ``(N, K, *S)``.
+    """
+    tau = class_proportions(labels.flatten(0, 1).long(), 2, validate=False, **options)
+    return tau[:, 1].view(labels.shape)
 
 
 class Patches:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
+from typing import Any
 
 from torch import Tensor, nn
 
+from segcal.io import config
 from segcal.penalty import DualStep, Penalty, Reduce
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import CrossEntropyTerm, Residual
@@ -98,3 +101,49 @@ class Objective(nn.Module):
             if isinstance(term, Penalty)
         }
         return {name: step for name, step in steps.items() if step is not None}
+
+
+def build(
+    name: str | PathLike[str],
+    num_classes: int,
+    *,
+    ignore_index: int | None = None,
+    per_channel: bool = False,
+    **overrides: Mapping[str, Any],
+) -> Objective:
+    """Build the objective of a recipe, or of a single loss or penalty.
+
+    Example::
+
+        objective = build("crac", num_classes=4, crac={"margin_inner": 3.0})
+        loss = objective(logits, labels)        # (N, K, *S), (N, *S)
+        objective.observe(logits, labels)       # every validation batch, under no_grad
+        objective.dual_step()                   # once after the last
+
+    Args:
+        name: of a shipped recipe; of a loss or penalty (``losses/NAME`` or ``penalties/NAME`` where
+            a recipe has the same name); or a YAML file with a recipe.
+        num_classes: K.
+        ignore_index: label that every term leaves out.
+        per_channel: labels ``(N, K, *S)`` of 0 and 1 that may overlap, a sigmoid per channel
+            (nnU-Net's regions); for the methods that have this form.
+        **overrides: arguments of a term, by its name.
+
+    Returns:
+        a module with the three verbs ``forward``, ``observe`` and ``dual_step``.
+
+    Raises:
+        ValueError: an unknown name, term or argument, with what there is instead; a term without a
+            form per channel.
+    """
+    recipe = config.load_objective(name)
+    runtime = {
+        "num_classes": num_classes,
+        "ignore_index": ignore_index,
+        "per_channel": per_channel or None,
+    }
+    terms = {
+        term: config.build(component, **runtime)
+        for term, component in config.resolve_terms(recipe, overrides=overrides).items()
+    }
+    return Objective(terms, {**recipe.base, **recipe.penalties})

@@ -71,6 +71,34 @@ def check_logits_labels(
     check_label_values(labels, k, ignore_index)
 
 
+def check_channels(
+    logits: Tensor, labels: Tensor, num_classes: int | None = None, ignore_index: int | None = None
+) -> None:
+    """Check labels per channel: `labels` like `logits` ``(N, K, *S)``, 0 and 1, overlap allowed.
+
+    Args:
+        logits: floating ``(N, K, *S)``.
+        labels: integer or bool ``(N, K, *S)``, 0, 1, or `ignore_index`.
+        num_classes: the K that is expected; None takes it from `logits`.
+        ignore_index: value of voxels to leave out of their channel.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    if not logits.is_floating_point() or logits.ndim < 2:
+        raise ValueError(
+            f"logits: expected floating (N, K, *S), got {logits.dtype} {tuple(logits.shape)}"
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.shape != logits.shape:
+        raise ValueError(
+            f"labels: expected integers or bool like logits {tuple(logits.shape)} (one channel per "
+            f"region), got {labels.dtype} {tuple(labels.shape)}"
+        )
+    if num_classes is not None:
+        check_num_classes(logits, num_classes)
+    check_label_values(labels, 2, ignore_index)
+
+
 def check_num_classes(logits: Tensor, num_classes: int) -> None:
     """Raise ValueError unless `logits` ``(N, K, *S)`` have K = `num_classes`."""
     if logits.ndim < 2 or logits.shape[1] != num_classes:

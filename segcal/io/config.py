@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Mapping
 from functools import cache
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,6 +90,26 @@ def load_recipe(recipe: str | Path) -> Recipe:
     return _load(path, Recipe)
 
 
+def load_objective(name: str | PathLike[str]) -> Recipe:
+    """Load a recipe by name or path; or make one of a single loss or penalty.
+
+    Args:
+        name: of a recipe, else of a penalty, else of a loss; ``losses/NAME`` and
+            ``penalties/NAME`` name those alone.
+
+    Raises:
+        ValueError: nothing of that name, or a recipe that does not fit, with its path.
+    """
+    kind, _, single = str(name).rpartition("/")
+    if not kind and single in names("recipes"):
+        return load_recipe(single)
+    if kind in ("", "penalties") and single in names("penalties"):
+        return Recipe(base={}, penalties={single: 1.0})
+    if kind in ("", "losses") and single in names("losses"):
+        return Recipe(base={single: 1.0})
+    return load_recipe(Path(name))
+
+
 def target(component: Component) -> Any:
     """Return the class or function that `component` names.
 
@@ -108,7 +129,8 @@ def build(component: Component, **runtime: Any) -> Any:
     Args:
         component: target and arguments.
         runtime: e.g. ``num_classes`` and ``ignore_index``; those that the target does not take,
-            and those that are None, are left out.
+            and those that are None, are left out. ``per_channel`` is not left out: a method
+            that has no such form says so.
 
     Raises:
         ValueError: unknown target; arguments that it does not take or lacks, with the accepted
@@ -116,6 +138,11 @@ def build(component: Component, **runtime: Any) -> Any:
     """
     what = target(component)
     accepted = accepted_arguments(what)
+    if runtime.get("per_channel") and "per_channel" not in accepted:
+        raise ValueError(
+            f"{component.target}: has no form per channel (region-based labels, a sigmoid each); "
+            "use labels that exclude each other, or a method that has one"
+        )
     runtime = {k: v for k, v in runtime.items() if k in accepted and v is not None}
     for name in set(runtime) & set(component.args):
         if component.args[name] != runtime[name]:

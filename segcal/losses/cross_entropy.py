@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from segcal.sweep.terms import CrossEntropyTerm
 from segcal.tensors import (
+    check_channels,
     check_logits_labels,
     check_num_classes,
     full_precision,
@@ -21,6 +22,7 @@ def cross_entropy(
     labels: Tensor,
     *,
     class_weight: Tensor | None = None,
+    per_channel: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
     """Mean negative log-probability of the labelled class.
@@ -31,6 +33,8 @@ def cross_entropy(
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
         labels: integer ``(N, *S)``.
         class_weight: ``(K,)``; None weighs all classes 1.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; binary cross-entropy
+            of a sigmoid per channel, averaged over the valid voxels of all channels.
         ignore_index: label to leave out (the published NACL and CRaC code leaves out -100
             whatever the user asks for).
 
@@ -40,6 +44,15 @@ def cross_entropy(
     Raises:
         ValueError: shapes or label values that do not fit.
     """
+    if per_channel:
+        if class_weight is not None:
+            raise ValueError("class_weight: not with per_channel")
+        check_channels(logits, labels, ignore_index=ignore_index)
+        with full_precision(logits) as x:
+            valid = valid_mask(labels, ignore_index)
+            target = torch.where(valid, labels, 0).to(x)
+            bce = F.binary_cross_entropy_with_logits(x, target, reduction="none")
+            return reduce_voxels(bce, valid)
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     valid = valid_mask(labels, ignore_index)
     index = torch.where(valid, labels, 0).long()
@@ -63,26 +76,36 @@ class CrossEntropy(nn.Module):
         num_classes: int,
         *,
         class_weight: list[float] | None = None,
+        per_channel: bool = False,
         ignore_index: int | None = None,
     ) -> None:
         super().__init__()
+        if per_channel and class_weight is not None:
+            raise ValueError("class_weight: not with per_channel")
         if class_weight is not None and len(class_weight) != num_classes:
             raise ValueError(
                 f"class_weight: expected {num_classes} values, got {len(class_weight)}"
             )
         self.num_classes = num_classes
+        self.per_channel = per_channel
         self.ignore_index = ignore_index
         self.register_buffer(
             "class_weight", None if class_weight is None else torch.tensor(class_weight)
         )
 
-    def swept(self) -> CrossEntropyTerm:
-        """Describe the loss to :mod:`segcal.sweep`."""
+    def swept(self) -> CrossEntropyTerm | None:
+        """Describe the loss to :mod:`segcal.sweep`; None per channel."""
+        if self.per_channel:
+            return None
         return CrossEntropyTerm(self.ignore_index, self.class_weight)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
         check_num_classes(logits, self.num_classes)
         return cross_entropy(
-            logits, labels, class_weight=self.class_weight, ignore_index=self.ignore_index
+            logits,
+            labels,
+            class_weight=self.class_weight,
+            per_channel=self.per_channel,
+            ignore_index=self.ignore_index,
         )

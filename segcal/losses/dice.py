@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from segcal.tensors import (
+    check_channels,
     check_logits_labels,
     check_num_classes,
     full_precision,
@@ -22,6 +23,7 @@ def soft_dice_loss(
     batch: bool = False,
     smooth: float = 1e-5,
     skip_empty: bool = False,
+    per_channel: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
     """One minus the soft Dice of softmax probabilities, averaged over samples and classes.
@@ -38,6 +40,8 @@ def soft_dice_loss(
         smooth: s, in voxels.
         skip_empty: leave out (sample, class) pairs without a labelled voxel; none left gives 0.
             Otherwise an absent class costs about 1 as soon as it has any probability mass.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap, probabilities a
+            sigmoid per channel; no channel is the background.
         ignore_index: label to leave out.
 
     Returns:
@@ -48,16 +52,26 @@ def soft_dice_loss(
     """
     if not smooth > 0:
         raise ValueError(f"smooth: expected a positive number, got {smooth}")
-    check_logits_labels(logits, labels, ignore_index=ignore_index)
+    if per_channel and not include_background:
+        raise ValueError("include_background: no channel is the background with per_channel")
+    (check_channels if per_channel else check_logits_labels)(
+        logits, labels, ignore_index=ignore_index
+    )
     if logits.ndim == 2:  # classification: every row is a voxel of one sample
-        logits, labels = logits.t().unsqueeze(0), labels.unsqueeze(0)
+        logits = logits.t().unsqueeze(0)
+        labels = labels.t().unsqueeze(0) if per_channel else labels.unsqueeze(0)
     k = logits.shape[1]
-    valid = valid_mask(labels, ignore_index).unsqueeze(1)
+    valid = valid_mask(labels, ignore_index)
     with full_precision(logits) as x:
         if not x.numel():
             return x.sum()
-        p = torch.where(valid, torch.softmax(x, dim=1), 0.0).flatten(2)
-        t = one_hot(labels, k, ignore_index=ignore_index, dtype=x.dtype).flatten(2)
+        if per_channel:
+            p, t = torch.sigmoid(x), torch.where(valid, labels, 0).to(x)
+        else:
+            p = torch.softmax(x, dim=1)
+            t = one_hot(labels, k, ignore_index=ignore_index, dtype=x.dtype)
+            valid = valid.unsqueeze(1)
+        p, t = torch.where(valid, p, 0.0).flatten(2), t.flatten(2)
         first = 0 if include_background else 1
         p, t = p[:, first:], t[:, first:]
         axes = (0, 2) if batch else (2,)
@@ -80,6 +94,7 @@ class SoftDiceLoss(nn.Module):
         batch: bool = False,
         smooth: float = 1e-5,
         skip_empty: bool = False,
+        per_channel: bool = False,
         ignore_index: int | None = None,
     ) -> None:
         super().__init__()
@@ -88,6 +103,7 @@ class SoftDiceLoss(nn.Module):
         self.batch = batch
         self.smooth = smooth
         self.skip_empty = skip_empty
+        self.per_channel = per_channel
         self.ignore_index = ignore_index
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -100,5 +116,6 @@ class SoftDiceLoss(nn.Module):
             batch=self.batch,
             smooth=self.smooth,
             skip_empty=self.skip_empty,
+            per_channel=self.per_channel,
             ignore_index=self.ignore_index,
         )

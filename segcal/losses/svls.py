@@ -6,8 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from segcal.neighbourhood import KernelSize, Padding, check_options, class_proportions
+from segcal.neighbourhood import (
+    KernelSize,
+    Padding,
+    channel_proportions,
+    check_options,
+    class_proportions,
+)
 from segcal.tensors import (
+    check_channels,
     check_logits_labels,
     check_num_classes,
     full_precision,
@@ -23,6 +30,7 @@ def svls(
     kernel_size: KernelSize = 3,
     sigma: float = 1.0,
     padding: Padding = "replicate",
+    per_channel: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
     """Cross-entropy against labels smoothed over their neighbourhood, at boundaries only.
@@ -38,6 +46,8 @@ def svls(
         kernel_size: odd size of the patch, one number or one per spatial axis.
         sigma: of the Gaussian in voxels; shifts weight among the neighbours.
         padding: see :func:`segcal.neighbourhood.class_proportions`.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; every channel is
+            smoothed as the two classes it makes, and compared with its sigmoid.
         ignore_index: label to leave out, of voxels and of neighbourhoods.
 
     Returns:
@@ -46,6 +56,20 @@ def svls(
     Raises:
         ValueError: shapes, label values or options that do not fit.
     """
+    if per_channel:
+        check_channels(logits, labels, ignore_index=ignore_index)
+        with full_precision(logits) as x:
+            target = channel_proportions(
+                labels,
+                kernel_size=kernel_size,
+                kernel="svls",
+                sigma=sigma,
+                padding=padding,
+                ignore_index=ignore_index,
+                dtype=x.dtype,
+            )
+            bce = F.binary_cross_entropy_with_logits(x, target, reduction="none")
+            return reduce_voxels(bce, valid_mask(labels, ignore_index))
     raters = labels.unbind(1) if labels.ndim == logits.ndim else (labels,)
     with full_precision(logits) as x:
         soft = torch.zeros_like(x)
@@ -82,6 +106,7 @@ class SVLS(nn.Module):
         kernel_size: KernelSize = 3,
         sigma: float = 1.0,
         padding: Padding = "replicate",
+        per_channel: bool = False,
         ignore_index: int | None = None,
     ) -> None:
         super().__init__()
@@ -90,6 +115,7 @@ class SVLS(nn.Module):
         self.kernel_size = kernel_size
         self.sigma = sigma
         self.padding: Padding = padding
+        self.per_channel = per_channel
         self.ignore_index = ignore_index
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -101,5 +127,6 @@ class SVLS(nn.Module):
             kernel_size=self.kernel_size,
             sigma=self.sigma,
             padding=self.padding,
+            per_channel=self.per_channel,
             ignore_index=self.ignore_index,
         )

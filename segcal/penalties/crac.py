@@ -14,11 +14,12 @@ from segcal.neighbourhood import (
     Kernel,
     KernelSize,
     Padding,
+    channel_proportions,
     check_options,
     class_proportions,
 )
 from segcal.sweep.terms import RegionMap, Residual, Shape, region_map
-from segcal.tensors import check_logits_labels
+from segcal.tensors import check_channels, check_logits_labels
 
 INNER, OUTER = 0, 1
 """Rows of every ``(2, K)`` tensor: 0 the inner region, 1 the outer (mixed patches)."""
@@ -75,6 +76,8 @@ class CRaC(AugmentedLagrangian):
         regions: ``patch`` (inner and outer), or a function of the labels ``(N, *S)`` that gives
             every voxel's region in [0, R), -1 for none, e.g. bands of distance to a boundary.
         margins: factor on tau for each of those R regions.
+        per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap: tau_k is the proportion
+            of 1 in channel k, and every channel has an inner and an outer region of its own.
         ignore_index: label to leave out, of voxels, neighbourhoods and statistics.
         **alm: further arguments of :class:`segcal.alm.AugmentedLagrangian`.
 
@@ -95,6 +98,7 @@ class CRaC(AugmentedLagrangian):
         padding: Padding = "replicate",
         regions: Literal["patch"] | RegionMap = "patch",
         margins: Sequence[float] | None = None,
+        per_channel: bool = False,
         ignore_index: int | None = None,
         **alm: Any,
     ) -> None:
@@ -107,7 +111,7 @@ class CRaC(AugmentedLagrangian):
         factors = (margin_inner, margin_outer) if margins is None else tuple(margins)
         if constraint == "equality" and alm.setdefault("penalty", "equality") != "equality":
             raise ValueError(f"penalty: {alm['penalty']!r} is not for constraint 'equality'")
-        super().__init__(num_classes, len(factors), rho0=rho0, **alm)
+        super().__init__(num_classes, len(factors), per_channel, rho0=rho0, **alm)
         check_options(kernel_size, kernel, padding)
         if constraint not in get_args(Constraint):
             raise ValueError(
@@ -129,26 +133,31 @@ class CRaC(AugmentedLagrangian):
 
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return z of ``t - l``, ``(N, K, *S)``, and regions: 0 inner, 1 outer, -1 ignored."""
-        check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
-        region = region_map(labels, self._residual())
-        tau = class_proportions(
-            labels,
-            self.num_classes,
-            kernel_size=self.kernel_size,
-            kernel=self.kernel,
-            padding=self.padding,
-            ignore_index=self.ignore_index,
-            dtype=logits.dtype,
-            validate=False,
-        )
-        margin = torch.tensor(self.margins).to(tau)[region.clamp(min=0)].unsqueeze(1)
-        u = logits - margin * tau
+        options: dict[str, Any] = {
+            "kernel_size": self.kernel_size,
+            "kernel": self.kernel,
+            "padding": self.padding,
+            "ignore_index": self.ignore_index,
+            "dtype": logits.dtype,
+        }
+        if self.per_channel:
+            check_channels(logits, labels, self.num_classes, self.ignore_index)
+            binary = labels.flatten(0, 1).long()
+            region = region_map(binary, self._residual()).view(labels.shape)
+            tau = channel_proportions(labels, **options)
+        else:
+            check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
+            region = region_map(labels, self._residual())
+            tau = class_proportions(labels, self.num_classes, validate=False, **options)
+        margin = torch.tensor(self.margins).to(tau)[region.clamp(min=0)]
+        u = logits - (margin if self.per_channel else margin.unsqueeze(1)) * tau
         shape = SHAPES[self.constraint]
         return u.abs() if shape == "abs" else u if shape == "upper" else -u, region
 
     def swept(self) -> Residual | None:
         """Describe the penalty to :mod:`segcal.sweep`, which counts neighbours (kernel mean)."""
-        return self._residual() if self.fused and self.kernel == "mean" else None
+        possible = self.fused and self.kernel == "mean" and not self.per_channel
+        return self._residual() if possible else None
 
     def _residual(self) -> Residual:
         lam, rho = self.weights_in_force()

@@ -13,6 +13,7 @@ from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import (
     ClassReduction,
+    check_channels,
     check_logits_labels,
     check_num_classes,
     full_precision,
@@ -32,6 +33,7 @@ def margin(
     power: Power = 1,
     two_sided: bool = False,
     class_reduction: ClassReduction = "mean",
+    per_channel: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
     """Mean of ``relu(d_k - m)^power`` with ``d_k = max_j l_j - l_k``.
@@ -48,6 +50,8 @@ def margin(
         power: 1, or 2 for the squared form.
         two_sided: with power 2, penalise distances below the margin, too.
         class_reduction: ``mean`` or ``sum`` over K.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap. A sigmoid of l stands
+            for two logits, 0 and l, whose distance is ``d = |l|``.
         ignore_index: label to leave out.
 
     Returns:
@@ -57,11 +61,18 @@ def margin(
         ValueError: shapes, label values or options that do not fit.
     """
     _check(margin, power, two_sided)
-    check_logits_labels(logits, labels, ignore_index=ignore_index)
+    (check_channels if per_channel else check_logits_labels)(
+        logits, labels, ignore_index=ignore_index
+    )
     with full_precision(logits) as x:
-        excess = x.amax(1, keepdim=True) - x - margin
+        distance = x.abs() if per_channel else x.amax(1, keepdim=True) - x
+        excess = distance - margin
         if not two_sided:
             excess = excess.clamp(min=0)
+        if per_channel:
+            per_voxel = excess if power == 1 else excess.square()
+            channels = 1 if class_reduction == "mean" else x.shape[1]
+            return channels * reduce_voxels(per_voxel, valid_mask(labels, ignore_index))
         return reduce_voxels(
             reduce_classes(excess if power == 1 else excess.square(), class_reduction),
             valid_mask(labels, ignore_index),
@@ -78,6 +89,7 @@ class Margin(Penalty):
         power: see there.
         two_sided: see there.
         class_reduction: see there.
+        per_channel: see there.
         ignore_index: see there.
         fused: compute value and gradient in one sweep where that is possible (see
             :mod:`segcal.sweep`); False keeps to :func:`margin`, which can be differentiated twice.
@@ -95,6 +107,7 @@ class Margin(Penalty):
         power: Power = 1,
         two_sided: bool = False,
         class_reduction: ClassReduction = "mean",
+        per_channel: bool = False,
         ignore_index: int | None = None,
         fused: bool = True,
     ) -> None:
@@ -108,12 +121,13 @@ class Margin(Penalty):
         self.power: Power = power
         self.two_sided = two_sided
         self.class_reduction: ClassReduction = class_reduction
+        self.per_channel = per_channel
         self.ignore_index = ignore_index
         self.fused = fused
 
     def swept(self) -> Residual | None:
         """Describe the penalty to :mod:`segcal.sweep`."""
-        if not self.fused:
+        if not self.fused or self.per_channel:
             return None
         linear = self.power == 1
         weight = torch.full((1, self.num_classes), self.alpha, dtype=torch.float64)
@@ -140,6 +154,7 @@ class Margin(Penalty):
             power=self.power,
             two_sided=self.two_sided,
             class_reduction=self.class_reduction,
+            per_channel=self.per_channel,
             ignore_index=self.ignore_index,
         )
 

@@ -8,12 +8,20 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from segcal.neighbourhood import Kernel, KernelSize, Padding, check_options, class_proportions
+from segcal.neighbourhood import (
+    Kernel,
+    KernelSize,
+    Padding,
+    channel_proportions,
+    check_options,
+    class_proportions,
+)
 from segcal.penalty import Penalty
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import (
     ClassReduction,
+    check_channels,
     check_logits_labels,
     check_num_classes,
     full_precision,
@@ -37,6 +45,7 @@ def nacl(
     kernel: Kernel = "mean",
     sigma: float = 1.0,
     padding: Padding = "replicate",
+    per_channel: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
     """Mean distance of the logits to the class proportions tau of the patch, unweighted.
@@ -56,6 +65,9 @@ def nacl(
         kernel: see there.
         sigma: see there.
         padding: see there; the published code has ``background``, MONAI ``zeros``.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap: tau_k is the
+            proportion of 1 in channel k, ``softmax`` space means the sigmoid of a channel. (With
+            the two logits 0 and l that a sigmoid stands for, this is the form above.)
         ignore_index: label to leave out, of voxels and of neighbourhoods.
 
     Returns:
@@ -65,6 +77,22 @@ def nacl(
         ValueError: shapes, label values or options that do not fit.
     """
     _check_options(distance, space, class_reduction)
+    if per_channel:
+        check_channels(logits, labels, ignore_index=ignore_index)
+        with full_precision(logits) as x:
+            tau = channel_proportions(
+                labels,
+                kernel_size=kernel_size,
+                kernel=kernel,
+                sigma=sigma,
+                padding=padding,
+                ignore_index=ignore_index,
+                dtype=x.dtype,
+            )
+            difference = tau - (x if space == "logits" else torch.sigmoid(x))
+            per_voxel = difference.abs() if distance == "l1" else difference.square()
+            channels = 1 if class_reduction == "mean" else x.shape[1]
+            return channels * reduce_voxels(per_voxel, valid_mask(labels, ignore_index))
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     with full_precision(logits) as x:
         tau = class_proportions(
@@ -98,6 +126,7 @@ class NACL(Penalty):
         kernel: see there.
         sigma: see there.
         padding: see there.
+        per_channel: see there.
         ignore_index: see there.
         fused: compute value and gradient in one sweep where that is possible (see
             :mod:`segcal.sweep`); False keeps to :func:`nacl`, which can be differentiated twice.
@@ -118,6 +147,7 @@ class NACL(Penalty):
         kernel: Kernel = "mean",
         sigma: float = 1.0,
         padding: Padding = "replicate",
+        per_channel: bool = False,
         ignore_index: int | None = None,
         fused: bool = True,
     ) -> None:
@@ -135,12 +165,15 @@ class NACL(Penalty):
         self.kernel: Kernel = kernel
         self.sigma = sigma
         self.padding: Padding = padding
+        self.per_channel = per_channel
         self.ignore_index = ignore_index
         self.fused = fused
 
     def swept(self) -> Residual | None:
         """Describe the penalty to :mod:`segcal.sweep`, which counts neighbours (kernel mean)."""
-        if not self.fused or self.kernel != "mean" or self.space != "logits":
+        if not self.fused or self.per_channel:
+            return None
+        if self.kernel != "mean" or self.space != "logits":
             return None
         absolute = self.distance == "l1"
         weight = torch.full((1, self.num_classes), self.alpha, dtype=torch.float64)
@@ -171,6 +204,7 @@ class NACL(Penalty):
             kernel=self.kernel,
             sigma=self.sigma,
             padding=self.padding,
+            per_channel=self.per_channel,
             ignore_index=self.ignore_index,
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segcal.adapters.pytorch import build
 from segcal.io.config import Component, Recipe, load_component, load_recipe, names
 from segcal.io.config import build as build_component
+from segcal.objective import build
 from segcal.penalties.crac import CRaC
 
 
