@@ -13,10 +13,11 @@ labels, and four conventions for what to put there:
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from segcal.tensors import check_label_values, valid_mask
 
 Padding = Literal["replicate", "background", "renormalize", "zeros"]
 Kernel = Literal["mean", "svls", "gaussian", "gaussian_full"]
+ImageKernel = Literal["image_l1", "image_l2", "bilateral", "bilateral_ref", "gradient_ref"]
+OrderKernel = Literal["max", "min", "median", "mode"]
 Normaliser = Literal["all", "region", "label"]
 KernelSize = int | Sequence[int]
 
@@ -36,10 +39,12 @@ def class_proportions(
     num_classes: int,
     *,
     kernel_size: KernelSize = 3,
-    kernel: Kernel = "mean",
+    kernel: Kernel | ImageKernel | OrderKernel = "mean",
     sigma: float = 1.0,
     padding: Padding = "replicate",
     ignore_index: int | None = None,
+    image: Tensor | None = None,
+    bandwidth: float = 1.0,
     dtype: torch.dtype = torch.float64,
     validate: bool = True,
 ) -> Tensor:
@@ -58,9 +63,19 @@ def class_proportions(
             is that Gaussian with its centre replaced by the sum of the others, so that the centre
             has half the weight (the kernel called "gaussian" in the published NACL code);
             ``gaussian_full`` reaches 4 sigma, whatever `kernel_size` (MONAI's "gaussian").
+            By the difference d of intensities to the centre weigh ``image_l1``, exp(-abs(d) / h),
+            ``image_l2``, exp(-(d / h)^2), and ``bilateral``, the Gaussian times exp(-d^2 / 2 h^2).
+            The published code's bilateral and gradient weigh what differs *more*, and are not
+            normalised: ``bilateral_ref``, the Gaussian times abs(d), and ``gradient_ref``,
+            abs(d), over the size of the patch. Also the published code's, and only to reproduce
+            it, since labels have no order: ``max``, ``min``, ``median``, ``mode``, one-hot of that
+            statistic of the labels.
         sigma: of the Gaussians, in voxels.
-        padding: see the module.
+        padding: see the module; outside, intensities are replicated or 0.
         ignore_index: label of voxels that do not count.
+        image: intensities ``(N, C, *S)`` for the kernels that weigh by them; with several channels
+            d is their mean absolute, or root mean square, difference.
+        bandwidth: h, in units of the intensities.
         dtype: floating type of the result; losses pass that of their logits.
         validate: False skips the check of label values, for callers that have done it.
 
@@ -69,10 +84,28 @@ def class_proportions(
         all 0 at ignored ones.
 
     Raises:
-        ValueError: even or negative kernel size, unknown kernel or padding, labels out of range.
+        ValueError: even or negative kernel size, unknown kernel or padding, labels out of range, no
+            image or one that does not fit.
     """
     labels = labels.long()
-    patches = Patches(labels, kernel_size, kernel, sigma, padding, ignore_index)
+    check_options(
+        kernel_size, kernel, padding, sigma, bandwidth, (Kernel, ImageKernel, OrderKernel)
+    )
+    if kernel in get_args(ImageKernel):
+        if validate:
+            check_label_values(labels, num_classes, ignore_index)
+        return _image_proportions(
+            labels, num_classes, _check_image(image, labels), kernel_size, kernel, sigma, padding,
+            ignore_index, bandwidth, dtype,
+        )  # fmt: skip
+    if kernel in get_args(OrderKernel):
+        if validate:
+            check_label_values(labels, num_classes, ignore_index)
+        patches = Patches(labels, kernel_size, "mean", sigma, padding, ignore_index)
+        counts = torch.stack([patches.of_class(k, dtype) for k in range(num_classes)], dim=1)
+        return _one_hot_of_order(counts, kernel, dtype) * patches.centre_valid.unsqueeze(1)
+    smooth = cast(Kernel, kernel)
+    patches = Patches(labels, kernel_size, smooth, sigma, padding, ignore_index)
     if validate:
         check_label_values(labels, num_classes, ignore_index)
     total = patches.total(dtype)
@@ -90,6 +123,8 @@ def channel_proportions(labels: Tensor, **options: Any) -> Tensor:
     Returns:
         tau ``(N, K, *S)``.
     """
+    if (image := options.pop("image", None)) is not None:
+        options["image"] = image.repeat_interleave(labels.shape[1], 0)
     tau = class_proportions(labels.flatten(0, 1).long(), 2, validate=False, **options)
     return tau[:, 1].view(labels.shape)
 
@@ -198,10 +233,27 @@ def outer_region(
     return (largest != smallest) & centre_valid
 
 
-def check_options(kernel_size: KernelSize, kernel: str, padding: str, sigma: float = 1.0) -> None:
-    """Raise ValueError for options that :func:`class_proportions` does not take."""
-    if not 0 < sigma < math.inf:
-        raise ValueError(f"sigma: expected a positive number, got {sigma}")
+def check_options(
+    kernel_size: KernelSize,
+    kernel: str,
+    padding: str,
+    sigma: float = 1.0,
+    bandwidth: float = 1.0,
+    kernels: Sequence[Any] = (Kernel,),
+) -> None:
+    """Raise ValueError for options that :func:`class_proportions` does not take.
+
+    Args:
+        kernel_size: see there, as the next four.
+        kernel: see there.
+        padding: see there.
+        sigma: see there.
+        bandwidth: see there.
+        kernels: groups of kernels that are accepted.
+    """
+    for name, number in (("sigma", sigma), ("bandwidth", bandwidth)):
+        if not 0 < number < math.inf:
+            raise ValueError(f"{name}: expected a positive number, got {number}")
     for k in kernel_size if isinstance(kernel_size, Sequence) else (kernel_size,):
         whole = hasattr(k, "__index__") and not isinstance(k, bool)
         if not whole or operator.index(k) < 1 or operator.index(k) % 2 == 0:
@@ -209,9 +261,97 @@ def check_options(kernel_size: KernelSize, kernel: str, padding: str, sigma: flo
                 f"kernel_size: expected an odd positive integer, or one per axis, "
                 f"got {kernel_size!r}"
             )
-    for name, value, choices in (("kernel", kernel, Kernel), ("padding", padding, Padding)):
-        if value not in get_args(choices):
-            raise ValueError(f"{name}: expected one of {get_args(choices)}, got {value!r}")
+    accepted = tuple(k for group in kernels for k in get_args(group))
+    for name, value, choices in (
+        ("kernel", kernel, accepted),
+        ("padding", padding, get_args(Padding)),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
+
+
+def _check_image(image: Tensor | None, labels: Tensor) -> Tensor:
+    if image is None:
+        raise ValueError("image: this kernel weighs by intensities and needs it, (N, C, *S)")
+    if image.ndim != labels.ndim + 1 or (image.shape[0], *image.shape[2:]) != tuple(labels.shape):
+        raise ValueError(
+            f"image: expected (N, C, *S) for labels {tuple(labels.shape)}, got {tuple(image.shape)}"
+        )
+    if not bool(torch.isfinite(image).all()):
+        raise ValueError("image: expected finite intensities, got NaN or infinity")
+    return image.detach()
+
+
+def _image_proportions(
+    labels: Tensor,
+    num_classes: int,
+    image: Tensor,
+    kernel_size: KernelSize,
+    kernel: str,
+    sigma: float,
+    padding: Padding,
+    ignore_index: int | None,
+    bandwidth: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Proportions with weights by intensity: one neighbour of all voxels at a time."""
+    sizes = _sizes_for(labels, kernel_size)
+    centre_valid = valid_mask(labels, ignore_index)
+    image = image.to(dtype)
+    nothing, no_class = -1, num_classes
+    codes = torch.where(centre_valid, labels, nothing)
+    outside = {"replicate": None, "background": 0, "renormalize": nothing, "zeros": no_class}
+    codes = pad_labels(codes, sizes, outside[padding])
+    channels = image.flatten(0, 1)
+    channels = pad_labels(channels, sizes, None if padding == "replicate" else 0)
+    around = channels.view(*image.shape[:2], *channels.shape[1:])
+    profiles = [_gaussian_profile(k, sigma) for k in sizes]
+    whole = torch.zeros_like(centre_valid, dtype=dtype)
+    parts = torch.zeros((labels.shape[0], num_classes, *labels.shape[1:]), dtype=dtype).to(
+        labels.device
+    )
+    for shifts in itertools.product(*map(range, sizes)):
+        code, other = codes, around
+        for axis, shift in enumerate(shifts, start=1):
+            code = code.narrow(axis, shift, labels.shape[axis])
+            other = other.narrow(axis + 1, shift, labels.shape[axis])
+        near = math.prod(p[i] for p, i in zip(profiles, shifts, strict=True))
+        weight = _similarity(kernel, other - image, bandwidth, near) * (code != nothing)
+        whole += weight
+        for k in range(num_classes):
+            parts[:, k] += weight * (code == k)
+    if kernel in ("bilateral_ref", "gradient_ref"):
+        whole = torch.full_like(whole, math.prod(sizes))
+    tau = parts / whole.clamp(min=torch.finfo(dtype).tiny).unsqueeze(1)
+    return tau * centre_valid.unsqueeze(1)
+
+
+def _similarity(kernel: str, d: Tensor, bandwidth: float, near: float) -> Tensor:
+    """Weight ``(N, *S)`` of a neighbour whose intensities differ by d ``(N, C, *S)``."""
+    size, square = d.abs().mean(1), d.square().mean(1)
+    if kernel == "image_l1":
+        return torch.exp(-size / bandwidth)
+    if kernel == "image_l2":
+        return torch.exp(-square / bandwidth**2)
+    if kernel == "bilateral":
+        return near * torch.exp(-0.5 * square / bandwidth**2)
+    return near * size if kernel == "bilateral_ref" else size
+
+
+def _one_hot_of_order(counts: Tensor, kernel: str, dtype: torch.dtype) -> Tensor:
+    """One-hot of a statistic of each patch's labels, from their counts ``(N, K, *S)``."""
+    counts = counts.long()
+    last = counts.shape[1] - 1
+    if kernel == "max":
+        index = last - (counts.flip(1) > 0).int().argmax(1)
+    elif kernel == "min":
+        index = (counts > 0).int().argmax(1)
+    elif kernel == "median":  # the lower of two
+        middle = (counts.sum(1, keepdim=True) + 1) // 2
+        index = (counts.cumsum(1) >= middle).int().argmax(1)
+    else:
+        index = counts.argmax(1)  # the smallest of the most frequent
+    return torch.zeros_like(counts, dtype=dtype).scatter_(1, index.unsqueeze(1), 1.0)
 
 
 def region_weights(

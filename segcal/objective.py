@@ -39,10 +39,18 @@ class Objective(nn.Module):
         self.terms = nn.ModuleDict(terms)
         self.weights = {name: float(weights.get(name, 1.0)) for name in terms}
 
-    def evaluate(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def evaluate(
+        self, logits: Tensor, labels: Tensor, image: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the scalar objective, and every term without its weight and gradient, by name.
 
         Cross-entropy and a penalty that can be swept (:mod:`segcal.sweep`) share one sweep.
+
+        Args:
+            logits: ``(N, K, *S)``.
+            labels: ``(N, *S)``; per channel ``(N, K, *S)``.
+            image: ``(N, C, *S)``, for terms that need it (NACL with kernels that weigh by
+                intensities).
         """
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []
@@ -59,7 +67,8 @@ class Objective(nn.Module):
             parts.append(part)
         for name, term in self.terms.items():
             if name not in values:
-                value = term(logits, labels)
+                needs_image = getattr(term, "needs_image", False)
+                value = term(logits, labels, image) if needs_image else term(logits, labels)
                 values[name] = value.detach()
                 parts.append(self.weights[name] * value)
         first, *rest = parts
@@ -83,9 +92,9 @@ class Objective(nn.Module):
                     return loss, penalty
         return None
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the scalar objective of `logits` ``(N, K, *S)`` and `labels` ``(N, *S)``."""
-        return self.evaluate(logits, labels)[0]
+    def forward(self, logits: Tensor, labels: Tensor, image: Tensor | None = None) -> Tensor:
+        """Return the scalar objective, see :meth:`evaluate`."""
+        return self.evaluate(logits, labels, image)[0]
 
     def observe(self, logits: Tensor, labels: Tensor) -> None:
         """Hand a validation batch to every penalty."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+import warnings
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from segcal.neighbourhood import (
+    ImageKernel,
     Kernel,
     KernelSize,
+    OrderKernel,
     Padding,
     channel_proportions,
     check_options,
@@ -30,6 +33,8 @@ from segcal.tensors import (
     valid_mask,
 )
 
+AnyKernel = Kernel | ImageKernel | OrderKernel
+KERNELS = (Kernel, ImageKernel, OrderKernel)
 Distance = Literal["l1", "l2"]
 Space = Literal["logits", "softmax"]
 
@@ -42,9 +47,11 @@ def nacl(
     space: Space = "logits",
     class_reduction: ClassReduction = "mean",
     kernel_size: KernelSize = 3,
-    kernel: Kernel = "mean",
+    kernel: AnyKernel = "mean",
     sigma: float = 1.0,
     padding: Padding = "replicate",
+    image: Tensor | None = None,
+    bandwidth: float = 1.0,
     per_channel: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -65,6 +72,8 @@ def nacl(
         kernel: see there.
         sigma: see there.
         padding: see there; the published code has ``background``, MONAI ``zeros``.
+        image: ``(N, C, *S)`` for the kernels that weigh by intensities.
+        bandwidth: of those kernels.
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap: tau_k is the
             proportion of 1 in channel k, ``softmax`` space means the sigmoid of a channel. (With
             the two logits 0 and l that a sigmoid stands for, this is the form above.)
@@ -77,35 +86,26 @@ def nacl(
         ValueError: shapes, label values or options that do not fit.
     """
     _check_options(distance, space, class_reduction)
+    options: dict[str, Any] = {
+        "kernel_size": kernel_size,
+        "kernel": kernel,
+        "sigma": sigma,
+        "padding": padding,
+        "image": image,
+        "bandwidth": bandwidth,
+        "ignore_index": ignore_index,
+    }
     if per_channel:
         check_channels(logits, labels, ignore_index=ignore_index)
         with full_precision(logits) as x:
-            tau = channel_proportions(
-                labels,
-                kernel_size=kernel_size,
-                kernel=kernel,
-                sigma=sigma,
-                padding=padding,
-                ignore_index=ignore_index,
-                dtype=x.dtype,
-            )
+            tau = channel_proportions(labels, dtype=x.dtype, **options)
             difference = tau - (x if space == "logits" else torch.sigmoid(x))
             per_voxel = difference.abs() if distance == "l1" else difference.square()
             channels = 1 if class_reduction == "mean" else x.shape[1]
             return channels * reduce_voxels(per_voxel, valid_mask(labels, ignore_index))
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     with full_precision(logits) as x:
-        tau = class_proportions(
-            labels,
-            x.shape[1],
-            kernel_size=kernel_size,
-            kernel=kernel,
-            sigma=sigma,
-            padding=padding,
-            ignore_index=ignore_index,
-            dtype=x.dtype,
-            validate=False,
-        )
+        tau = class_proportions(labels, x.shape[1], dtype=x.dtype, validate=False, **options)
         difference = tau - (x if space == "logits" else torch.softmax(x, dim=1))
         per_class = difference.abs() if distance == "l1" else difference.square()
         return reduce_voxels(
@@ -126,6 +126,7 @@ class NACL(Penalty):
         kernel: see there.
         sigma: see there.
         padding: see there.
+        bandwidth: see there.
         per_channel: see there.
         ignore_index: see there.
         fused: compute value and gradient in one sweep where that is possible (see
@@ -144,9 +145,10 @@ class NACL(Penalty):
         space: Space = "logits",
         class_reduction: ClassReduction = "mean",
         kernel_size: KernelSize = 3,
-        kernel: Kernel = "mean",
+        kernel: AnyKernel = "mean",
         sigma: float = 1.0,
         padding: Padding = "replicate",
+        bandwidth: float = 1.0,
         per_channel: bool = False,
         ignore_index: int | None = None,
         fused: bool = True,
@@ -155,16 +157,24 @@ class NACL(Penalty):
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha: expected a finite weight >= 0, got {alpha}")
         _check_options(distance, space, class_reduction)
-        check_options(kernel_size, kernel, padding, sigma)
+        check_options(kernel_size, kernel, padding, sigma, bandwidth, KERNELS)
+        if kernel in get_args(OrderKernel):
+            warnings.warn(
+                f"kernel {kernel!r}: labels have no order, so this is only good to reproduce the "
+                "published code",
+                stacklevel=2,
+            )
         self.num_classes = num_classes
         self.alpha = alpha
         self.distance: Distance = distance
         self.space: Space = space
         self.class_reduction: ClassReduction = class_reduction
         self.kernel_size = kernel_size
-        self.kernel: Kernel = kernel
+        self.kernel: AnyKernel = kernel
         self.sigma = sigma
         self.padding: Padding = padding
+        self.bandwidth = bandwidth
+        self.needs_image = kernel in get_args(ImageKernel)
         self.per_channel = per_channel
         self.ignore_index = ignore_index
         self.fused = fused
@@ -188,8 +198,14 @@ class NACL(Penalty):
             ignore_index=self.ignore_index,
         )
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the weighted penalty of `logits` ``(N, K, *S)`` given `labels` ``(N, *S)``."""
+    def forward(self, logits: Tensor, labels: Tensor, image: Tensor | None = None) -> Tensor:
+        """Return the weighted penalty of `logits` ``(N, K, *S)`` given `labels` ``(N, *S)``.
+
+        Args:
+            logits: see :func:`nacl`, as the other two.
+            labels: see there.
+            image: see there; needed if and only if :attr:`needs_image`.
+        """
         residual = self.swept()
         if residual is not None and supports(logits, residual):
             return sweep(logits, labels, residual)[0]
@@ -204,6 +220,8 @@ class NACL(Penalty):
             kernel=self.kernel,
             sigma=self.sigma,
             padding=self.padding,
+            image=image if self.needs_image else None,
+            bandwidth=self.bandwidth,
             per_channel=self.per_channel,
             ignore_index=self.ignore_index,
         )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from segcal.neighbourhood import class_proportions
+from segcal.objective import build
 from segcal.penalties.nacl import NACL, nacl
 from tests.conftest import close
 
@@ -32,6 +36,121 @@ def test_golden_published(golden, name, options):
     close(F.cross_entropy(logits.detach(), g["labels"]), ce)
     if f"grad_{name}" in g:
         close(torch.autograd.grad(loss, logits)[0], g[f"grad_{name}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        ("imgprop_l1", "image_l1"),
+        ("imgprop_l2", "image_l2"),
+        ("bilateral3_l1", "bilateral_ref"),
+        ("gradient3_l1", "gradient_ref"),
+        ("max3_l1", "max"),
+        ("min3_l1", "min"),
+        ("median3_l1", "median"),
+        ("mode3_l1", "mode"),
+        ("gauss3s2_l2", "svls"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:kernel .* labels have no order")
+def test_golden_kernels(golden, name, kernel):
+    g = golden("nacl_marginloss")
+    options = {"kernel": kernel, "padding": "background"}
+    if kernel == "svls":
+        options = {"kernel": kernel, "sigma": 2.0, "distance": "l2"}
+    module = NACL(4, alpha=0.1, **options)
+    image = g["image"] if module.needs_image else None
+    tau = class_proportions(
+        g["labels"], 4, image=image, **{k: v for k, v in options.items() if k != "distance"}
+    )
+    close(tau, g[f"tau_{name}"])
+    total, _, penalty = g[f"loss_{name}"]
+    value = module(g["logits"], g["labels"], image)
+    close(value, 0.1 * penalty)
+    close(F.cross_entropy(g["logits"], g["labels"]) + value, total)
+
+
+def by_voxel(labels, image, kernel, h, sigma, ignore):
+    """Proportions with weights by intensity, one voxel and neighbour at a time (2-D, replicate)."""
+    height, width = labels.shape
+    tau = torch.zeros(3, height, width, dtype=torch.float64)
+    for i in range(height):
+        for j in range(width):
+            if labels[i, j] == ignore:
+                continue
+            for a in (-1, 0, 1):
+                for b in (-1, 0, 1):
+                    y, x = min(max(i + a, 0), height - 1), min(max(j + b, 0), width - 1)
+                    d = image[:, y, x] - image[:, i, j]
+                    weight = {
+                        "image_l1": math.exp(-float(d.abs().mean()) / h),
+                        "image_l2": math.exp(-float(d.square().mean()) / h**2),
+                        "bilateral": math.exp(-float(d.square().mean()) / (2 * h**2))
+                        * math.exp(-(a * a + b * b) / (2 * sigma**2)),
+                    }[kernel]
+                    if labels[y, x] != ignore:
+                        tau[labels[y, x], i, j] += weight
+            tau[:, i, j] /= tau[:, i, j].sum()
+    return tau
+
+
+@pytest.mark.parametrize("kernel", ["image_l1", "image_l2", "bilateral"])
+def test_kernels_by_intensity_against_loops(kernel):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (1, 6, 5), generator=generator)
+    labels[0, 2, 2] = 255
+    image = torch.randn(1, 2, 6, 5, generator=generator, dtype=torch.float64)
+    tau = class_proportions(
+        labels, 3, kernel=kernel, image=image, bandwidth=0.7, sigma=1.3, ignore_index=255
+    )
+    close(tau[0], by_voxel(labels[0], image[0], kernel, 0.7, 1.3, 255))
+
+
+@pytest.mark.parametrize("shape", [(9,), (5, 6), (3, 4, 5)])
+@pytest.mark.parametrize("kernel", ["image_l1", "image_l2", "bilateral"])
+@pytest.mark.parametrize("padding", ["replicate", "background", "renormalize"])
+def test_proportions_by_intensity(shape, kernel, padding):
+    """They sum to 1; on a flat image they are those without an image; one label stays one-hot."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (2, *shape), generator=generator)
+    image = torch.randn(2, 1, *shape, generator=generator)
+    options = {"kernel": kernel, "padding": padding}
+    tau = class_proportions(labels, 3, image=image, **options)
+    close(tau.sum(1), torch.ones(2, *shape))
+    flat = class_proportions(labels, 3, image=torch.zeros_like(image), **options)
+    plain = "gaussian" if kernel == "bilateral" else "mean"
+    close(flat, class_proportions(labels, 3, kernel=plain, padding=padding))
+    if padding != "background":
+        one = class_proportions(torch.ones_like(labels), 3, image=image, **options)
+        assert (one[:, 1] > 1 - 1e-12).all()
+    far = class_proportions(labels, 3, image=1e4 * image, **options)
+    assert torch.isfinite(far).all()
+    close(far.sum(1), torch.ones(2, *shape))
+
+
+def test_an_image_that_is_missing_or_does_not_fit():
+    logits, labels = torch.randn(1, 3, 4, 4), torch.zeros(1, 4, 4, dtype=torch.long)
+    module = NACL(3, kernel="bilateral")
+    with pytest.raises(ValueError, match="image: this kernel weighs by intensities"):
+        module(logits, labels)
+    with pytest.raises(ValueError, match=r"image: expected \(N, C, \*S\) for labels \(1, 4, 4\)"):
+        module(logits, labels, torch.zeros(1, 4, 4))
+    with pytest.raises(ValueError, match="image: expected finite"):
+        module(logits, labels, torch.full((1, 1, 4, 4), float("nan")))
+    with pytest.raises(ValueError, match="bandwidth: expected a positive"):
+        NACL(3, kernel="bilateral", bandwidth=0.0)
+    with pytest.warns(UserWarning, match="labels have no order"):
+        NACL(3, kernel="median")
+
+
+def test_an_objective_hands_the_image_on():
+    logits, labels = torch.randn(1, 3, 4, 4), torch.randint(0, 3, (1, 4, 4))
+    image = torch.randn(1, 1, 4, 4)
+    objective = build("nacl", 3, nacl={"kernel": "image_l1"})
+    _, values = objective.evaluate(logits, labels, image)
+    close(values["nacl"], 0.1 * nacl(logits, labels, kernel="image_l1", image=image))
+    with pytest.raises(ValueError, match="image: this kernel"):
+        objective(logits, labels)
 
 
 @pytest.mark.parametrize("distance", ["l1", "l2"])
