@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -44,14 +44,24 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the scalar objective, and every term without its weight and gradient, by name.
 
-        Cross-entropy and a penalty that can be swept (:mod:`segcal.sweep`) share one sweep.
+        Cross-entropy and a penalty that can be swept (:mod:`segcal.sweep`) share one sweep. A term
+        that compares two views (BWCR) is left out in eval mode.
 
         Args:
             logits: ``(N, K, *S)``.
             labels: ``(N, *S)``; per channel ``(N, K, *S)``.
             image: ``(N, C, *S)``, for terms that need it (NACL with kernels that weigh by
                 intensities).
+
+        Raises:
+            ValueError: in training mode, if a term compares two views.
         """
+        if self.training and (two := self._two_views()):
+            raise ValueError(
+                f"{', '.join(two)}: compares two views, for which the model is called twice; train "
+                "with objective.step(model, images, labels), and call objective.eval() to evaluate "
+                "one set of logits without it"
+            )
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []
         if (pair := self._pair(logits)) is not None:
@@ -66,13 +76,57 @@ class Objective(nn.Module):
             )
             parts.append(part)
         for name, term in self.terms.items():
-            if name not in values:
+            if name not in values and name not in self._two_views():
                 needs_image = getattr(term, "needs_image", False)
                 value = term(logits, labels, image) if needs_image else term(logits, labels)
                 values[name] = value.detach()
                 parts.append(self.weights[name] * value)
         first, *rest = parts
-        return sum(rest, start=first), {name: values[name] for name in self.terms}
+        return sum(rest, start=first), {name: values[name] for name in self.terms if name in values}
+
+    def step(
+        self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Call the model on a training batch and return what :meth:`evaluate` does.
+
+        With a term that compares two views the model is called on both, and the objective is
+        ``(L(view 1) + L(view 2) + a L_con) / (2 + a)``, L being all other terms and a the weight of
+        the consistency; the terms' values are means over the views.
+
+        Args:
+            model: takes images ``(N, C, *S)``, returns logits ``(N, K, *S)``.
+            images: ``(N, C, *S)``.
+            labels: ``(N, *S)``.
+        """
+        two = self._two_views()
+        if not two:
+            return self.evaluate(model(images), labels, images)
+        if len(two) > 1:
+            raise ValueError(f"{', '.join(two)}: only one term can compare two views")
+        term: Any = self.terms[two[0]]
+        views = term.draw(images)
+        seen = [view.image(images) for view in views]
+        logits = [model(x) for x in seen]
+        training = self.training
+        self.eval()
+        try:
+            parts = [
+                self.evaluate(x, view.labels(labels), image)
+                for view, x, image in zip(views, logits, seen, strict=True)
+            ]
+        finally:
+            self.train(training)
+        back = [view.back(x) for view, x in zip(views, logits, strict=True)]
+        inside = views[0].inside(back[0]) & views[1].inside(back[1])
+        value = term(*back, labels, inside)
+        weight = self.weights[two[0]]
+        total = parts[0][0] + parts[1][0] + weight * value
+        values = {n: (parts[0][1][n] + parts[1][1][n]) / 2 for n in parts[0][1]}
+        return total / (2 + weight * term.alpha), {**values, two[0]: value.detach()}
+
+    def _two_views(self) -> list[str]:
+        """Names of terms that compare two views."""
+        return [name for name, term in self.terms.items() if getattr(term, "two_views", False)]
 
     def _pair(
         self, logits: Tensor

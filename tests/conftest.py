@@ -28,6 +28,15 @@ def golden():
     return Golden
 
 
+@pytest.fixture
+def one_thread():
+    """Keep torch to one thread: tiny networks are slower on many, and far slower on busy ones."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def close(actual: Any, expected: Any, rtol: float = 1e-10, atol: float = 1e-12) -> None:
     """Assert closeness with the golden tolerances."""
     torch.testing.assert_close(

@@ -14,7 +14,13 @@ from segcal.io.config import build, load_component, names
 from segcal.penalty import Penalty
 from tests.conftest import close
 
-METHODS = [(kind, name) for kind in ("losses", "penalties") for name in names(kind)]
+OTHER_INTERFACE = {"bwcr": "compares the logits of two views; see penalties/test_bwcr.py"}
+METHODS = [
+    (kind, name)
+    for kind in ("losses", "penalties")
+    for name in names(kind)
+    if name not in OTHER_INTERFACE
+]
 QUADRATIC = "a double sum over the voxels of the batch"
 OPT_OUT = {
     ("batch", "mmce"): QUADRATIC,

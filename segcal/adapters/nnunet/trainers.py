@@ -116,11 +116,15 @@ class CalibratedTrainer(nnUNetTrainer):
             for name, c in components.items()
         }
         terms = {name: build(c, **runtime) for name, c in components.items()}
-        if wants := [name for name, term in terms.items() if getattr(term, "needs_image", False)]:
-            raise ValueError(
-                f"{type(self).__name__}: {', '.join(wants)} weighs neighbours by intensities, and "
-                "nnU-Net gives its loss no image; use another kernel"
-            )
+        for attribute, problem in (
+            (
+                "needs_image",
+                "weighs neighbours by intensities, and nnU-Net gives its loss no image",
+            ),
+            ("two_views", "calls the network twice, which nnU-Net's training does not"),
+        ):
+            if found := [name for name, term in terms.items() if getattr(term, attribute, False)]:
+                raise ValueError(f"{type(self).__name__}: {', '.join(found)} {problem}")
         self.collapse_watch = CollapseWatch(num_classes)
         self._collapse_said: list[int] = []
         return PenalisedLoss(host, Objective(terms, recipe.penalties)).to(self.device)

@@ -1,0 +1,383 @@
+"""BWCR: logits of two random views of an image must agree, most of all near boundaries.
+
+The model is called twice, so this penalty has an interface of its own, small enough for any host::
+
+    first, second = bwcr.draw(images)                      # two random transforms
+    a, b = model(first.image(images)), model(second.image(images))
+    consistency = bwcr(first.back(a), second.back(b), labels, first.inside(b) & second.inside(b))
+    supervised = loss(a, first.labels(labels)) + loss(b, second.labels(labels))
+
+:meth:`segcal.objective.Objective.step` does this for a recipe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy import ndimage
+from torch import Tensor, nn
+
+from segcal.tensors import as_array, check_label_values, full_precision, valid_mask
+
+Compat = Literal["bwcr"]
+
+
+def boundary_weight(
+    labels: Tensor,
+    num_classes: int,
+    *,
+    radius: float = 10.0,
+    power: float = 1.0,
+    weight_max: float = 1.0,
+    weight_min: float | None = None,
+    spacing: Sequence[float] | None = None,
+    compat: Compat | None = None,
+    ignore_index: int | None = None,
+) -> Tensor:
+    """Weight of a voxel by its distance to the nearest boundary of a foreground class.
+
+    ``lambda(i) = w_max (max(R - d(i), 0) / R)^a + w_min``, the largest over the foreground classes
+    (Karani et al. 2023, "Boundary-weighted logit consistency improves calibration of segmentation
+    networks"). d is the distance to the nearest voxel of the class outside it, and inside it that
+    to the nearest voxel outside less one voxel, so that d = 0 on the innermost boundary voxels. A
+    class that is absent, or fills the image, weighs `weight_min` everywhere.
+
+    Args:
+        labels: integer ``(N, *S)``, S of 1 to 3 axes.
+        num_classes: K; class 0 is the background.
+        radius: R, in voxels, or in mm with `spacing`.
+        power: a.
+        weight_max: largest weight, without `weight_min`.
+        weight_min: smallest weight; None takes a hundredth of `weight_max`.
+        spacing: voxel size in mm along each axis; one voxel is then its smallest.
+        compat: ``bwcr`` rounds distances up outside and down inside and takes an object of at most
+            two voxels' thickness for absent, as the published code does.
+        ignore_index: label of voxels that belong to no class.
+
+    Returns:
+        ``(N, *S)`` float32 on the device of `labels`.
+
+    Raises:
+        ValueError: options or labels out of range.
+    """
+    _check_weights(radius, power, weight_max, weight_min, compat)
+    axes = labels.ndim - 1
+    if not 1 <= axes <= 3 or (spacing is not None and len(spacing) != axes):
+        raise ValueError(
+            f"labels, spacing: expected (N, *S) with 1 to 3 axes and as many spacings, got "
+            f"{tuple(labels.shape)} and {spacing}"
+        )
+    check_label_values(labels, num_classes, ignore_index)
+    weight_min = weight_max / 100 if weight_min is None else weight_min
+    sampling = np.ones(axes) if spacing is None else np.asarray(spacing, dtype=float)
+    array = as_array(labels)
+    weight = np.full(array.shape, weight_min, dtype=np.float32)
+    for n, one in enumerate(array):
+        for k in range(1, num_classes):
+            box, distance = _distance(one == k, radius, sampling, compat)
+            if distance is not None:
+                near = np.maximum(radius - distance, 0) / radius
+                part = weight[n][box]
+                np.maximum(part, weight_max * near**power + weight_min, out=part)
+    return torch.from_numpy(weight).to(labels.device)
+
+
+def _distance(
+    mask: NDArray[np.bool_], radius: float, sampling: NDArray[np.float64], compat: str | None
+) -> tuple[tuple[slice, ...], NDArray[np.float64] | None]:
+    """Distance to the boundary in the box that the radius reaches; None without a boundary."""
+    found = ndimage.find_objects(mask.astype(np.uint8))
+    if not found or mask.all():
+        return (), None
+    reach = np.ceil(radius / sampling).astype(int) + 1
+    box = tuple(
+        slice(max(0, s.start - r), s.stop + r) for s, r in zip(found[0], reach, strict=True)
+    )
+    inside = mask[box]
+    voxel = sampling.min()
+    within = ndimage.distance_transform_edt(inside, sampling) - voxel
+    beyond = ndimage.distance_transform_edt(~inside, sampling)
+    if compat == "bwcr":
+        within, beyond = np.floor(within), np.ceil(beyond)
+        if within.max() < 1:
+            return (), None
+    return box, np.where(inside, np.maximum(within, 0), beyond)
+
+
+def consistency(
+    first: Tensor,
+    second: Tensor,
+    weight: Tensor,
+    inside: Tensor | None = None,
+    *,
+    full_size: bool = False,
+) -> Tensor:
+    """Weighted mean square of the difference of two views' logits, both with gradient.
+
+    ``L = sum_i lambda(i) M(i) sum_k (z1_k - z2_k)^2 / (K sum_i M(i))``.
+
+    Args:
+        first: logits ``(N, K, *S)`` of one view, in the original frame.
+        second: those of the other.
+        weight: lambda, ``(N, *S)``.
+        inside: M, bool ``(N, *S)``: voxels that both views saw; None for all.
+        full_size: divide by all voxels (the published code), so that wide warps lower the loss.
+
+    Returns:
+        scalar; 0 with zero gradient when nothing is inside.
+
+    Raises:
+        ValueError: shapes that do not belong together.
+    """
+    expected = (first.shape[0], *first.shape[2:])
+    for name, shape, right in (
+        ("second", tuple(second.shape), tuple(first.shape)),
+        ("weight", tuple(weight.shape), expected),
+        ("inside", expected if inside is None else tuple(inside.shape), expected),
+    ):
+        if shape != right:
+            raise ValueError(f"{name}: expected {right}, got {shape}")
+    with full_precision(first) as a, full_precision(second) as b:
+        square = (a - b).square().mean(1)
+        if inside is None:
+            inside = torch.ones_like(weight, dtype=torch.bool)
+        total = torch.where(inside, square * weight.to(square), 0.0).sum()
+        count = torch.tensor(inside.numel()) if full_size else inside.sum()
+        return total / count.to(total.device).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class View:
+    """One random transform of a batch: an affine map of space, and of intensities.
+
+    Attributes:
+        matrix: ``(N, D, D + 1)`` in the normalised coordinates of :func:`torch.nn.functional.
+            affine_grid`, from the view's frame to the original one. It fits every resolution.
+        inverse: the map back.
+        gain: ``(N, 1, ...)`` factor on the deviation from the image's mean.
+        shift: ``(N, 1, ...)`` added, in standard deviations of the image.
+        noise: standard deviation of Gaussian noise, in those of the image.
+    """
+
+    matrix: Tensor
+    inverse: Tensor
+    gain: Tensor
+    shift: Tensor
+    noise: float
+
+    def image(self, image: Tensor) -> Tensor:
+        """Return the view ``(N, C, *S)`` of `image`; beyond its edge the edge goes on."""
+        axes = tuple(range(2, image.ndim))
+        mean, std = image.mean(axes, keepdim=True), image.std(axes, keepdim=True, correction=0)
+        changed = (image - mean) * self.gain.to(image) + mean + self.shift.to(image) * std
+        if self.noise:
+            changed = changed + self.noise * std * torch.randn_like(image)
+        return self._warp(changed, self.matrix, "bilinear")
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """Return `labels` ``(N, *S)`` or ``(N, C, *S)`` of any resolution in the view's frame."""
+        channel = labels.ndim == self.matrix.shape[1] + 1
+        x = labels.unsqueeze(1) if channel else labels
+        moved = self._warp(x.to(torch.float32), self.matrix, "nearest").to(labels.dtype)
+        return moved.squeeze(1) if channel else moved
+
+    def back(self, logits: Tensor) -> Tensor:
+        """Return the view's `logits` ``(N, K, *S)`` in the original frame."""
+        with full_precision(logits) as x:
+            return self._warp(x, self.inverse, "bilinear")
+
+    def inside(self, logits: Tensor) -> Tensor:
+        """Return bool ``(N, *S)``: voxels of the original frame that the view holds."""
+        grid = F.affine_grid(
+            self.inverse.to(logits.device, torch.float32), list(logits.shape), align_corners=False
+        )
+        return (grid.abs() <= 1).all(-1)
+
+    @staticmethod
+    def _warp(x: Tensor, matrix: Tensor, mode: str) -> Tensor:
+        grid = F.affine_grid(matrix.to(x), list(x.shape), align_corners=False)
+        return F.grid_sample(x, grid, mode=mode, padding_mode="border", align_corners=False)
+
+
+class BWCR(nn.Module):
+    """``alpha`` times the boundary-weighted consistency of two views' logits.
+
+    ``L_con = sum_i lambda(i) M(i) sum_k (z1_k(i) - z2_k(i))^2 / (K sum_i M(i))`` with the weight
+    ``lambda(i) = w_max (max(R - d(i), 0) / R)^a + w_min`` of the distance d to a boundary and the
+    voxels M that both views saw (Karani et al. 2023, "Boundary-weighted logit consistency improves
+    calibration of segmentation networks"). Training minimises ``(L(view 1) + L(view 2) + alpha
+    L_con) / (2 + alpha)``, L being a supervised loss on each view, as the published code weighs
+    its three terms.
+
+    Where we differ from the published code: it rounds distances, takes objects of two voxels'
+    thickness for absent and divides by all voxels, so that wide warps lower the loss
+    (``compat="bwcr"``); its transforms include elastic ones. Ours are affine (in the plane of the
+    last two axes, so that thick slices stay where they are), contrast, brightness and noise.
+
+    Args:
+        num_classes: K.
+        alpha: weight.
+        radius: see :func:`boundary_weight`, as the next five.
+        power: see there.
+        weight_max: see there.
+        weight_min: see there.
+        spacing: see there; also makes rotations right where voxels are not square.
+        compat: see there; ``bwcr`` also divides by all voxels.
+        rotation: largest angle, degrees.
+        scaling: largest deviation of the zoom from 1.
+        translation: largest shift, as a fraction of each axis.
+        contrast: largest deviation of the contrast from 1.
+        brightness: largest shift, in standard deviations of the image.
+        noise: standard deviation of the noise, in those of the image.
+        ignore_index: label to leave out, of the penalty and of the boundaries.
+
+    Raises:
+        ValueError: options out of range.
+    """
+
+    two_views = True
+    """For hosts: this term compares two views and is not a function of one set of logits."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        alpha: float = 1.0,
+        *,
+        radius: float = 10.0,
+        power: float = 1.0,
+        weight_max: float = 1.0,
+        weight_min: float | None = None,
+        spacing: Sequence[float] | None = None,
+        compat: Compat | None = None,
+        rotation: float = 15.0,
+        scaling: float = 0.1,
+        translation: float = 0.05,
+        contrast: float = 0.2,
+        brightness: float = 0.2,
+        noise: float = 0.05,
+        ignore_index: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 <= alpha < math.inf:
+            raise ValueError(f"alpha: expected a finite weight >= 0, got {alpha}")
+        _check_weights(radius, power, weight_max, weight_min, compat)
+        for name, value, limit in (
+            ("rotation", rotation, 180.0),
+            ("scaling", scaling, 0.99),
+            ("translation", translation, 1.0),
+            ("contrast", contrast, 0.99),
+            ("brightness", brightness, math.inf),
+            ("noise", noise, math.inf),
+        ):
+            if not 0 <= value <= limit or value == math.inf:
+                raise ValueError(f"{name}: expected 0 to {limit:g}, got {value}")
+        self.num_classes = num_classes
+        self.alpha = alpha
+        self.radius = radius
+        self.power = power
+        self.weight_max = weight_max
+        self.weight_min = weight_min
+        self.spacing = None if spacing is None else tuple(spacing)
+        self.compat: Compat | None = compat
+        self.rotation = rotation
+        self.scaling = scaling
+        self.translation = translation
+        self.contrast = contrast
+        self.brightness = brightness
+        self.noise = noise
+        self.ignore_index = ignore_index
+
+    def draw(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[View, View]:
+        """Draw two views of `images` ``(N, C, *S)``, S of 2 or 3 axes.
+
+        Args:
+            images: the batch; only its shape and device matter.
+            generator: of the CPU; None takes torch's own.
+
+        Raises:
+            ValueError: another number of axes.
+        """
+        axes = images.ndim - 2
+        if axes not in (2, 3):
+            raise ValueError(
+                f"images: expected (N, C, *S) with 2 or 3 axes, got {tuple(images.shape)}"
+            )
+        return self._view(images, generator), self._view(images, generator)
+
+    def _view(self, images: Tensor, generator: torch.Generator | None) -> View:
+        n, axes = images.shape[0], images.ndim - 2
+
+        def uniform(largest: float, *shape: int) -> Tensor:
+            unit = 2 * torch.rand(n, *shape, generator=generator, dtype=torch.float64) - 1
+            return largest * unit
+
+        angle = uniform(math.radians(self.rotation))
+        zoom = 1 + uniform(self.scaling)
+        spacing = (1.0,) * axes if self.spacing is None else self.spacing
+        extent = [s * mm for s, mm in zip(images.shape[2:], spacing, strict=True)]
+        ratio = extent[-2] / extent[-1]  # the grid's coordinates are -1 to 1 on either axis
+        matrix = torch.eye(axes + 1, dtype=torch.float64).repeat(n, 1, 1)
+        matrix[:, 0, 0] = matrix[:, 1, 1] = torch.cos(angle) * zoom
+        matrix[:, 0, 1] = -torch.sin(angle) * zoom * ratio
+        matrix[:, 1, 0] = torch.sin(angle) * zoom / ratio
+        moved = 3 if axes == 3 else 2
+        matrix[:, :moved, -1] = uniform(2 * self.translation, moved)
+        inverse = torch.linalg.inv(matrix)
+        ones = (1,) * (axes + 1)
+        return View(
+            matrix=matrix[:, :-1].to(images.device),
+            inverse=inverse[:, :-1].to(images.device),
+            gain=(1 + uniform(self.contrast)).view(n, *ones).to(images.device),
+            shift=uniform(self.brightness).view(n, *ones).to(images.device),
+            noise=self.noise,
+        )
+
+    def forward(
+        self, first: Tensor, second: Tensor, labels: Tensor, inside: Tensor | None = None
+    ) -> Tensor:
+        """Return the weighted consistency of two views' logits in the original frame.
+
+        Args:
+            first: ``(N, K, *S)``.
+            second: ``(N, K, *S)``.
+            labels: integer ``(N, *S)`` of the original frame.
+            inside: bool ``(N, *S)``, see :meth:`View.inside`.
+        """
+        if first.ndim < 3 or first.shape[1] != self.num_classes:
+            raise ValueError(
+                f"logits: expected {self.num_classes} classes on axis 1, got {tuple(first.shape)}"
+            )
+        weight = boundary_weight(
+            labels,
+            self.num_classes,
+            radius=self.radius,
+            power=self.power,
+            weight_max=self.weight_max,
+            weight_min=self.weight_min,
+            spacing=self.spacing,
+            compat=self.compat,
+            ignore_index=self.ignore_index,
+        )
+        counts = valid_mask(labels, self.ignore_index)
+        counts = counts if inside is None else counts & inside
+        full_size = self.compat == "bwcr"
+        return self.alpha * consistency(first, second, weight, counts, full_size=full_size)
+
+
+def _check_weights(
+    radius: float, power: float, weight_max: float, weight_min: float | None, compat: str | None
+) -> None:
+    for name, value in (("radius", radius), ("power", power), ("weight_max", weight_max)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}: expected a positive number, got {value}")
+    if weight_min is not None and not 0 <= weight_min < math.inf:
+        raise ValueError(f"weight_min: expected a number >= 0, got {weight_min}")
+    if compat is not None and compat not in get_args(Compat):
+        raise ValueError(f"compat: expected None or one of {get_args(Compat)}, got {compat!r}")
