@@ -200,9 +200,9 @@ def _by_region(region, table, out):
     for x in range(out.shape[0]):
         out[x] = first
     for r in range(1, table.shape[0]):
-        other = out.dtype.type(table[r])
+        other, code = out.dtype.type(table[r]), np.uint8(r)
         for x in range(out.shape[0]):
-            out[x] = other if region[x] == r else out[x]
+            out[x] = other if region[x] == code else out[x]
 
 
 @njit(forceinline=True, fastmath=SUMS)
@@ -215,9 +215,9 @@ def _sum(values):
 
 @njit(forceinline=True, fastmath=SUMS)
 def _sum_of_region(values, region, r):
-    total = 0.0
+    total, code = 0.0, np.uint8(r)
     for x in range(values.shape[0]):
-        total += np.float64(values[x]) if region[x] == r else 0.0
+        total += np.float64(values[x]) if region[x] == code else 0.0
     return total
 
 
@@ -244,9 +244,10 @@ def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
     for k in range(logits.shape[1]):
         plane, e = _row(logits, k, at), exps[k, : norm.shape[0]]
         _exps(plane, largest, e)
+        code = np.uint8(k)  # compared as a byte, 32 voxels at a time
         for x in range(norm.shape[0]):
             norm[x] += e[x]
-            gap[x] += largest[x] - plane[x] if label[x] == k else zero
+            gap[x] = largest[x] - plane[x] if label[x] == code else gap[x]
     _add_logs(norm, gap)
     for x in range(norm.shape[0]):
         gap[x] = gap[x] * weight[x] if label[x] != NOTHING else zero
@@ -401,8 +402,9 @@ def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, 
                         onto_largest[x] += scale * pull[x]
                         pull[x] *= -scale
                 if plan.with_ce:
+                    code = np.uint8(k)
                     for x in range(width):
-                        hit = ce_weight[x] if label[x] == k else zero
+                        hit = ce_weight[x] if label[x] == code else zero
                         pull[x] += e[x] * norm[x] - hit
                 for x in range(width):
                     g[x] = pull[x]

@@ -1,0 +1,231 @@
+"""Time and memory of losses and penalties, forward and backward, beside torch's and MONAI's.
+
+Every round runs every candidate once, in a new order, in one process on the same input; the table
+gives medians and ratios to torch's cross-entropy. Memory is what the allocator held at most beyond
+logits and labels, in units of the logits. The last table is the share that the penalty takes of a
+training step of nnU-Net's own network with nnU-Net's own loss.
+
+    python scripts/bench_losses.py                      # all shapes, 15 rounds
+    python scripts/bench_losses.py --shape 8,4,192,192 --rounds 30 --json bench.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from dynamic_network_architectures.architectures.unet import PlainConvUNet
+from monai.losses import NACLLoss
+from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
+from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from segcal.losses.cross_entropy import CrossEntropy
+from segcal.losses.dice import SoftDiceLoss
+from segcal.objective import Objective
+from segcal.penalties.cals import CALS
+from segcal.penalties.crac import CRaC
+from segcal.penalties.margin import Margin
+from segcal.penalties.nacl import NACL
+
+SHAPES = ((2, 5, 48, 128, 128), (8, 4, 192, 192), (2, 4, 128, 128, 128))
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def blobs(shape: tuple[int, ...], k: int, device: str) -> torch.Tensor:
+    """Label maps with objects of some 16 voxels, as segmentations have them."""
+    coarse = torch.randint(0, k, (shape[0], 1, *(max(1, s // 16) for s in shape[1:])))
+    return F.interpolate(coarse.float(), size=shape[1:])[:, 0].long().to(device)
+
+
+def candidates(k: int, device: str, axes: int) -> dict[str, Loss]:
+    """All that is compared; those that are not `readable` run as a user would build them."""
+    found: dict[str, Loss] = {"torch CE": F.cross_entropy}
+    if axes in (2, 3):
+        found["MONAI NACLLoss"] = NACLLoss(classes=k, dim=axes).to(device)
+    for name, penalty in (("NACL", NACL), ("MbLS", Margin), ("CALS", CALS), ("CRaC", CRaC)):
+        for fused in (True, False):
+            term = penalty(k, fused=fused).to(device)
+            if hasattr(term, "lam"):
+                term.lam.fill_(0.2)
+            objective = Objective({"ce": CrossEntropy(k), "penalty": term})
+            found[f"CE + {name}" + ("" if fused else ", readable")] = objective
+    dice = {"dice": SoftDiceLoss(k), "ce": CrossEntropy(k)}
+    found["Dice + CE"] = Objective(dice)
+    found["Dice + CE + CRaC"] = Objective({**dice, "crac": CRaC(k, lambda0=0.2).to(device)})
+    return found
+
+
+def synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def run(loss: Loss, logits: torch.Tensor, labels: torch.Tensor, device: str) -> float:
+    logits.grad = None
+    synchronise(device)
+    start = time.perf_counter()
+    loss(logits, labels).backward()
+    synchronise(device)
+    return time.perf_counter() - start
+
+
+def peak(loss: Loss, logits: torch.Tensor, labels: torch.Tensor, device: str) -> float:
+    """Most bytes held at once by one forward and backward pass, over those of the logits."""
+    logits.grad = None
+    size = logits.numel() * logits.element_size()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run(loss, logits, labels, device)
+        return (torch.cuda.max_memory_allocated() - before) / size
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        run(loss, logits, labels, device)
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most / size
+
+
+def bench_shape(
+    shape: tuple[int, ...], rounds: int, device: str, dtype: torch.dtype, console: Console
+) -> dict[str, dict[str, float]]:
+    torch.manual_seed(0)
+    n, k, *space = shape
+    labels = blobs((n, *space), k, device)
+    logits = (3 * torch.randn(shape)).to(device, dtype).requires_grad_()
+    losses = candidates(k, device, len(space))
+    targets = {name: labels[:, None] if "MONAI" in name else labels for name in losses}
+    times: dict[str, list[float]] = {name: [] for name in losses}
+    for name, loss in losses.items():  # compile, warm up
+        run(loss, logits, labels if "MONAI" in name else targets[name], device)
+    order = list(losses)
+    shuffle = random.Random(0)
+    for _ in track(range(rounds), f"{shape}", console=console, transient=True):
+        shuffle.shuffle(order)
+        for name in order:
+            times[name].append(run(losses[name], logits, labels, device))
+    reference = statistics.median(times["torch CE"])
+    monai = statistics.median(times["MONAI NACLLoss"]) if "MONAI NACLLoss" in times else None
+    memory = {name: peak(loss, logits, labels, device) for name, loss in losses.items()}
+    table = Table(title=f"{shape} {str(dtype)[6:]}, medians of {rounds} interleaved rounds")
+    for column in ("", "ms", "fastest", "x CE", "MONAI / it", "peak memory", "beyond CE's"):
+        table.add_column(column, justify="left" if not column else "right")
+    result = {}
+    for name, values in times.items():
+        median = statistics.median(values)
+        result[name] = {
+            "ms": 1e3 * median,
+            "fastest_ms": 1e3 * min(values),
+            "ratio_to_ce": median / reference,
+            "monai_to_it": monai / median if monai else float("nan"),
+            "peak_memory": memory[name],
+            "memory_beyond_ce": memory[name] - memory["torch CE"],
+        }
+        row = result[name]
+        table.add_row(
+            name, f"{row['ms']:.1f}", f"{row['fastest_ms']:.1f}", f"{row['ratio_to_ce']:.2f}",
+            f"{row['monai_to_it']:.1f}", f"{row['peak_memory']:.2f}",
+            f"{row['memory_beyond_ce']:+.2f}",
+        )  # fmt: skip
+    console.print(table)
+    return result
+
+
+def bench_step(rounds: int, device: str, console: Console) -> dict[str, float]:
+    """Share of the penalty in a training step of nnU-Net's networks (default widths)."""
+    table = Table(title=f"one nnU-Net training step, medians of {rounds} rounds")
+    for column in ("", "step ms", "CRaC ms", "share"):
+        table.add_column(column, justify="left" if not column else "right")
+    shares = {}
+    for name, shape, stages, conv, norm in (
+        ("2d, 4 x 1 x 256 x 224", (4, 1, 256, 224), 7, torch.nn.Conv2d, torch.nn.InstanceNorm2d),
+        ("3d, 2 x 1 x 40 x 56 x 40", (2, 1, 40, 56, 40), 4, torch.nn.Conv3d,
+         torch.nn.InstanceNorm3d),
+    ):  # fmt: skip
+        k = 4
+        torch.manual_seed(0)
+        network = PlainConvUNet(
+            shape[1], stages, [min(32 * 2**i, 512) for i in range(stages)], conv, 3,
+            [1] + [2] * (stages - 1), 2, k, 2, conv_bias=True, norm_op=norm,
+            norm_op_kwargs={"eps": 1e-5, "affine": True}, nonlin=torch.nn.LeakyReLU,
+        ).to(device)  # fmt: skip
+        optimiser = torch.optim.SGD(network.parameters(), 1e-2, momentum=0.99, nesterov=True)
+        host = DC_and_CE_loss(
+            {"batch_dice": True, "smooth": 1e-5, "do_bg": False, "ddp": False}, {},
+            dice_class=MemoryEfficientSoftDiceLoss,
+        )  # fmt: skip
+        crac = CRaC(k, lambda0=0.2).to(device)
+        images = torch.randn(shape, device=device)
+        labels = blobs((shape[0], *shape[2:]), k, device)
+        steps, penalties = [], []
+        for i in range(rounds + 1):
+            synchronise(device)
+            start = time.perf_counter()
+            optimiser.zero_grad()
+            logits = network(images)
+            host(logits, labels[:, None]).backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 12)
+            optimiser.step()
+            synchronise(device)
+            step = time.perf_counter() - start
+            x = logits.detach().requires_grad_()
+            x.grad = torch.zeros_like(x)  # the penalty's gradient is added to the host's
+            synchronise(device)
+            start = time.perf_counter()
+            crac(x, labels).backward()
+            synchronise(device)
+            if i:
+                steps.append(step)
+                penalties.append(time.perf_counter() - start)
+        step, penalty = statistics.median(steps), statistics.median(penalties)
+        shares[name] = penalty / (step + penalty)
+        table.add_row(name, f"{1e3 * step:.0f}", f"{1e3 * penalty:.1f}", f"{shares[name]:.2%}")
+    console.print(table)
+    return shares
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", action="append", help="N,K,... of the logits; may be repeated")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--step-rounds", type=int, default=5, help="0 leaves out nnU-Net's step")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    shapes = [tuple(map(int, s.split(","))) for s in options.shape or []] or SHAPES
+    console = Console(width=110)
+    where = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
+    console.print(
+        f"{where or platform.machine()}, {torch.get_num_threads()} threads, torch "
+        f"{torch.__version__}"
+    )
+    found: dict[str, object] = {}
+    for shape in shapes:
+        found[str(shape)] = bench_shape(
+            shape, options.rounds, options.device, getattr(torch, options.dtype), console
+        )
+    if options.step_rounds:
+        found["penalty_share_of_step"] = bench_step(options.step_rounds, options.device, console)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
