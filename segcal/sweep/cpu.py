@@ -24,15 +24,26 @@ from numba.extending import overload
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.sweep.terms import NOTHING, Z_LINEAR, Job
+from segcal.sweep.terms import (
+    ABS,
+    EQUALITY,
+    MAP,
+    NOTHING,
+    P2,
+    P3,
+    PATCH,
+    PENALTY_CODES,
+    PHR,
+    RELU,
+    SHAPE_CODES,
+    UPPER,
+    Z_LINEAR,
+    Job,
+    region_code,
+)
 
 STRETCH = 512
 BLOCK_VOXELS = 16384
-PHR, P2, P3, RELU, EQUALITY = range(5)
-ABS, UPPER, LOWER = range(3)
-ONE, PATCH, MAP = range(3)
-PENALTY_CODES = {"phr": PHR, "p2": P2, "p3": P3, "relu": RELU, "equality": EQUALITY}
-SHAPE_CODES = {"abs": ABS, "upper": UPPER, "lower": LOWER}
 EXACT = {"contract", "nsz"}  # a * b + c in one rounding; -0 is 0
 SUMS = {"reassoc", "nsz"}  # partial sums side by side, in an order fixed by the compiler
 
@@ -531,7 +542,7 @@ def _plan(job: Job, with_map: bool) -> _Plan:
         penalty_factor=float(job.factors[1]),
         shape=SHAPE_CODES[residual.shape],
         penalty=PENALTY_CODES[residual.penalty],
-        regions=MAP if with_map else PATCH if residual.regions == "patch" else ONE,
+        regions=region_code(residual, with_map),
         from_largest=residual.patch is None,
         with_ce=ce_weight is not None,
         with_gradient=job.gradient,

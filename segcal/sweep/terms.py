@@ -24,6 +24,11 @@ NO_CLASS = 254
 Z_LINEAR = 1e6
 """Above this constraint value the penalties continue along their tangent, which keeps value and
 slope inside float32 (P2 grows with the cube of z)."""
+PHR, P2, P3, RELU, EQUALITY = range(5)
+ABS, UPPER, LOWER = range(3)
+ONE, PATCH, MAP = range(3)
+PENALTY_CODES = {"phr": PHR, "p2": P2, "p3": P3, "relu": RELU, "equality": EQUALITY}
+SHAPE_CODES = {"abs": ABS, "upper": UPPER, "lower": LOWER}
 
 
 @dataclass(frozen=True)
@@ -127,3 +132,10 @@ def region_map(labels: Tensor, residual: Residual) -> Tensor:
             f"regions: expected -1 to {last}, got {int(region.min())} to {int(region.max())}"
         )
     return region
+
+
+def region_code(residual: Residual, with_map: bool) -> int:
+    """Where compiled loops find the regions: in a map, in the patch, or there is one."""
+    if with_map:
+        return MAP
+    return PATCH if residual.regions == "patch" else ONE

@@ -1,0 +1,198 @@
+"""The kernel for GPUs, run by Triton's interpreter: it computes what the loops for CPUs compute.
+
+``test_cuda.py`` runs this file in a process of its own, since the interpreter has to be chosen
+before Triton is imported: ``TRITON_INTERPRET=1 pytest tests/sweep/interpreted_cuda.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+from segcal.sweep import cpu, cuda
+from segcal.sweep.fused import _run
+from segcal.sweep.terms import CrossEntropyTerm, Residual
+from tests.conftest import close
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in unused lanes
+PENALTIES = ("phr", "p2", "p3", "relu", "equality")
+SHAPES = ("abs", "upper", "lower")
+PADDINGS = ("replicate", "background", "renormalize", "zeros")
+CPU = cpu.run
+
+
+def thirds(labels):
+    """Three regions, and voxels without any."""
+    return torch.arange(labels.numel()).view(labels.shape) // 3 % 4 - 1
+
+
+def residual(k, *, penalty="phr", shape="abs", regions=None, seed=5, **arguments):
+    r = {"patch": 2, None: 1}.get(regions, 3)
+    draw = torch.Generator().manual_seed(seed)
+    lam, rho = (torch.rand(r, k, generator=draw, dtype=torch.float64) for _ in range(2))
+    margins = tuple(0.5 + 0.7 * i for i in range(r))
+    arguments = {"patch": (3, "replicate"), "clip": (0.1, 1.5), **arguments}
+    return Residual(lam, 2 * rho, penalty, shape, margins, regions=regions, **arguments)
+
+
+def data(space, k=3, n=2, dtype=torch.float64, ignore=False):
+    draw = torch.Generator().manual_seed(len(space) + k)
+    logits = 4 * torch.randn(n, k, *space, generator=draw, dtype=torch.float64)
+    logits[..., ::5] = logits[..., ::5].round()  # ties, and residuals that are 0
+    coarse = torch.randint(0, k, (n, *(s // 2 + 1 for s in space)), generator=draw)
+    for axis in range(1, len(space) + 1):
+        coarse = coarse.repeat_interleave(2, axis)
+    labels = coarse[(slice(None), *(slice(s) for s in space))].clone()
+    if ignore:
+        labels.flatten()[::7] = 99
+    return logits.to(dtype), labels
+
+
+def compare(monkeypatch, logits, labels, term, ce=None, gradient=True, statistics=True):
+    """Run both on the arguments that the differentiable function makes; return the values."""
+    found = []
+
+    def both(*arguments):
+        found.extend(run(*arguments) for run in (cuda.run, CPU))
+        return found[0]
+
+    monkeypatch.setattr(cpu, "run", both)
+    _run(logits, labels, term, ce, (0.7, 1.3), gradient=gradient, statistics=statistics)
+    exact = logits.dtype == torch.float64
+    rtol = 1e-10 if exact else 2e-5
+    for a, b in zip(*found, strict=True):
+        if b is None:
+            assert a is None
+            continue
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        close(a, b, rtol=rtol, atol=1e-12 if exact else 2e-7 * max(float(b.abs().max()), 1e-3))
+    return found[0]
+
+
+@pytest.mark.parametrize("regions", [None, "patch", thirds], ids=["one", "patch", "map"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_every_penalty(monkeypatch, penalty, shape, regions):
+    """On proportions and on distances, with and without cross-entropy and ignored voxels."""
+    for ignore, from_largest in itertools.product((True, False), repeat=2):
+        logits, labels = data((5, 7), n=1, ignore=ignore)
+        ignored = {"ignore_index": 99} if ignore else {}
+        term = residual(3, penalty=penalty, shape=shape, regions=regions, **ignored)
+        if from_largest:
+            if regions == "patch":
+                continue
+            term = replace(term, patch=None, scale=1.5)
+        ce = CrossEntropyTerm(class_weight=torch.tensor([0.2, 1.0, 3.0]), **ignored)
+        compare(monkeypatch, logits, labels, term, ce if ignore == from_largest else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("space", [(37,), (6, 11), (3, 4, 5)])
+@pytest.mark.parametrize("size", [3, (1, 3, 5)])
+def test_patches(monkeypatch, size, space, padding, dtype):
+    size = size if isinstance(size, int) else size[-len(space) :]
+    logits, labels = data(space, k=4, dtype=dtype, ignore=True)
+    term = residual(
+        4, penalty="p2", regions="patch", patch=(size, padding), ignore_index=99, divisor=2.0
+    )
+    compare(monkeypatch, logits, labels, term, CrossEntropyTerm(ignore_index=99))
+
+
+@pytest.mark.parametrize("normaliser", ["region", "label"])
+def test_normalisers(monkeypatch, normaliser):
+    logits, labels = data((6, 11), ignore=True)
+    term = residual(3, regions="patch", normaliser=normaliser, ignore_index=99)
+    compare(monkeypatch, logits, labels, term)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    ("k", "size", "space"),
+    [
+        (2, 3, (3, 4, 5)),
+        (4, 1, (6, 11)),
+        (13, 3, (3, 4, 5)),
+        (20, 3, (3, 4, 5)),
+        (5, 13, (9, 9)),
+        (70, 9, (40,)),
+    ],
+)
+@pytest.mark.parametrize("from_largest", [False, True])
+def test_any_number_of_classes_and_neighbours(monkeypatch, k, size, space, dtype, from_largest):
+    """Counts that fit 32 bits, 64 bits, and that need several rounds."""
+    logits, labels = data(space, k=k, n=1, dtype=dtype)
+    term = residual(k, regions="patch", patch=(size, "zeros"))
+    if from_largest:
+        term = replace(residual(k, regions=thirds), patch=None)
+    compare(monkeypatch, logits, labels, term, CrossEntropyTerm())
+
+
+@pytest.mark.parametrize("from_largest", [False, True])
+def test_programs_take_several_blocks(monkeypatch, from_largest):
+    logits, labels = data((7, 13), n=3)
+    term = residual(3, regions=thirds, **({"patch": None} if from_largest else {}))
+    expected = compare(monkeypatch, logits, labels, term, CrossEntropyTerm())
+    monkeypatch.setattr(cuda, "BLOCK", 32)  # 3 for each image
+    monkeypatch.setattr(cuda, "PROGRAMS", 4)
+    found = compare(monkeypatch, logits, labels, term, CrossEntropyTerm())
+    for a, b in zip(found, expected, strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("ce", [None, CrossEntropyTerm()])
+def test_only_what_is_wanted(monkeypatch, ce, gradient, statistics):
+    logits, labels = data((5, 7))
+    values, found, grad = compare(
+        monkeypatch, logits, labels, residual(3), ce, gradient=gradient, statistics=statistics
+    )
+    assert (values[0] == 0) == (ce is None)
+    assert bool(found.any()) == statistics
+    assert (grad is None) != gradient
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_extreme_logits(monkeypatch, dtype):
+    """Values far outside the range of the exponential, and constraints beyond the linear bound."""
+    logits, labels = data((5, 7), dtype=dtype)
+    logits[0, 0] *= 1e4
+    logits[1] *= 1e6
+    for penalty in ("phr", "p2", "equality"):
+        compare(monkeypatch, logits, labels, residual(3, penalty=penalty), CrossEntropyTerm())
+
+
+def test_all_voxels_ignored(monkeypatch):
+    logits, labels = data((5, 7))
+    labels[:] = 99
+    term = residual(3, regions="patch", ignore_index=99)
+    values, found, grad = compare(
+        monkeypatch, logits, labels, term, CrossEntropyTerm(ignore_index=99)
+    )
+    assert not values.any()
+    assert not found.any()
+    assert not grad.any()
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+@pytest.mark.parametrize("from_largest", [False, True])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_nan_is_not_hidden(monkeypatch, penalty, from_largest, k):
+    logits, labels = data((5, 7), dtype=torch.float32)
+    logits[1, k, 2, 3] = torch.nan
+    term = residual(3, penalty=penalty, **({"patch": None} if from_largest else {}))
+    monkeypatch.setattr(cpu, "run", cuda.run)
+    values, found, _ = _run(
+        logits, labels, term, CrossEntropyTerm(), (1, 1), gradient=True, statistics=True
+    )
+    assert values.isnan().all()
+    assert found[1, 0, k].isnan()
