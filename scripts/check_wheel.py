@@ -8,8 +8,8 @@ from pathlib import Path
 
 import segcal
 from segcal.adapters.nnunet.discovery import ext_path
-from segcal.objective import build
 from segcal.io.config import config_root, names
+from segcal.objective import build
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """The sweep on CPUs, compiled: values and gradient in one pass over the logits.
 
-Work goes by the *stretch*, up to 512 voxels along the last axis: what a stretch needs stays in the
-fastest cache, so logits are read once from memory and the gradient is written once. Loops run over
-the voxels of a stretch with the class outside, without branches, so that they become vector
-instructions. Stretches go to threads in blocks whose bounds depend on the shape alone, and sums are
-added in the order of the blocks: the bits of a result do not depend on the number of threads.
+Work goes by the *stretch*, up to 512 voxels of a plane (the last two axes, flattened): what a
+stretch needs stays in the fastest cache, so logits are read once from memory and the gradient is
+written once. Loops run over the voxels of a stretch with the class outside, without branches, so
+that they become vector instructions. Stretches go to threads in blocks whose bounds depend on the
+shape alone, and sums are added in the order of the blocks: the bits of a result do not depend on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -66,15 +67,18 @@ class _Plan(NamedTuple):
     penalty: int
     regions: int
     from_largest: bool
+    gaps: bool
+    one_penalty_weight: bool
+    one_ce_weight: bool
     with_ce: bool
     with_gradient: bool
     with_statistics: bool
 
 
 @njit
-def _split(rows, width):
+def _split(planes, size):
     """Return the number of stretches, and how many make a block."""
-    return rows * ((width + STRETCH - 1) // STRETCH), max(1, BLOCK_VOXELS // min(width, STRETCH))
+    return planes * ((size + STRETCH - 1) // STRETCH), max(1, BLOCK_VOXELS // min(size, STRETCH))
 
 
 @njit(fastmath=EXACT, forceinline=True)
@@ -119,22 +123,24 @@ def _log32(x):
     return (m + p) + np.float32(0.693359375) * e
 
 
-def _exps(plane: Any, largest: Any, out: Any) -> None:
+def _exps(plane: Any, largest: Any, out: Any, norm: Any) -> None:
     raise NotImplementedError  # in compiled code, the overload
 
 
 @overload(_exps, fastmath=EXACT)
-def _exps_for(plane, largest, out):
+def _exps_for(plane, largest, out, norm):
     if out.dtype == types.float32:
 
-        def exps(plane, largest, out):
+        def exps(plane, largest, out, norm):
             for x in range(out.shape[0]):
                 out[x] = _exp32(plane[x] - largest[x])
+                norm[x] += out[x]
     else:
 
-        def exps(plane, largest, out):
+        def exps(plane, largest, out, norm):
             for x in range(out.shape[0]):
                 out[x] = math.exp(plane[x] - largest[x])
+                norm[x] += out[x]
 
     return exps
 
@@ -161,22 +167,21 @@ def _add_logs_for(norm, out):
 
 @njit(forceinline=True)
 def _row(planes, k, at):
-    """Row of class k; slices like this one keep their last axis contiguous for the compiler."""
-    return planes[at[0], k, at[1], at[2], at[3] : at[4]]
+    """Stretch of class k; slices like this one keep their last axis contiguous for the compiler."""
+    return planes[at[0], k, at[1], at[2] : at[3]]
 
 
 @njit(forceinline=True)
 def _count(codes, code, at, sizes, column, count):
-    """count[x] = voxels of that code in the patch around x."""
-    n, z, y, start, stop = at
+    """count[x] = voxels of that code in the patch around x, for a piece of one row."""
+    n, z, y, start, width = at
     kz, ky, kx = sizes
-    width = stop - start
     k = np.uint8(code)
     for x in range(width + kx - 1):
         column[x] = 0
     for dz in range(kz):
         for dy in range(ky):
-            row = codes[n, z + dz, y + dy, start : stop + kx - 1]
+            row = codes[n, z + dz, y + dy, start : start + width + kx - 1]
             for x in range(width + kx - 1):
                 column[x] += np.uint8(row[x] == k)
     for x in range(width):
@@ -187,21 +192,43 @@ def _count(codes, code, at, sizes, column, count):
 
 
 @njit(forceinline=True)
-def _look_around(codes, at, sizes, column, counts, total, mixed):
-    """Counts of the classes in the patches, of all that counts, and whether they are several."""
-    width = at[4] - at[3]
-    _count(codes, NOTHING, at, sizes, column, total)
+def _look_around(
+    codes, at, row_length, sizes, gaps, count_all, column, label, counts, total, mixed
+):
+    """Labels of a stretch, counts of classes in their patches, of all that counts, and whether
+    the classes are several. A stretch is pieces of rows.
+    """  # noqa: D205
+    n, z, start, stop = at
     whole = np.uint8(sizes[0] * sizes[1] * sizes[2])
-    for x in range(width):
-        total[x] = max(whole - total[x], 1)
-        mixed[x] = 0
-    for k in range(counts.shape[0]):
-        count = counts[k, :width]
-        _count(codes, k, at, sizes, column, count)
-        for x in range(width):
-            mixed[x] += np.uint8(count[x] > 0)
-    for x in range(width):
-        mixed[x] = np.uint8(mixed[x] > 1)
+    done = start
+    while done < stop:
+        y = done // row_length
+        x0 = done - y * row_length
+        width = min(row_length - x0, stop - done)
+        here, piece = done - start, (n, z, y, x0, width)
+        x1 = x0 + sizes[2] // 2
+        label[here : here + width] = codes[n, z + sizes[0] // 2, y + sizes[1] // 2, x1 : x1 + width]
+        if count_all:
+            some = total[here : here + width]
+            if gaps:
+                _count(codes, NOTHING, piece, sizes, column, some)
+                for x in range(width):
+                    some[x] = max(whole - some[x], 1)
+            else:
+                for x in range(width):
+                    some[x] = whole
+            for k in range(counts.shape[0]):
+                _count(codes, k, piece, sizes, column, counts[k, here : here + width])
+        done += width
+    if count_all:
+        for x in range(stop - start):
+            mixed[x] = 0
+        for k in range(counts.shape[0]):
+            count = counts[k, : stop - start]
+            for x in range(stop - start):
+                mixed[x] += np.uint8(count[x] > 0)
+        for x in range(stop - start):
+            mixed[x] = np.uint8(mixed[x] > 1)
 
 
 @njit(forceinline=True)
@@ -254,10 +281,9 @@ def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
         gap[x] = zero
     for k in range(logits.shape[1]):
         plane, e = _row(logits, k, at), exps[k, : norm.shape[0]]
-        _exps(plane, largest, e)
+        _exps(plane, largest, e, norm)
         code = np.uint8(k)  # compared as a byte, 32 voxels at a time
         for x in range(norm.shape[0]):
-            norm[x] += e[x]
             gap[x] = largest[x] - plane[x] if label[x] == code else gap[x]
     _add_logs(norm, gap)
     for x in range(norm.shape[0]):
@@ -266,31 +292,20 @@ def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
 
 
 @njit(forceinline=True, fastmath=EXACT)
-def _shape(shape, u, sign):
-    """Turn u into the constraint z in place; sign = dz / du."""
+def _penalise(penalty, absolute, signed, u, lam, rho, weight, value, slope, pull):
+    """Put z = absolute |u| + signed u in place of u, add P(z) to value; slope = P'(z).
+
+    pull = weight P'(z) dz/du. P is that of :mod:`segcal.alm`; comparisons with < let NaN through.
+    """
     T = u.dtype.type
-    zero, one = T(0), T(1)
-    if shape == ABS:
-        for x in range(u.shape[0]):
-            sign[x] = one if u[x] > zero else (-one if u[x] < zero else zero)
-            u[x] = abs(u[x])
-    else:
-        s = one if shape == UPPER else -one
-        for x in range(u.shape[0]):
-            sign[x] = s
-            u[x] *= s
-
-
-@njit(forceinline=True, fastmath=EXACT)
-def _penalise(penalty, z, lam, rho, value, slope):
-    """Value = P(z; lam, rho) and slope = P'(z), the functions of :mod:`segcal.alm`."""
-    T = z.dtype.type
     zero, one, half, top = T(0), T(1), T(0.5), T(Z_LINEAR)
-    for x in range(z.shape[0]):
-        inside = top if z[x] > top else z[x]
-        beyond = z[x] - inside
+    for x in range(u.shape[0]):
+        side = one if u[x] > zero else (-one if u[x] < zero else zero)
+        z = absolute * abs(u[x]) + signed * u[x]
+        inside = top if z > top else z
+        beyond = z - inside
         la, rh = lam[x], rho[x]
-        if penalty == PHR:  # comparisons with < let NaN through
+        if penalty == PHR:
             s = la + rh * inside
             d = rh if rh > T(1e-37) else T(1e-37)
             v = -half * la * la / d if s < zero else la * inside + half * rh * inside * inside
@@ -308,65 +323,85 @@ def _penalise(penalty, z, lam, rho, value, slope):
             d = one - rh * m
             v = la * m / d if inside < zero else p * (la + p * (la * rh + p * cubic * T(1 / 6)))
             s = la / (d * d) if inside < zero else la + p * (T(2) * la * rh + half * cubic * p)
-        value[x] = v + s * beyond
+        value[x] += v + s * beyond
         slope[x] = s
+        u[x] = z
+        pull[x] = s * (absolute * side + signed) * weight[x]
 
 
 @njit(nogil=True, fastmath=EXACT, cache=True)
 def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, block):
     """Sweep the stretches of one block, adding to its row of the sums and statistics."""
     T = logits.dtype.type
-    N, K, Z, Y, X = logits.shape
-    kz, ky, kx = plan.sizes
+    N, K, Z, plane_size = logits.shape
+    row_length = codes.shape[3] - plan.sizes[2] + 1
     R = plan.lam.shape[0]
-    per_row = (X + STRETCH - 1) // STRETCH
-    longest = min(X, STRETCH)
+    per_plane = (plane_size + STRETCH - 1) // STRETCH
+    longest = min(plane_size, STRETCH)
     zero, scale = T(0), T(plan.scale)
+    absolute = T(1) if plan.shape == ABS else zero
+    signed = zero if plan.shape == ABS else (T(1) if plan.shape == UPPER else T(-1))
     ce_factor, penalty_factor = T(plan.ce_factor), T(plan.penalty_factor)
     low, high = T(plan.clip_low), T(plan.clip_high)
-    floats, bytes_ = np.empty((15, longest), logits.dtype), np.empty((3, longest), np.uint8)
+    every_weight, every_ce_weight = T(plan.penalty_weight[0, 0]), T(plan.ce_weight[0])
+    whole = plan.sizes[0] * plan.sizes[1] * plan.sizes[2]
+    per_voxel = T(1) / T(whole)
+    floats, bytes_ = np.empty((15, longest), logits.dtype), np.empty((4, longest), np.uint8)
     exps, counts = np.empty((K, longest), logits.dtype), np.empty((K, longest), np.uint8)
-    column = np.empty(longest + kx - 1, np.uint8)
+    column = np.empty(longest + plan.sizes[2] - 1, np.uint8)
+    neighbours = plan.regions == PATCH or not plan.from_largest
 
     sums, statistics = all_sums[block], all_statistics[block if plan.with_statistics else 0]
-    stretches, per_block = _split(N * Z * Y, X)
+    stretches, per_block = _split(N * Z, plane_size)
     for index in range(block * per_block, min((block + 1) * per_block, stretches)):
-        row = index // per_row
-        n, z, y = row // (Z * Y), row // Y % Z, row % Y
-        start = (index % per_row) * STRETCH
-        width = min(STRETCH, X - start)
-        stop = start + width
-        at = (n, z, y, start, stop)
-        label = codes[n, z + kz // 2, y + ky // 2, start + kx // 2 : stop + kx // 2]
-        region, total, mixed = bytes_[0, :width], bytes_[1, :width], bytes_[2, :width]
+        plane_index = index // per_plane
+        n, z = plane_index // Z, plane_index % Z
+        start = (index % per_plane) * STRETCH
+        stop = min(start + STRETCH, plane_size)
+        width = stop - start
+        at = (n, z, start, stop)
+        label, region = bytes_[0, :width], bytes_[1, :width]
+        total, mixed = bytes_[2, :width], bytes_[3, :width]
         largest, ties, norm = floats[0, :width], floats[1, :width], floats[2, :width]
         ce_weight, gap = floats[3, :width], floats[4, :width]
         weight, margin, lam = floats[5, :width], floats[6, :width], floats[7, :width]
         rho, u, value = floats[8, :width], floats[9, :width], floats[10, :width]
-        slope, penalty, pull = floats[11, :width], floats[12, :width], floats[13, :width]
-        onto_largest = floats[14, :width]
+        slope, pull, onto_largest = floats[11, :width], floats[12, :width], floats[13, :width]
+        clipped = floats[14, :width]
 
-        if plan.regions == PATCH or not plan.from_largest:
-            _look_around(codes, at, plan.sizes, column, counts, total, mixed)
+        _look_around(
+            codes, at, row_length, plan.sizes, plan.gaps, neighbours, column, label, counts, total,
+            mixed,
+        )  # fmt: skip
         for x in range(width):
             region[x] = mixed[x] if plan.regions == PATCH else 0
         if plan.regions == MAP:
-            region[:] = region_map[n, z, y, start:stop]
+            region[:] = region_map[n, z, start:stop]
         for x in range(width):
             region[x] = region[x] if label[x] != NOTHING else np.uint8(NOTHING)
-            counts_here = region[x] != NOTHING
-            weight[x] = T(plan.penalty_weight[region[x], label[x]]) if counts_here else zero
-            penalty[x] = zero
+            weight[x] = every_weight if region[x] != NOTHING else zero
+            value[x] = zero
             onto_largest[x] = zero
+        if not plan.one_penalty_weight:
+            for x in range(width):
+                if region[x] != NOTHING:
+                    weight[x] = T(plan.penalty_weight[region[x], label[x]])
         _by_region(region, plan.margins, margin)
         if not plan.from_largest:
             for x in range(width):
-                margin[x] /= T(total[x])
+                margin[x] *= per_voxel
+            if plan.gaps:
+                for x in range(width):
+                    margin[x] *= T(whole) / T(total[x])
         if plan.with_ce or plan.from_largest:
             _largest(logits, at, largest)
         if plan.with_ce:
             for x in range(width):
-                ce_weight[x] = T(plan.ce_weight[label[x]]) if label[x] != NOTHING else zero
+                ce_weight[x] = every_ce_weight if label[x] != NOTHING else zero
+            if not plan.one_ce_weight:
+                for x in range(width):
+                    if label[x] != NOTHING:
+                        ce_weight[x] = T(plan.ce_weight[label[x]])
             sums[0] += _cross_entropy(logits, at, label, largest, exps, norm, gap, ce_weight)
             for x in range(width):
                 ce_weight[x] *= ce_factor
@@ -383,42 +418,40 @@ def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, 
                 count = counts[k, :width]
                 for x in range(width):
                     u[x] = plane[x] - T(count[x]) * margin[x]
-            _shape(plan.shape, u, pull)
+            a, b = absolute, signed
             if plan.penalty == PHR:  # one loop for each, without a branch inside
-                _penalise(PHR, u, lam, rho, value, slope)
+                _penalise(PHR, a, b, u, lam, rho, weight, value, slope, pull)
             elif plan.penalty == P2:
-                _penalise(P2, u, lam, rho, value, slope)
+                _penalise(P2, a, b, u, lam, rho, weight, value, slope, pull)
             elif plan.penalty == P3:
-                _penalise(P3, u, lam, rho, value, slope)
+                _penalise(P3, a, b, u, lam, rho, weight, value, slope, pull)
             elif plan.penalty == RELU:
-                _penalise(RELU, u, lam, rho, value, slope)
+                _penalise(RELU, a, b, u, lam, rho, weight, value, slope, pull)
             else:
-                _penalise(EQUALITY, u, lam, rho, value, slope)
-            for x in range(width):
-                penalty[x] += value[x]
+                _penalise(EQUALITY, a, b, u, lam, rho, weight, value, slope, pull)
             if plan.with_statistics:
                 for x in range(width):
-                    value[x] = min(max(slope[x], low), high)
+                    clipped[x] = min(max(slope[x], low), high)
                     u[x] = abs(u[x]) if plan.penalty == EQUALITY else u[x]
                 for r in range(R):
-                    statistics[0, r, k] += _sum_of_region(value, region, r)
+                    statistics[0, r, k] += _sum_of_region(clipped, region, r)
                     statistics[1, r, k] += _sum_of_region(u, region, r)
             if plan.with_gradient:
-                g, e = _row(gradient, k, at), exps[k, :width]
-                for x in range(width):
-                    p = slope[x] * pull[x] * weight[x] * penalty_factor
-                    pull[x] = p if region[x] != NOTHING else zero
+                g = _row(gradient, k, at)
+                factor = penalty_factor
                 if plan.from_largest:
                     for x in range(width):
                         onto_largest[x] += scale * pull[x]
-                        pull[x] *= -scale
+                    factor = -scale * penalty_factor
                 if plan.with_ce:
-                    code = np.uint8(k)
+                    e, code = exps[k, :width], np.uint8(k)
                     for x in range(width):
+                        p = factor * pull[x] if region[x] != NOTHING else zero
                         hit = ce_weight[x] if label[x] == code else zero
-                        pull[x] += e[x] * norm[x] - hit
-                for x in range(width):
-                    g[x] = pull[x]
+                        g[x] = p + e[x] * norm[x] - hit
+                else:
+                    for x in range(width):
+                        g[x] = factor * pull[x] if region[x] != NOTHING else zero
 
         if plan.with_gradient and plan.from_largest:
             for x in range(width):
@@ -428,14 +461,15 @@ def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, 
                 for x in range(width):
                     ties[x] += T(1) if plane[x] == largest[x] else zero
             for x in range(width):
-                onto_largest[x] /= ties[x]
+                share = penalty_factor * onto_largest[x] / ties[x]
+                onto_largest[x] = share if region[x] != NOTHING else zero
             for k in range(K):
                 plane, g = _row(logits, k, at), _row(gradient, k, at)
                 for x in range(width):
                     g[x] += onto_largest[x] if plane[x] == largest[x] else zero
         for x in range(width):
-            penalty[x] = penalty[x] * weight[x] if region[x] != NOTHING else zero
-        sums[1] += _sum(penalty)
+            value[x] = value[x] * weight[x] if region[x] != NOTHING else zero
+        sums[1] += _sum(value)
         if plan.with_statistics:
             for r in range(R):
                 for x in range(width):
@@ -458,17 +492,20 @@ def run(
         and in ``[2, :, 0]`` the voxels of each region; the gradient like `logits`, or None. The
         first two are float64.
     """
-    n, _, z, y, x = logits.shape
-    stretches, per_block = _split(n * z * y, x)
+    n, k, z, y, x = logits.shape
+    with_map = region is not None
+    stretches, per_block = _split(n * z, y * x)
     blocks = -(-stretches // per_block)
     sums = np.zeros((blocks, 2))
     statistics = np.zeros((blocks if job.statistics else 1, 3, *job.residual.lam.shape))
-    gradient = torch.empty_like(logits) if job.gradient else logits.new_empty((0,) * 5)
+    planes = logits.view(n, k, z, y * x)
+    gradient = torch.empty_like(planes) if job.gradient else logits.new_empty((0,) * 4)
+    region = codes.new_empty((0,) * 3) if region is None else region.view(n, z, y * x)
     arguments = (
-        logits.numpy(),
+        planes.numpy(),
         codes.numpy(),
-        (codes.new_empty((0,) * 4) if region is None else region).numpy(),
-        _plan(job, region is not None),
+        region.numpy(),
+        _plan(job, with_map),
         gradient.numpy(),
         sums,
         statistics,
@@ -477,7 +514,7 @@ def run(
     return (
         torch.from_numpy(sums.sum(0)),
         torch.from_numpy(statistics.sum(0)),
-        gradient if job.gradient else None,
+        gradient.view_as(logits) if job.gradient else None,
     )
 
 
@@ -527,10 +564,16 @@ def _openmp() -> Callable[..., None] | None:
 
 def _plan(job: Job, with_map: bool) -> _Plan:
     residual = job.residual
-    ce_weight = job.cross_entropy_weight
+    with_ce = job.cross_entropy_weight is not None
+    penalty_weight = _float64(job.penalty_weight)
+    ce_weight = (
+        penalty_weight[0]
+        if job.cross_entropy_weight is None
+        else _float64(job.cross_entropy_weight)
+    )
     return _Plan(
-        ce_weight=_float64(job.penalty_weight[0] if ce_weight is None else ce_weight),
-        penalty_weight=_float64(job.penalty_weight),
+        ce_weight=ce_weight,
+        penalty_weight=penalty_weight,
         lam=_float64(residual.lam),
         rho=_float64(residual.rho),
         margins=np.array(residual.margins, dtype=np.float64),
@@ -544,7 +587,10 @@ def _plan(job: Job, with_map: bool) -> _Plan:
         penalty=PENALTY_CODES[residual.penalty],
         regions=region_code(residual, with_map),
         from_largest=residual.patch is None,
-        with_ce=ce_weight is not None,
+        gaps=job.gaps,
+        one_penalty_weight=bool((penalty_weight == penalty_weight[0, 0]).all()),
+        one_ce_weight=bool((ce_weight == ce_weight[0]).all()),
+        with_ce=with_ce,
         with_gradient=job.gradient,
         with_statistics=job.statistics,
     )

@@ -183,6 +183,7 @@ def _run(
         cross_entropy_weight=_cross_entropy_weight(labels, valid, cross_entropy, k),
         factors=factors,
         sizes=(depth, height, width),
+        gaps=residual.ignore_index is not None or OUTSIDE[padding] == NOTHING,
         gradient=gradient,
         statistics=statistics,
     )

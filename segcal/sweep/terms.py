@@ -91,6 +91,7 @@ class Job:
             leaves it out.
         factors: of cross-entropy and penalty in the gradient.
         sizes: of the patch along Z, Y, X.
+        gaps: some codes are :data:`NOTHING`.
         gradient: compute the gradient.
         statistics: compute the sums of P' and z per region and class.
     """
@@ -100,6 +101,7 @@ class Job:
     cross_entropy_weight: Tensor | None
     factors: tuple[float, float]
     sizes: tuple[int, int, int]
+    gaps: bool
     gradient: bool
     statistics: bool
 
