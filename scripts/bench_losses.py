@@ -152,7 +152,7 @@ def bench_step(rounds: int, device: str, console: Console) -> dict[str, float]:
         table.add_column(column, justify="left" if not column else "right")
     shares = {}
     for name, shape, stages, conv, norm in (
-        ("2d, 4 x 1 x 256 x 224", (4, 1, 256, 224), 7, torch.nn.Conv2d, torch.nn.InstanceNorm2d),
+        ("2d, 4 x 1 x 256 x 224", (4, 1, 256, 224), 6, torch.nn.Conv2d, torch.nn.InstanceNorm2d),
         ("3d, 2 x 1 x 40 x 56 x 40", (2, 1, 40, 56, 40), 4, torch.nn.Conv3d,
          torch.nn.InstanceNorm3d),
     ):  # fmt: skip
