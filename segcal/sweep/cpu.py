@@ -329,7 +329,16 @@ def _penalise(penalty, absolute, signed, u, lam, rho, weight, value, slope, pull
         pull[x] = s * (absolute * side + signed) * weight[x]
 
 
-@njit(nogil=True, fastmath=EXACT, cache=True)
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    """Compile without the interpreter's lock; keep the result on disk where there is a place."""
+    options = {"nogil": True, "fastmath": EXACT}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # neither the package's folder nor the user's can be written
+        return njit(**options)(function)
+
+
+@_compiled
 def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, block):
     """Sweep the stretches of one block, adding to its row of the sums and statistics."""
     T = logits.dtype.type

@@ -8,8 +8,9 @@ are what the tests compare with.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from segcal.tensors import HALF, check_logits_labels, valid_mask
 Found = tuple[Tensor, Tensor, Tensor | None]
 Backend = Callable[[Tensor, Tensor, Tensor | None, Job], Found]
 OUTSIDE = {"replicate": None, "background": 0, "renormalize": NOTHING, "zeros": NO_CLASS}
-COMPILER = {"cpu": "numba", "cuda": "triton"}
+DEVICES = ("cpu", "cuda")
 
 
 class Statistics(NamedTuple):
@@ -45,25 +46,40 @@ class Statistics(NamedTuple):
 def supports(logits: Tensor, residual: Residual) -> bool:
     """Whether :func:`sweep` takes these logits ``(N, K, *S)``; if not, use the readable version.
 
-    It takes 1 to 3 spatial axes, 2 to 253 classes, patches of up to 253 voxels, on a CPU or, with
-    Triton, a GPU.
+    It takes 1 to 3 spatial axes, 2 to 253 classes, patches of up to 253 voxels, on a CPU (compiled
+    by Numba) or an NVIDIA GPU (by Triton).
     """
-    compiler = COMPILER.get(logits.device.type)
     axes = logits.ndim - 2
     return (
-        compiler is not None
-        and _installed(compiler)
-        and 1 <= axes <= 3
+        1 <= axes <= 3
         and 2 <= logits.shape[1] < NO_CLASS
         and logits.numel() > 0
         and len(residual.margins) < NO_CLASS
         and (residual.patch is None or math.prod(kernel_sizes(axes, residual.patch[0])) < NO_CLASS)
+        and logits.device.type in DEVICES
+        and _compiles(logits.device.type)
     )
 
 
 @cache
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+def _compiles(device: str) -> bool:
+    """Whether the device's loops can be compiled here, found out by a voxel; warns if not."""
+    one = torch.ones(1, 2, dtype=torch.float64, device=device)
+    residual = Residual(one, one, "phr", "abs", (1.0,), patch=(1, "replicate"))
+    job = Job(residual, one, one[0], (1.0, 1.0), (1, 1, 1), gaps=False, gradient=True,
+              statistics=False)  # fmt: skip
+    logits = torch.zeros(1, 2, 1, 1, 1, device=device)
+    codes = torch.zeros(1, 1, 1, 1, dtype=torch.uint8, device=device)
+    try:
+        _backend(device)(logits, codes, None, job)
+    except Exception as error:  # noqa: BLE001 - whatever a compiler may lack
+        warnings.warn(
+            f"segcal's fast path cannot be compiled for {device} "
+            f"({type(error).__name__}: {error}); its slower readable version is used",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -191,7 +207,7 @@ def _run(
         space = [math.prod(space)]
     layout = (1, 1, *space)[-3:]
     padded = (s + size - 1 for s, size in zip(layout, job.sizes, strict=True))
-    values, found, grad = _backend(logits.device)(
+    values, found, grad = _backend(logits.device.type)(
         logits.detach().contiguous().view(n, k, *layout),
         codes.reshape(n, *padded),
         None if region is None else region.view(n, *layout),
@@ -200,9 +216,8 @@ def _run(
     return values, found, None if grad is None else grad.view(logits.shape)
 
 
-def _backend(device: torch.device) -> Backend:
-    module = importlib.import_module(f"segcal.sweep.{device.type}")
-    return module.run
+def _backend(device: str) -> Backend:
+    return importlib.import_module(f"segcal.sweep.{device}").run
 
 
 def _region_map(labels: Tensor, valid: Tensor, residual: Residual) -> Tensor | None:

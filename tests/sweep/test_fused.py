@@ -13,7 +13,7 @@ from segcal.penalties.cals import CALS
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin, margin
 from segcal.penalties.nacl import NACL, nacl
-from segcal.sweep import cpu
+from segcal.sweep import cpu, fused
 from tests.conftest import close
 from tests.test_contracts import data, method
 
@@ -37,8 +37,8 @@ def test_fused_equals_readable(name, shape, dtype):
     logits, labels = data(shape, k=4, dtype=dtype, scale=12.0)
     labels.flatten()[::7] = 9
     found = []
-    for fused in (True, False):
-        term = method("penalties", name, k=4, ignore_index=9, fused=fused)
+    for fast in (True, False):
+        term = method("penalties", name, k=4, ignore_index=9, fused=fast)
         x = logits.clone().requires_grad_()
         value = term(x, labels)
         (slope,) = torch.autograd.grad(value, x)
@@ -87,10 +87,10 @@ def test_every_option_of_crac(constraint, penalty, padding):
     labels[:, 0, :2] = 9
     own = {} if constraint == "equality" else {"penalty": penalty}
     results = []
-    for fused in (True, False):
+    for fast in (True, False):
         crac = CRaC(
             4, constraint=constraint, padding=padding, kernel_size=(1, 3, 5), ignore_index=9,
-            clamp_elementwise=True, lambda_bounds=(1e-6, 2.0), rho0=1.0, rho_period=1, fused=fused,
+            clamp_elementwise=True, lambda_bounds=(1e-6, 2.0), rho0=1.0, rho_period=1, fused=fast,
             **own,
         )  # fmt: skip
         crac.lam.copy_(torch.rand(2, 4, generator=torch.Generator().manual_seed(2)))
@@ -118,7 +118,7 @@ def test_options_of_nacl(arguments):
 def test_options_of_margin(arguments):
     logits, labels = data((8, 6))
     x = logits.requires_grad_()
-    values = [Margin(3, fused=fused, **arguments)(x, labels) for fused in (True, False)]
+    values = [Margin(3, fused=fast, **arguments)(x, labels) for fast in (True, False)]
     close(values[0].detach(), values[1].detach())
     close(torch.autograd.grad(values[0], x)[0], torch.autograd.grad(values[1], x)[0])
     close(values[0].detach(), 0.1 * margin(x, labels, **arguments).detach())
@@ -130,8 +130,8 @@ def test_tied_logits_share_the_gradient():
     logits[0, 2] = -8
     x = logits.requires_grad_()
     slopes = [
-        torch.autograd.grad(CALS(3, margin=2.0, lambda0=0.3, fused=fused)(x, labels), x)[0]
-        for fused in (True, False)
+        torch.autograd.grad(CALS(3, margin=2.0, lambda0=0.3, fused=fast)(x, labels), x)[0]
+        for fast in (True, False)
     ]
     close(slopes[0], slopes[1])
     assert (slopes[0][0, :2] > 0).all()
@@ -141,9 +141,9 @@ def test_many_classes_and_long_rows():
     logits, labels = data((2, 1300), k=150, dtype=torch.float32)
     for term in (CRaC, NACL, Margin):
         results = []
-        for fused in (True, False):
+        for fast in (True, False):
             x = logits.clone().requires_grad_()
-            value = term(150, fused=fused)(x, labels)
+            value = term(150, fused=fast)(x, labels)
             results.append((value.detach(), *torch.autograd.grad(value, x)))
         for a, b in zip(*results, strict=True):
             close(a, b, rtol=1e-5, atol=1e-9)
@@ -206,6 +206,21 @@ def test_threads_of_our_own_where_openmp_cannot_be_reached(monkeypatch):
     expected = CRaC(3)(logits, labels)
     monkeypatch.setattr(cpu, "_openmp", lambda: None)
     assert torch.equal(CRaC(3)(logits, labels), expected)
+
+
+def test_where_nothing_compiles_the_readable_version_is_used_and_that_is_said(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no C compiler")
+
+    logits, labels = data((8, 6))
+    expected = CRaC(3, fused=False)(logits, labels)
+    fused._compiles.cache_clear()
+    monkeypatch.setattr(cpu, "run", fails)
+    with pytest.warns(UserWarning, match=r"cannot be compiled for cpu \(RuntimeError: no C"):
+        value = CRaC(3)(logits, labels)
+    assert torch.equal(value, expected)
+    assert torch.equal(CRaC(3)(logits, labels), expected)  # said once
+    fused._compiles.cache_clear()
 
 
 def test_errors_in_a_thread_arrive(monkeypatch):
