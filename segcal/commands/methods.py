@@ -49,7 +49,7 @@ def _list(console: Console) -> None:
     for kind, found in _names().items():
         table = Table(title=kind, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
         table.add_column("name", no_wrap=True)
-        table.add_column("what")
+        table.add_column("what" if kind == "recipes" else "what, and its paper")
         table.add_column("defaults" if kind != "recipes" else "terms")
         for name in found:
             if kind == "recipes":
@@ -61,8 +61,13 @@ def _list(console: Console) -> None:
                 summary = recipe.summary
             else:
                 component = load_component(kind, name)  # type: ignore[arg-type]
-                summary, details = component.summary, _arguments(component.args)
-            table.add_row(name, Text(summary), Text(details))
+                details = _arguments(component.args)
+                summary = component.summary
+                paper = f"\n{component.paper}" if component.paper else ""
+            what = Text(summary)
+            if kind != "recipes":
+                what.append(paper, style="dim")
+            table.add_row(name, what, Text(details))
         console.print(table)
     console.print("segcal methods NAME explains one.", style="dim")
 
