@@ -62,6 +62,13 @@ class Objective(nn.Module):
                 "with objective.step(model, images, labels), and call objective.eval() to evaluate "
                 "one set of logits without it"
             )
+        return self._evaluate(logits, labels, image)
+
+    def _evaluate(
+        self, logits: Tensor, labels: Tensor, image: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Evaluate all terms of one set of logits."""
+        two = self._two_views()
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []
         if (pair := self._pair(logits)) is not None:
@@ -76,13 +83,13 @@ class Objective(nn.Module):
             )
             parts.append(part)
         for name, term in self.terms.items():
-            if name not in values and name not in self._two_views():
+            if name not in values and name not in two:
                 needs_image = getattr(term, "needs_image", False)
                 value = term(logits, labels, image) if needs_image else term(logits, labels)
                 values[name] = value.detach()
                 parts.append(self.weights[name] * value)
-        first, *rest = parts
-        return sum(rest, start=first), {name: values[name] for name in self.terms if name in values}
+        total = sum(parts[1:], start=parts[0]) if parts else logits.new_zeros(())
+        return total, {name: values[name] for name in self.terms if name in values}
 
     def step(
         self, model: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor
@@ -107,22 +114,16 @@ class Objective(nn.Module):
         views = term.draw(images)
         seen = [view.image(images) for view in views]
         logits = [model(x) for x in seen]
-        training = self.training
-        self.eval()
-        try:
-            parts = [
-                self.evaluate(x, view.labels(labels), image)
-                for view, x, image in zip(views, logits, seen, strict=True)
-            ]
-        finally:
-            self.train(training)
-        back = [view.back(x) for view, x in zip(views, logits, strict=True)]
-        inside = views[0].inside(back[0]) & views[1].inside(back[1])
-        value = term(*back, labels, inside)
+        (loss_a, values_a), (loss_b, values_b) = (
+            self._evaluate(z, view.labels(labels), x)
+            for view, x, z in zip(views, seen, logits, strict=True)
+        )
+        a, b = (view.back(z) for view, z in zip(views, logits, strict=True))
+        value = term(a, b, labels, views[0].inside(a) & views[1].inside(b))
         weight = self.weights[two[0]]
-        total = parts[0][0] + parts[1][0] + weight * value
-        values = {n: (parts[0][1][n] + parts[1][1][n]) / 2 for n in parts[0][1]}
-        return total / (2 + weight * term.alpha), {**values, two[0]: value.detach()}
+        total = (loss_a + loss_b + weight * value) / (2 + weight * term.alpha)
+        means = {name: (values_a[name] + values_b[name]) / 2 for name in values_a}
+        return total, {**means, two[0]: value.detach()}
 
     def _two_views(self) -> list[str]:
         """Names of terms that compare two views."""
