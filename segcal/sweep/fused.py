@@ -51,7 +51,8 @@ def supports(logits: Tensor, residual: Residual) -> bool:
     """
     axes = logits.ndim - 2
     return (
-        1 <= axes <= 3
+        not torch.compiler.is_compiling()  # which makes something of the readable version itself
+        and 1 <= axes <= 3
         and 2 <= logits.shape[1] < NO_CLASS
         and logits.numel() > 0
         and len(residual.margins) < NO_CLASS
@@ -82,7 +83,6 @@ def _compiles(device: str) -> bool:
     return True
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def sweep(
     logits: Tensor,
     labels: Tensor,

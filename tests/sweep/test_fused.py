@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segcal.io.config import accepted_arguments, load_component, names, target
+from segcal.objective import build
 from segcal.penalties.cals import CALS
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin, margin
@@ -247,3 +248,17 @@ def test_vector_logarithm(values):
     x = np.array(values, dtype=np.float32)
     got = np.array([cpu._log32(v) for v in x], dtype=np.float64)
     np.testing.assert_allclose(got, np.log(x.astype(np.float64)), rtol=3e-7, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
+def test_under_torch_compile_the_readable_version_is_compiled():
+    objective = build("crac", 3)
+    logits, labels = data((8, 6), dtype=torch.float32)
+    x = logits.requires_grad_()
+    results = []
+    for function in (objective, torch.compile(objective)):
+        value = function(x, labels)
+        results.append((value.detach(), *torch.autograd.grad(value, x)))
+    for a, b in zip(*results, strict=True):
+        close(a, b, rtol=1e-5, atol=1e-8)
