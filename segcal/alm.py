@@ -8,7 +8,6 @@ rho sharpens the penalty where the violation does not shrink (Liu et al., CALS, 
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from abc import abstractmethod
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from segcal.neighbourhood import Normaliser, region_weights
-from segcal.penalty import DualStep, Penalty, Reduce
+from segcal.penalty import DualStep, LearnedPenalty, Reduce
 from segcal.sweep.fused import Statistics, statistics, supports, sweep
 from segcal.sweep.terms import Z_LINEAR, Residual
 from segcal.tensors import full_precision
@@ -30,7 +29,6 @@ OnNonfinite = Literal["raise", "skip_case"]
 Weight = Tensor | float
 Function = Callable[[Tensor, Weight, Weight], tuple[Tensor, Tensor]]
 
-STATE_VERSION = 1
 LAMBDA_SUSPICIOUS = 100.0
 """A multiplier above this says that the constraint cannot be met; the user is told."""
 
@@ -139,7 +137,7 @@ PENALTIES: dict[str, Function] = {
 }
 
 
-class AugmentedLagrangian(Penalty):
+class AugmentedLagrangian(LearnedPenalty):
     """A penalty whose weights, one per region and class, are learned on the validation set.
 
     A subclass gives :meth:`constraints`: z ``(N, K, *S)`` and an integer region map ``(N, *S)``
@@ -239,10 +237,11 @@ class AugmentedLagrangian(Penalty):
                 raise ValueError(f"{name}: expected one of {get_args(choices)}, got {choice!r}")
         if start_epoch < 0:
             raise ValueError(f"start_epoch: expected >= 0, got {start_epoch}")
-        if not 0 < low <= (high if two_sided else lambda0) <= high or abs(lambda0) > high:
+        start = abs(lambda0) if two_sided else lambda0
+        if not (0 < low <= high and start <= high and (two_sided or low <= start)):
             raise ValueError(
-                f"lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high, "
-                f"got {lambda_bounds}, {lambda0}"
+                "lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high "
+                f"(equality: |lambda0| <= high), got {lambda_bounds}, {lambda0}"
             )
         if not 0 < rho0 <= rho_max < math.inf:
             raise ValueError(f"rho0: expected 0 < rho0 <= rho_max, got {rho0} and {rho_max}")
@@ -312,37 +311,14 @@ class AugmentedLagrangian(Penalty):
         return None
 
     def identity(self) -> dict[str, Any]:
-        """What a state must have in common with this penalty to be loaded."""
+        """Shape, penalty function, and whether channels are on their own."""
         return {
-            "method": type(self).__name__,
+            **super().identity(),
             "num_classes": self.num_classes,
             "num_regions": self.num_regions,
             "per_channel": self.per_channel,
             "penalty": self.penalty,
         }
-
-    def get_extra_state(self) -> Tensor:
-        """Version of the format and :meth:`identity` for ``state_dict``: JSON, as bytes."""
-        text = json.dumps({"version": STATE_VERSION, **self.identity()})
-        return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Compare a state's version and identity with this penalty's.
-
-        Raises:
-            ValueError: with all that differs.
-        """
-        saved, here = (json.loads(bytes(s.tolist())) for s in (state, self.get_extra_state()))
-        differences = [
-            f"{name} {saved.get(name)!r}, here {here.get(name)!r}"
-            for name in sorted({*saved, *here})
-            if saved.get(name) != here.get(name)
-        ]
-        if differences:
-            raise ValueError(
-                f"not a state of this {type(self).__name__}: {'; '.join(differences)}. Build the "
-                "penalty with the settings that the state was saved with, or start anew"
-            )
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the penalty: the mean of P over valid voxels, classes and regions.
@@ -405,9 +381,9 @@ class AugmentedLagrangian(Penalty):
         derivatives, constraints, voxels = self._statistics(logits, labels)
         if not bool(torch.isfinite(derivatives + constraints).all()):
             raise ValueError(
-                "logits: not finite in a validation batch; neither sums nor multipliers were "
-                "changed. Look for a diverged training or an fp16 overflow, or leave such cases "
-                'out with on_nonfinite="skip_case"'
+                "logits: not finite in a validation batch; this penalty's sums and multipliers "
+                "were not changed. Look for a diverged training or an fp16 overflow, or leave such "
+                'cases out with on_nonfinite="skip_case"'
             )
         self.derivative_sum += derivatives
         self.constraint_sum += constraints
@@ -470,8 +446,10 @@ class AugmentedLagrangian(Penalty):
         notes = [
             f"region {r} had no voxel in validation; its multipliers stay"
             for r in range(self.num_regions)
-            if not seen[r].any()
+            if not seen[r].any() and seen.any()
         ]
+        if not seen.any():
+            notes.append("no voxel was observed in validation; nothing is updated")
         if skipped:
             notes.append(f"{skipped} cases with logits that are not finite were left out")
         total = n.sum(0)
@@ -481,8 +459,9 @@ class AugmentedLagrangian(Penalty):
         anything = bool((total > 0).any())
         if anything and waiting:
             self.step += 1
+            left = self.start_epoch - int(self.step)
             notes.append(
-                f"the penalty starts after {self.start_epoch - int(self.step)} more passes"
+                f"the penalty starts after {left} more passes" if left else "the penalty starts now"
             )
         elif anything:
             lam_before = self.lam.clone()
@@ -522,5 +501,9 @@ class AugmentedLagrangian(Penalty):
             "penalty": self.penalty,
             "rho_bounds": self.rho_bounds,
             "average": self.average,
+            "normaliser": self.normaliser,
+            "start_epoch": self.start_epoch,
+            "per_channel": self.per_channel,
+            "fused": self.fused,
         }
         return ", ".join(f"{k}={v}" for k, v in settings.items())

@@ -68,6 +68,11 @@ class Objective(nn.Module):
         self, logits: Tensor, labels: Tensor, image: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Evaluate all terms of one set of logits."""
+        if not isinstance(logits, Tensor):
+            raise ValueError(
+                f"logits: expected a tensor (N, K, *S), got {type(logits).__name__}; of a network "
+                "with deep supervision give the full-resolution head"
+            )
         two = self._two_views()
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []
@@ -88,7 +93,7 @@ class Objective(nn.Module):
                 value = term(logits, labels, image) if needs_image else term(logits, labels)
                 values[name] = value.detach()
                 parts.append(self.weights[name] * value)
-        total = sum(parts[1:], start=parts[0]) if parts else logits.new_zeros(())
+        total = sum(parts[1:], start=parts[0]) if parts else 0 * logits.sum()
         return total, {name: values[name] for name in self.terms if name in values}
 
     def step(
@@ -104,6 +109,9 @@ class Objective(nn.Module):
             model: takes images ``(N, C, *S)``, returns logits ``(N, K, *S)``.
             images: ``(N, C, *S)``.
             labels: ``(N, *S)``.
+
+        Raises:
+            ValueError: logits that are no tensor; two terms that compare views.
         """
         two = self._two_views()
         if not two:
@@ -191,7 +199,8 @@ def build(
         ignore_index: label that every term leaves out.
         per_channel: labels ``(N, K, *S)`` of 0 and 1 that may overlap, a sigmoid per channel
             (nnU-Net's regions); for the methods that have this form.
-        **overrides: arguments of a term, by its name.
+        **overrides: arguments of a term, by its name. (Weights are those of the recipe; a YAML
+            file of your own sets others.)
 
     Returns:
         a module with the three verbs ``forward``, ``observe`` and ``dual_step``.
@@ -200,6 +209,12 @@ def build(
         ValueError: an unknown name, term or argument, with what there is instead; a term without a
             form per channel.
     """
+    if ignore_index is not None and not isinstance(ignore_index, int):
+        raise ValueError(f"ignore_index: expected an integer or None, got {ignore_index!r}")
+    if wrong := [term for term, value in overrides.items() if not isinstance(value, Mapping)]:
+        raise ValueError(
+            f"{', '.join(wrong)}: arguments belong to a term, e.g. crac={{'margin_inner': 3.0}}"
+        )
     recipe = config.load_objective(name)
     runtime = {
         "num_classes": num_classes,

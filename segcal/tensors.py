@@ -59,6 +59,8 @@ def check_logits_labels(
         raise ValueError(
             f"labels: expected (N, *S) = {expected} for logits {tuple(logits.shape)}, "
             f"got {tuple(labels.shape)}"
+            + ("; use .squeeze(1)" if labels.ndim > 1 and labels.shape[1] == 1 else "")
+            + ("; labels per channel need per_channel" if labels.shape == logits.shape else "")
         )
     if num_classes is not None:
         check_num_classes(logits, num_classes)
@@ -93,6 +95,7 @@ def check_channels(
         raise ValueError(
             f"labels: expected integers or bool like logits {tuple(logits.shape)} (one channel per "
             f"region), got {labels.dtype} {tuple(labels.shape)}"
+            + ("; use .long()" if labels.is_floating_point() else "")
         )
     if num_classes is not None:
         check_num_classes(logits, num_classes)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segcal.alm import PENALTIES, AugmentedLagrangian, p2, p3, phr
-from segcal.penalties.cals import CALS
+from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.crac import CRaC
 from tests.conftest import close
 
@@ -181,13 +181,29 @@ def test_resume_is_bitwise(golden):
     ],
 )
 def test_a_state_of_another_penalty_is_refused(other, difference):
+    saved, penalty = CRaC(4, lambda0=5.0).state_dict(), other()
+    before = {name: b.clone() for name, b in penalty.named_buffers()}
     with pytest.raises(ValueError, match=difference):
-        other().load_state_dict(CRaC(4).state_dict())
+        penalty.load_state_dict(saved)
+    for name, buffer in penalty.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
+def test_the_score_of_the_heuristic_is_part_of_its_identity():
+    with pytest.raises(ValueError, match="score 'weighted', here 'unweighted'"):
+        CALSHR(4).load_state_dict(CALSHR(4, score="weighted").state_dict())
+
+
+def test_a_state_without_identity_is_refused():
+    state = CRaC(4).state_dict()
+    del state["_extra_state"]
+    with pytest.raises(ValueError, match="lam: the state of an older segcal"):
+        CRaC(4).load_state_dict(state)
 
 
 def test_a_state_of_another_version_is_refused(monkeypatch):
     state = CRaC(4).state_dict()
-    monkeypatch.setattr("segcal.alm.STATE_VERSION", 2)
+    monkeypatch.setattr("segcal.penalty.STATE_VERSION", 2)
     with pytest.raises(ValueError, match="version 1, here 2"):
         CRaC(4).load_state_dict(state)
 
@@ -283,14 +299,14 @@ def test_start_epoch(golden):
     alm = CRaC(4, start_epoch=2, lambda0=0.5)
     reference = CRaC(4, lambda0=0.5)
     logits = g["logits"].clone().requires_grad_()
-    for left in (1, 0):
+    for note in ("the penalty starts after 1 more passes", "the penalty starts now"):
         value = alm(logits, g["labels"])
         (slope,) = torch.autograd.grad(value, logits)
         assert value == 0
         assert (slope == 0).all()
         alm.observe(g["val_logits"][0], g["val_labels"])
         step = alm.dual_step()
-        assert step.notes == [f"the penalty starts after {left} more passes"]
+        assert step.notes == [note]
         assert torch.equal(alm.lam, reference.lam)
     close(alm(logits, g["labels"]), reference(logits, g["labels"]))
     alm.observe(g["val_logits"][0], g["val_labels"])
@@ -420,6 +436,8 @@ def test_a_multiplier_that_runs_away_is_said_once():
         {"start_epoch": -1},
         {"margins": (1.0, 2.0)},
         {"regions": lambda y: y},
+        {"margins": (1.0,), "regions": "bands"},
+        {"constraint": "equality", "lambda0": float("nan")},
     ],
 )
 def test_refuses_at_construction(kwargs):

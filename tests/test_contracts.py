@@ -10,7 +10,7 @@ import copy
 import pytest
 import torch
 
-from segcal.io.config import build, load_component, names
+from segcal.io.config import accepted_arguments, build, load_component, names, target
 from segcal.penalty import Penalty
 from tests.conftest import close
 
@@ -167,10 +167,14 @@ def assert_finite(term, logits, labels):
     return value
 
 
-def test_inputs_stay_as_they_are(kind, name):
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_inputs_stay_as_they_are(kind, name, dtype):
     logits, labels = data()
+    labels = labels.to(dtype)
+    labels[:, 1] = 9
     before = logits.clone(), labels.clone()
-    term = method(kind, name)
+    term = method(kind, name, ignore_index=9)
+    close(term(logits, labels), method(kind, name, ignore_index=9)(logits, labels.long()))
     term(logits, labels)
     if isinstance(term, Penalty):
         term.observe(logits, labels)
@@ -179,16 +183,20 @@ def test_inputs_stay_as_they_are(kind, name):
 
 
 def test_state_dict_round_trip_continues_identically(kind, name):
-    term = method(kind, name)
+    """Saved in the middle of a pass, with rho about to grow."""
+    options = accepted_arguments(target(load_component(kind, name)))
+    term = method(kind, name, **({"rho_period": 4} if "rho_period" in options else {}))
     for seed in range(3):
         step(term, seed)
-    other = build(load_component(kind, name), num_classes=3)
+    if isinstance(term, Penalty):
+        term.observe(*data(seed=9, scale=8.0))
+    other = method(kind, name, **({"rho_period": 4} if "rho_period" in options else {}))
     other.load_state_dict(copy.deepcopy(term.state_dict()))
     for seed in range(3, 6):
         values = [step(t, seed) for t in (term, other)]
         assert torch.equal(*values)
-    for key, tensor in term.state_dict().items():
-        assert torch.equal(other.state_dict()[key], tensor), key
+    for key, tensor in term.named_buffers():
+        assert torch.equal(dict(other.named_buffers())[key], tensor), key
 
 
 def step(term, seed):

@@ -68,6 +68,21 @@ def test_cross_entropy_and_a_penalty_share_a_sweep(penalty, loss, monkeypatch):
         close(a, b)
 
 
+def test_a_cross_entropy_for_other_classes_is_refused_in_a_sweep_too():
+    objective = Objective({"ce": CrossEntropy(5), "nacl": NACL(3)})
+    with pytest.raises(ValueError, match="expected 5 classes on axis 1"):
+        objective(torch.zeros(1, 3, 4, 4), torch.zeros(1, 4, 4, dtype=torch.int64))
+
+
+def test_what_is_no_set_of_logits_is_named():
+    objective = Objective({"ce": CrossEntropy(3)})
+    labels = torch.zeros(1, 4, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"got list.*full-resolution head"):
+        objective([torch.zeros(1, 3, 4, 4)], labels)
+    with pytest.raises(ValueError, match=r"use \.squeeze\(1\)"):
+        objective(torch.zeros(1, 3, 4, 4), labels[:, None])
+
+
 def test_terms_with_different_ignore_labels_do_not_share():
     logits, labels = torch.randn(1, 3, 4, 4), torch.zeros(1, 4, 4, dtype=torch.int64)
     labels[0, 0] = 9

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import json
+import re
 from typing import Annotated, Any
 
 import typer
@@ -15,26 +17,33 @@ from rich.text import Text
 
 from segcal.commands.errors import user_errors
 
-SINGULAR = {"losses": "loss", "penalties": "penalty"}
+SINGULAR = {"losses": "loss", "penalties": "penalty", "recipes": "recipe"}
 
 
 def methods(
     name: Annotated[
         str | None, typer.Argument(help="A loss, penalty or recipe to explain; none lists all.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Names, for other programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For other programs: names, or one method's data.")
+    ] = False,
 ) -> None:
     """List losses, penalties and recipes, or explain one: formula, options, source.
 
     Example: segcal methods crac
     """
     with user_errors():
-        if as_json:
+        if name is not None:
+            kinds = _kinds(name)
+            if as_json:
+                typer.echo(json.dumps({kind: _data(kind, name) for kind in kinds}, indent=2))
+            else:
+                for kind in kinds:
+                    _explain(Console(), kind, name)
+        elif as_json:
             typer.echo(json.dumps(_names(), indent=2))
-        elif name is None:
-            _list(Console())
         else:
-            _explain(Console(), name)
+            _list(Console())
 
 
 def _names() -> dict[str, list[str]]:
@@ -43,61 +52,94 @@ def _names() -> dict[str, list[str]]:
     return {kind: names(kind) for kind in ("losses", "penalties", "recipes")}
 
 
-def _list(console: Console) -> None:
-    from segcal.io.config import load_component, load_recipe
+def _kinds(name: str) -> list[str]:
+    """Kinds of what has this name.
 
+    Raises:
+        ValueError: nothing has, with names that look like it.
+    """
+    found = _names()
+    kinds = [kind for kind, names in found.items() if name in names]
+    if not kinds:
+        every = sorted({n for names in found.values() for n in names})
+        near = [n for n in every if name in n] or difflib.get_close_matches(name, every)
+        hint = f" (did you mean {', '.join(near)}?)" if near else ""
+        raise ValueError(f"no method named {name!r}{hint}; 'segcal methods' lists all")
+    return kinds
+
+
+def _list(console: Console) -> None:
     for kind, found in _names().items():
         table = Table(title=kind, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
         table.add_column("name", no_wrap=True)
         table.add_column("what" if kind == "recipes" else "what, and its paper")
         table.add_column("defaults" if kind != "recipes" else "terms")
         for name in found:
-            if kind == "recipes":
-                recipe = load_recipe(name)
-                terms = {**recipe.base, **recipe.penalties}
-                details = " + ".join(
-                    term if weight == 1 else f"{weight:g} {term}" for term, weight in terms.items()
-                )
-                summary = recipe.summary
-            else:
-                component = load_component(kind, name)  # type: ignore[arg-type]
-                details = _arguments(component.args)
-                summary = component.summary
-                paper = f"\n{component.paper}" if component.paper else ""
-            what = Text(summary)
-            if kind != "recipes":
-                what.append(paper, style="dim")
+            data = _data(kind, name)
+            what = Text(data["summary"])
+            if data.get("paper"):
+                what.append(f"\n{data['paper']}", style="dim")
+            details = _terms(data) if kind == "recipes" else _arguments(data["args"])
             table.add_row(name, what, Text(details))
         console.print(table)
     console.print("segcal methods NAME explains one.", style="dim")
 
 
-def _explain(console: Console, name: str) -> None:
+def _data(kind: str, name: str) -> dict[str, Any]:
+    """What the config says; of a loss or penalty also every option with its default."""
     from segcal.io.config import accepted_arguments, load_component, load_recipe, target
 
-    kinds = [kind for kind, found in _names().items() if name in found]
-    if not kinds:
-        raise ValueError(f"no method named {name!r}; 'segcal methods' lists them")
-    for kind in kinds:
-        if kind == "recipes":
-            recipe = load_recipe(name)
-            console.print(Text(f"recipe {name}: {recipe.summary}", style="bold"))
-            for term, weight in {**recipe.base, **recipe.penalties}.items():
-                console.print(f"  {weight:g} x {term}", highlight=False)
-            continue
-        component = load_component(kind, name)  # type: ignore[arg-type]
-        what = target(component)
-        module = importlib.import_module(what.__module__)
-        console.print(Text(f"{SINGULAR[kind]} {name}: {component.summary}", style="bold"))
-        console.print(Text(f"source: {component.paper}" if component.paper else ""))
-        console.print(Text(f"defaults: {_arguments(component.args) or 'none'}"))
-        accepted = [k for k in accepted_arguments(what) if k != "num_classes"]
-        console.print(Text(f"options: {', '.join(accepted)}\n"))
-        function = getattr(module, what.__module__.rpartition(".")[2], None)
-        for documented in (function, what):
-            if inspect.isfunction(documented) or inspect.isclass(documented):
-                console.print(Text(f"{documented.__module__}.{documented.__name__}", style="cyan"))
-                console.print(Text(f"{inspect.getdoc(documented) or ''}\n"), soft_wrap=True)
+    if kind == "recipes":
+        return load_recipe(name).model_dump()
+    component = load_component(kind, name)  # type: ignore[arg-type]
+    options = {
+        option: None if parameter.default is parameter.empty else parameter.default
+        for option, parameter in accepted_arguments(target(component)).items()
+        if option != "num_classes"
+    }
+    return {**component.model_dump(), "options": {**options, **component.args}}
+
+
+def _terms(data: dict[str, Any]) -> str:
+    parts = []
+    for term, weight in {**data["base"], **data["penalties"]}.items():
+        arguments = _arguments(data["args"].get(term, {}))
+        factor = "" if weight == 1 else f"{weight:g} "
+        parts.append(f"{factor}{term}" + (f" ({arguments})" if arguments else ""))
+    return " + ".join(parts)
+
+
+def _explain(console: Console, kind: str, name: str) -> None:
+    data = _data(kind, name)
+    console.print(Text(f"{SINGULAR[kind]} {name}: {data['summary']}", style="bold"))
+    if kind == "recipes":
+        console.print(Text(f"  {_terms(data)}\n"))
+        return
+    if data["paper"]:
+        console.print(Text(f"source: {data['paper']}"))
+    console.print(Text(f"options: {_arguments(data['options'])}\n"))
+    for documented in _documentation(data["target"]):
+        console.print(Text(f"{documented.__module__}.{documented.__name__}", style="cyan"))
+        console.print(Text(f"{inspect.getdoc(documented)}\n"), soft_wrap=True)
+
+
+def _documentation(target: str) -> list[Any]:
+    """What explains a method: its functions and class, its base classes, what they refer to."""
+    module = importlib.import_module(target.rpartition(".")[0])
+    cls = getattr(module, target.rpartition(".")[2])
+    functions = [
+        value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == cls.__module__ and name[0] != "_"
+    ]
+    bases = [base for base in cls.__mro__[1:] if "**" in str(inspect.signature(cls)) and (
+        base.__module__.startswith("segcal.") and "__init__" in vars(base))]  # fmt: skip
+    first = [f for f in functions if f.__name__ == module.__name__.rpartition(".")[2]]
+    found = [*first, cls, *functions, *bases]
+    for reference in re.findall(r":func:`(segcal[\w.]+)`", "".join(d.__doc__ or "" for d in found)):
+        place, _, name = reference.rpartition(".")
+        found.append(getattr(importlib.import_module(place), name))
+    return list(dict.fromkeys(d for d in found if d.__doc__))
 
 
 def _arguments(arguments: dict[str, Any]) -> str:

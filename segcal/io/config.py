@@ -107,7 +107,14 @@ def load_objective(name: str | PathLike[str]) -> Recipe:
         return Recipe(base={}, penalties={single: 1.0})
     if kind in ("", "losses") and single in names("losses"):
         return Recipe(base={single: 1.0})
-    return load_recipe(Path(name))
+    if Path(name).suffix in (".yaml", ".yml"):
+        return load_recipe(Path(name))
+    raise ValueError(
+        f"no recipe, penalty or loss is called {str(name)!r}, and no YAML file: there are "
+        + "; ".join(
+            f"{kind} {', '.join(names(kind))}" for kind in ("recipes", "penalties", "losses")
+        )
+    )
 
 
 def target(component: Component) -> Any:

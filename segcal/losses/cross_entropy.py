@@ -97,7 +97,7 @@ class CrossEntropy(nn.Module):
         """Describe the loss to :mod:`segcal.sweep`; None per channel."""
         if self.per_channel:
             return None
-        return CrossEntropyTerm(self.ignore_index, self.class_weight)
+        return CrossEntropyTerm(self.num_classes, self.ignore_index, self.class_weight)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""

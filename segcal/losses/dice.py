@@ -29,8 +29,9 @@ def soft_dice_loss(
     """One minus the soft Dice of softmax probabilities, averaged over samples and classes.
 
     ``D = (2 sum_i p t + s) / (sum_i p + sum_i t + s)``, ``L = mean_{b,k} (1 - D_{b,k})``
-    (Milletari et al., V-Net, 2016, without squares); the defaults are MONAI's (the published
-    logit-margin code leaves the background out).
+    (Milletari et al., V-Net, 2016, without squares); the defaults are MONAI's. (The published
+    margin code means to leave the background out; its Dice wrapper never passes that on, its
+    combined loss does. nnU-Net's leaves it out and sums over the batch as the plan says.)
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.

@@ -33,8 +33,9 @@ def flsd(
 ) -> Tensor:
     """Focal loss whose gamma depends on the probability of the label.
 
-    gamma_i is that of the first threshold above ``p_y`` (strictly), else `gamma`; no gradient
-    flows through the choice (Mukhoti et al. 2020, whose code has the same steps).
+    ``L = -(1/N) sum_i (1 - p_{y_i})^{gamma_i} log p_{y_i}``, where gamma_i is that of the first
+    threshold above ``p_{y_i}`` (strictly), else `gamma`; no gradient flows through the choice
+    (Mukhoti et al. 2020, whose code has the same steps).
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.

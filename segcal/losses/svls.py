@@ -35,9 +35,10 @@ def svls(
 ) -> Tensor:
     """Cross-entropy against labels smoothed over their neighbourhood, at boundaries only.
 
-    The soft label is the class proportion under a Gaussian whose centre has half the weight
-    (Islam and Glocker 2021). The published code finds the centre of kernels of size 3 only, in
-    two dimensions ignores the size, and has no ignore label; ours takes any odd size.
+    ``L = -(1/N) sum_i sum_k q_k(i) log p_k(i)``, where the soft label q is the class proportion
+    under a Gaussian whose centre has half the weight (Islam and Glocker 2021). The published code
+    finds the centre of kernels of size 3 only, in two dimensions ignores the size, and has no
+    ignore label; ours takes any odd size.
 
     Args:
         logits: floating ``(N, K, *S)``, S of 1 to 3 axes; half precision is promoted to float32.

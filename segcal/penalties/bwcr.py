@@ -80,7 +80,7 @@ def boundary_weight(
     array = as_array(labels)
     weight = np.full(array.shape, weight_min, dtype=np.float32)
     for n, one in enumerate(array):
-        for k in range(1, num_classes):
+        for k in set(range(1, num_classes)) - {ignore_index}:
             box, distance = _distance(one == k, radius, sampling, compat)
             if distance is not None:
                 near = np.maximum(radius - distance, 0) / radius
@@ -164,6 +164,7 @@ class View:
         gain: ``(N, 1, ...)`` factor on the deviation from the image's mean.
         shift: ``(N, 1, ...)`` added, in standard deviations of the image.
         noise: standard deviation of Gaussian noise, in those of the image.
+        seed: of the noise.
     """
 
     matrix: Tensor
@@ -171,21 +172,34 @@ class View:
     gain: Tensor
     shift: Tensor
     noise: float
+    seed: int
 
     def image(self, image: Tensor) -> Tensor:
-        """Return the view ``(N, C, *S)`` of `image`; beyond its edge the edge goes on."""
-        axes = tuple(range(2, image.ndim))
-        mean, std = image.mean(axes, keepdim=True), image.std(axes, keepdim=True, correction=0)
-        changed = (image - mean) * self.gain.to(image) + mean + self.shift.to(image) * std
-        if self.noise:
-            changed = changed + self.noise * std * torch.randn_like(image)
-        return self._warp(changed, self.matrix, "bilinear")
+        """Return the view ``(N, C, *S)`` of `image`; beyond its edge the edge goes on.
+
+        Raises:
+            ValueError: an image that is not floating.
+        """
+        if not image.is_floating_point():
+            raise ValueError(f"images: expected floating (N, C, *S), got {image.dtype}")
+        if not image.numel():
+            return image
+        with full_precision(image) as x:
+            axes = tuple(range(2, x.ndim))
+            mean, std = x.mean(axes, keepdim=True), x.std(axes, keepdim=True, correction=0)
+            changed = (x - mean) * self.gain.to(x) + mean + self.shift.to(x) * std
+            if self.noise:
+                generator = torch.Generator(x.device).manual_seed(self.seed)
+                noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+                changed = changed + self.noise * std * noise
+            return self._warp(changed, self.matrix, "bilinear").to(image.dtype)
 
     def labels(self, labels: Tensor) -> Tensor:
         """Return `labels` ``(N, *S)`` or ``(N, C, *S)`` of any resolution in the view's frame."""
         channel = labels.ndim == self.matrix.shape[1] + 1
         x = labels.unsqueeze(1) if channel else labels
-        moved = self._warp(x.to(torch.float32), self.matrix, "nearest").to(labels.dtype)
+        with full_precision(x.float()) as y:
+            moved = self._warp(y, self.matrix, "nearest").to(labels.dtype)
         return moved.squeeze(1) if channel else moved
 
     def back(self, logits: Tensor) -> Tensor:
@@ -195,13 +209,16 @@ class View:
 
     def inside(self, logits: Tensor) -> Tensor:
         """Return bool ``(N, *S)``: voxels of the original frame that the view holds."""
-        grid = F.affine_grid(
-            self.inverse.to(logits.device, torch.float32), list(logits.shape), align_corners=False
-        )
-        return (grid.abs() <= 1).all(-1)
+        if not logits.numel():
+            return torch.ones_like(logits[:, 0], dtype=torch.bool)
+        with full_precision(logits) as x:
+            grid = F.affine_grid(self.inverse.to(x), list(x.shape), align_corners=False)
+            return (grid.abs() <= 1).all(-1)
 
     @staticmethod
     def _warp(x: Tensor, matrix: Tensor, mode: str) -> Tensor:
+        if not x.numel():
+            return x
         grid = F.affine_grid(matrix.to(x), list(x.shape), align_corners=False)
         return F.grid_sample(x, grid, mode=mode, padding_mode="border", align_corners=False)
 
@@ -219,7 +236,9 @@ class BWCR(nn.Module):
     Where we differ from the published code: it rounds distances, takes objects of two voxels'
     thickness for absent and divides by all voxels, so that wide warps lower the loss
     (``compat="bwcr"``); its transforms include elastic ones. Ours are affine (in the plane of the
-    last two axes, so that thick slices stay where they are), contrast, brightness and noise.
+    last two axes, so that thick slices stay where they are), contrast, brightness and noise. Its
+    supervised loss is averaged over the K classes, too, beside which its consistency weighs K times
+    what ``alpha=1`` does beside plain cross-entropy: see the recipe ``bwcr_published``.
 
     Args:
         num_classes: K.
@@ -268,6 +287,8 @@ class BWCR(nn.Module):
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha: expected a finite weight >= 0, got {alpha}")
         _check_weights(radius, power, weight_max, weight_min, compat)
+        if spacing is not None and not all(0 < mm < math.inf for mm in spacing):
+            raise ValueError(f"spacing: expected positive numbers, got {spacing}")
         for name, value, limit in (
             ("rotation", rotation, 180.0),
             ("scaling", scaling, 0.99),
@@ -309,6 +330,8 @@ class BWCR(nn.Module):
             raise ValueError(
                 f"images: expected (N, C, *S) with 2 or 3 axes, got {tuple(images.shape)}"
             )
+        if self.spacing is not None and len(self.spacing) != axes:
+            raise ValueError(f"spacing: expected {axes} values, got {self.spacing}")
         return self._view(images, generator), self._view(images, generator)
 
     def _view(self, images: Tensor, generator: torch.Generator | None) -> View:
@@ -321,14 +344,13 @@ class BWCR(nn.Module):
         angle = uniform(math.radians(self.rotation))
         zoom = 1 + uniform(self.scaling)
         spacing = (1.0,) * axes if self.spacing is None else self.spacing
-        extent = [s * mm for s, mm in zip(images.shape[2:], spacing, strict=True)]
+        extent = [max(s, 1) * mm for s, mm in zip(images.shape[2:], spacing, strict=True)]
         ratio = extent[-2] / extent[-1]  # the grid's coordinates are -1 to 1 on either axis
         matrix = torch.eye(axes + 1, dtype=torch.float64).repeat(n, 1, 1)
         matrix[:, 0, 0] = matrix[:, 1, 1] = torch.cos(angle) * zoom
         matrix[:, 0, 1] = -torch.sin(angle) * zoom * ratio
         matrix[:, 1, 0] = torch.sin(angle) * zoom / ratio
-        moved = 3 if axes == 3 else 2
-        matrix[:, :moved, -1] = uniform(2 * self.translation, moved)
+        matrix[:, :2, -1] = uniform(2 * self.translation, 2)  # rows 0, 1 are the last two axes
         inverse = torch.linalg.inv(matrix)
         ones = (1,) * (axes + 1)
         return View(
@@ -337,6 +359,7 @@ class BWCR(nn.Module):
             gain=(1 + uniform(self.contrast)).view(n, *ones).to(images.device),
             shift=uniform(self.brightness).view(n, *ones).to(images.device),
             noise=self.noise,
+            seed=int(torch.randint(2**62, (), generator=generator)),
         )
 
     def forward(

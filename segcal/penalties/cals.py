@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from segcal.alm import AugmentedLagrangian
-from segcal.penalty import DualStep, Penalty, Reduce
+from segcal.penalty import DualStep, LearnedPenalty, Reduce
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import check_logits_labels, full_precision, valid_mask
@@ -23,7 +23,11 @@ class CALS(AugmentedLagrangian):
     ``z_k = (d_k - m) / m``, ``d_k = max_j l_j - l_k``; the penalty is
     ``(1 / (N K)) sum_i sum_k P(z_k; lam_k, rho_k)`` (Liu et al. 2023, "Class adaptive network
     calibration", eq. 11 and Alg. 2). ``lam`` and ``rho`` are ``(1, K)``: one region, all voxels.
-    z may be negative, so multipliers can fall. The published code has no ignore label.
+    z may be negative, so multipliers can fall. The published code has no ignore label, clips every
+    P' before averaging (``clamp_elementwise``) and bounds rho, which the paper does not; rho is
+    looked at every 10 passes as in the paper's table, not at each as in its Algorithm 2. Its
+    configuration has margin 20 and its constructor P2 without growth of rho, for which its run
+    lines give margin 10, PHR and growth.
 
     Args:
         num_classes: K.
@@ -83,7 +87,7 @@ class CALS(AugmentedLagrangian):
         return f"margin={self.margin}, {super().extra_repr()}"
 
 
-class CALSHR(Penalty):
+class CALSHR(LearnedPenalty):
     """Margin penalties with a weight per class that a heuristic rule moves up or down.
 
     The penalty is ``(1 / (N K)) sum_i sum_k lam_k relu(d_k - m)``. After each validation pass with
@@ -91,7 +95,8 @@ class CALSHR(Penalty):
     ``S_k < S_k' / tau``, S' being that of the pass before (Liu et al. 2023, eq. 15).
 
     The paper compares penalty values; its code compares ``lam_k relu(d_k - m)``, so that a raised
-    weight raises its own score. Ours leaves the weight out; ``score="weighted"`` is the code.
+    weight raises its own score. Ours leaves the weight out; ``score="weighted"`` is the code. The
+    code takes scores that are all 0 for no scores, ours knows whether there was a pass.
 
     Args:
         num_classes: K.
@@ -155,12 +160,17 @@ class CALSHR(Penalty):
         self.register_buffer("score_sum", torch.zeros(num_classes, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
+    def identity(self) -> dict[str, Any]:
+        """Number of classes, and which score is compared."""
+        return {**super().identity(), "num_classes": self.num_classes, "score": self.score}
+
     def _excess(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """relu(d - m) ``(N, K, *S)``, 0 where ignored, and the number of valid voxels."""
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
         valid = valid_mask(labels, self.ignore_index)
-        excess = (logits.amax(1, keepdim=True) - logits - self.margin).clamp(min=0)
-        return torch.where(valid.unsqueeze(1), excess, 0.0), valid.sum()
+        excess = logits.amax(1, keepdim=True) - logits - self.margin
+        counts = valid.unsqueeze(1) & (excess >= 0)
+        return torch.where(counts, excess, 0.0), valid.sum()
 
     def swept(self) -> Residual | None:
         """Describe the penalty to :mod:`segcal.sweep`."""

@@ -53,9 +53,13 @@ class CRaC(AugmentedLagrangian):
 
     Source: "Class and Region-Adaptive Constraints for Network Calibration" (CRaC). Where poster
     and published code differ we follow the code: the absolute value (``constraint="signed"`` is
-    the poster's ``tau - l``) and the margins (none on the poster). Where the
-    code is at fault we do not: its region test is rounding noise, ours is exact; its labels are
-    padded with background, ours are replicated (``padding="background"`` gives the code's).
+    the poster's ``tau - l``), the margins (none on the poster), an upper bound of rho, and
+    multipliers averaged over all voxels, so that a region moves with its share of them. Settings
+    are those of the published run lines; its configuration files have margin 1 and rho0 1. Its
+    vectors hold the outer region first, its poster and we the inner: :func:`from_reference`
+    turns them. Where the code is at fault we do not follow: its region test is rounding noise,
+    ours is exact; its labels are padded with background, ours are replicated
+    (``padding="background"`` gives the code's); its ``normalize`` does nothing, and is not here.
 
     With plain cross-entropy as base the published setting can collapse to background on data
     where foreground is rare; with Dice + CE it does not.
@@ -77,7 +81,8 @@ class CRaC(AugmentedLagrangian):
             every voxel's region in [0, R), -1 for none, e.g. bands of distance to a boundary.
         margins: factor on tau for each of those R regions.
         per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap: tau_k is the proportion
-            of 1 in channel k, and every channel has an inner and an outer region of its own.
+            of 1 in channel k, and every channel has an inner and an outer region of its own. A
+            function `regions` gets the channels as so many label maps, ``(N K, *S)``.
         ignore_index: label to leave out, of voxels, neighbourhoods and statistics.
         **alm: further arguments of :class:`segcal.alm.AugmentedLagrangian`.
 
@@ -102,6 +107,8 @@ class CRaC(AugmentedLagrangian):
         ignore_index: int | None = None,
         **alm: Any,
     ) -> None:
+        if regions != "patch" and not callable(regions):
+            raise ValueError(f"regions: expected 'patch' or a function, got {regions!r}")
         if (margins is None) != (regions == "patch"):
             raise ValueError(
                 "regions, margins: a region map takes one margin per region in margins; the two "
@@ -185,4 +192,8 @@ class CRaC(AugmentedLagrangian):
 
     def extra_repr(self) -> str:
         """Name what distinguishes this penalty when it is printed."""
-        return f"margins={self.margins}, padding={self.padding!r}, {super().extra_repr()}"
+        return (
+            f"margins={self.margins}, constraint={self.constraint!r}, "
+            f"kernel_size={self.kernel_size}, kernel={self.kernel!r}, padding={self.padding!r}, "
+            f"{super().extra_repr()}"
+        )

@@ -44,8 +44,8 @@ def entropy(
     """
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     with full_precision(logits) as x:
-        log_p = F.log_softmax(x, dim=1)
-        # p log p is 0 where p underflows, log p being finite for finite logits
+        # p log p is 0 where p underflows, log p being finite: also for a logit of -inf
+        log_p = F.log_softmax(x.clamp(min=torch.finfo(x.dtype).min / 2), dim=1)
         per_class = -torch.exp(log_p) * log_p
         return reduce_voxels(
             reduce_classes(per_class, class_reduction), valid_mask(labels, ignore_index)
@@ -58,7 +58,7 @@ class Entropy(Penalty):
     Args:
         num_classes: K.
         alpha: weight, 0.1 as published.
-        class_reduction: see :func:`entropy`.
+        class_reduction: see :func:`entropy`; the config has ``mean``, as the published rows.
         ignore_index: see there.
 
     Raises:

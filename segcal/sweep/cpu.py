@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -507,9 +508,9 @@ def run(
     blocks = -(-stretches // per_block)
     sums = np.zeros((blocks, 2))
     statistics = np.zeros((blocks if job.statistics else 1, 3, *job.residual.lam.shape))
-    planes = logits.view(n, k, z, y * x)
+    planes, codes = logits.view(n, k, z, y * x), codes.contiguous()
     gradient = torch.empty_like(planes) if job.gradient else logits.new_empty((0,) * 4)
-    region = codes.new_empty((0,) * 3) if region is None else region.view(n, z, y * x)
+    region = codes.new_empty((0,) * 3) if region is None else region.reshape(n, z, y * x)
     arguments = (
         planes.numpy(),
         codes.numpy(),
@@ -536,11 +537,13 @@ def _in_parallel(work: Callable[[int], None], blocks: int) -> None:
     """
     queue = itertools.count()
     errors: list[BaseException] = []
+    finished: list[int] = []
 
     def worker(_: Any = None) -> None:
         try:
             while (block := next(queue)) < blocks and not errors:
                 work(block)
+            finished.append(threading.get_ident())
         except BaseException as error:  # noqa: BLE001 - nothing may leave a thread of OpenMP
             errors.append(error)
 
@@ -555,6 +558,8 @@ def _in_parallel(work: Callable[[int], None], blocks: int) -> None:
             list(pool.map(worker, range(workers)))
     if errors:
         raise errors[0]
+    if parallel is not None and threading.get_ident() not in finished:
+        raise KeyboardInterrupt  # it came between OpenMP and our first line, which no one sees
 
 
 _ON_THREAD = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -606,4 +611,4 @@ def _plan(job: Job, with_map: bool) -> _Plan:
 
 
 def _float64(x: Tensor) -> NDArray[np.float64]:
-    return x.detach().double().contiguous().numpy()
+    return x.detach().double().cpu().contiguous().numpy()

@@ -27,7 +27,7 @@ from segcal.sweep.terms import (
     Residual,
     region_map,
 )
-from segcal.tensors import HALF, check_logits_labels, valid_mask
+from segcal.tensors import HALF, check_logits_labels, check_num_classes, valid_mask
 
 Found = tuple[Tensor, Tensor, Tensor | None]
 Backend = Callable[[Tensor, Tensor, Tensor | None, Job], Found]
@@ -58,12 +58,12 @@ def supports(logits: Tensor, residual: Residual) -> bool:
         and len(residual.margins) < NO_CLASS
         and (residual.patch is None or math.prod(kernel_sizes(axes, residual.patch[0])) < NO_CLASS)
         and logits.device.type in DEVICES
-        and _compiles(logits.device.type)
+        and _compiles(logits.device)
     )
 
 
 @cache
-def _compiles(device: str) -> bool:
+def _compiles(device: torch.device) -> bool:
     """Whether the device's loops can be compiled here, found out by a voxel; warns if not."""
     one = torch.ones(1, 2, dtype=torch.float64, device=device)
     residual = Residual(one, one, "phr", "abs", (1.0,), patch=(1, "replicate"))
@@ -72,7 +72,9 @@ def _compiles(device: str) -> bool:
     logits = torch.zeros(1, 2, 1, 1, 1, device=device)
     codes = torch.zeros(1, 1, 1, 1, dtype=torch.uint8, device=device)
     try:
-        _backend(device)(logits, codes, None, job)
+        _backend(device.type)(logits, codes, None, job)
+    except torch.cuda.OutOfMemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a compiler may lack
         warnings.warn(
             f"segcal's fast path cannot be compiled for {device} "
@@ -103,13 +105,16 @@ def sweep(
         cross_entropy_weight: its weight.
 
     Returns:
-        the weighted sum, differentiable once; cross-entropy and penalty, without gradient.
+        the weighted sum, differentiable once (not by ``torch.func``); cross-entropy and penalty
+        without gradient.
 
     Raises:
         ValueError: shapes or label values that do not fit.
         RuntimeError: in a backward pass that is to be differentiated.
     """
     check_logits_labels(logits, labels, residual.lam.shape[1], residual.ignore_index)
+    if cross_entropy is not None:
+        check_num_classes(logits, cross_entropy.num_classes)
     with torch.autocast(logits.device.type, enabled=False):
         x = logits.float() if logits.dtype in HALF else logits
         factors = (cross_entropy_weight, weight)
@@ -190,7 +195,7 @@ def _run(
     region = _region_map(labels, valid, residual)
     codes = labels.to(torch.uint8)
     if residual.ignore_index is not None:
-        codes = codes.masked_fill_(~valid, NOTHING)
+        codes = codes.masked_fill(~valid, NOTHING)
     codes = pad_labels(codes, sizes, OUTSIDE[padding])
     depth, height, width = (1, 1, *sizes)[-3:]
     job = Job(

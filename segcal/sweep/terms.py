@@ -38,10 +38,12 @@ class CrossEntropyTerm:
     """Cross-entropy, weighted by the class of the voxel.
 
     Attributes:
+        num_classes: K.
         ignore_index: label of voxels that do not count.
         class_weight: ``(K,)``, or None for 1.
     """
 
+    num_classes: int
     ignore_index: int | None = None
     class_weight: Tensor | None = None
 

@@ -40,7 +40,8 @@ def test_explains_every_method(kind):
         assert done.exit_code == 0
         component = load_component(kind, name)
         assert component.target in done.output
-        assert "defaults:" in done.output
+        assert "options:" in done.output
+        assert "``" in done.output  # a formula
         assert component.summary
 
 
@@ -51,4 +52,16 @@ def test_says_where_paper_and_code_differ():
     assert "margin_inner=5.0" in out
     done = run("crak")
     assert done.exit_code == 2
-    assert "no method named 'crak'" in done.output
+    assert "no method named 'crak' (did you mean crac" in done.output
+    assert "did you mean dice_ce, soft_dice" in run("dice").output.replace("\n", " ")
+    for option in ("gamma:", "lambda_bounds:", "on_nonfinite:", "gaussian_full"):
+        assert option in out  # of its base class, and of what its docstring refers to
+    assert "padding=background" in run("crac_published").output
+
+
+def test_data_of_one_method():
+    data = json.loads(run("crac", "--json").output)
+    assert set(data) == {"penalties", "recipes"}
+    assert data["penalties"]["options"]["rho_max"] == 10
+    assert data["penalties"]["options"]["rho0"] == 0.1
+    assert data["recipes"]["penalties"] == {"crac": 1.0}

@@ -9,6 +9,7 @@ from segcal.io.config import Component, Recipe, load_component, load_recipe, nam
 from segcal.io.config import build as build_component
 from segcal.objective import build
 from segcal.penalties.crac import CRaC
+from tests.conftest import close
 
 
 @pytest.mark.parametrize("kind", ["losses", "penalties"])
@@ -44,14 +45,20 @@ def test_a_method_alone():
         ("losses/focal", ["focal"]),
     ):
         assert list(build(name, num_classes=3).terms) == terms
-    with pytest.raises(ValueError, match="no config named 'losses/crac'"):
-        build("losses/crac", num_classes=3)
+    for name in ("losses/crac", "CRaC", "penalties/no", ""):
+        with pytest.raises(ValueError, match=r"is called .*recipes .*; penalties .*nacl.*; losses"):
+            build(name, num_classes=3)
+    with pytest.raises(ValueError, match="margin_inner: arguments belong to a term"):
+        build("crac", num_classes=3, margin_inner=3.0)
+    with pytest.raises(ValueError, match="ignore_index: expected an integer"):
+        build("crac", num_classes=3, ignore_index="255")
 
 
 def test_a_penalty_costs_nothing_when_it_has_no_weight():
     logits, labels = torch.randn(1, 3, 6, 5), torch.randint(0, 3, (1, 6, 5))
     plain = build("dice_ce", num_classes=3)(logits, labels)
-    assert torch.equal(build("nacl", num_classes=3, nacl={"alpha": 0.0})(logits, labels), plain)
+    without = build("nacl", num_classes=3, nacl={"alpha": 0.0})(logits, labels)
+    close(without, plain, rtol=1e-6)
 
 
 def test_overrides():
@@ -67,7 +74,7 @@ def test_overrides():
     assert build("crac", num_classes=3, crac={"ignore_index": 7}).terms["crac"].ignore_index == 7
     with pytest.raises(ValueError, match="ignore_index is 7 in the config but 9 here"):
         build("crac", num_classes=3, ignore_index=9, crac={"ignore_index": 7})
-    with pytest.raises(ValueError, match=r"no config named 'crak'; there are .*crac"):
+    with pytest.raises(ValueError, match=r"is called 'crak', and no YAML file.*crac"):
         build("crak", num_classes=3)
 
 

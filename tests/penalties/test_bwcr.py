@@ -7,9 +7,10 @@ import pytest
 import torch
 from scipy import ndimage
 
-from segcal.losses.cross_entropy import cross_entropy
-from segcal.objective import build
+from segcal.losses.cross_entropy import CrossEntropy, cross_entropy
+from segcal.objective import Objective, build
 from segcal.penalties.bwcr import BWCR, boundary_weight, consistency
+from segcal.penalties.nacl import NACL, nacl
 from tests.conftest import close
 
 
@@ -187,6 +188,93 @@ def test_intensities_change_by_view():
     assert torch.equal(one.matrix, two.matrix)
     with pytest.raises(ValueError, match="2 or 3 axes"):
         bwcr.draw(torch.zeros(1, 1, 5))
+
+
+def test_thick_slices_stay_where_they_are():
+    depth = torch.arange(9.0).view(1, 1, 9, 1, 1).expand(1, 1, 9, 8, 8).contiguous()
+    view = still(rotation=30, scaling=0.2, translation=0.1).draw(depth)[0]
+    torch.testing.assert_close(view.image(depth), depth)
+    assert view.matrix[0, 2].tolist() == [0, 0, 1, 0]
+
+
+def test_an_ignored_label_below_the_number_of_classes_has_no_boundary():
+    labels = torch.zeros(1, 30, 30, dtype=torch.long)
+    labels[:, 12:18, 12:18] = 1
+    assert (boundary_weight(labels, 3, ignore_index=1) == 0.01).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_views_are_exact_under_autocast_and_of_half_images(dtype):
+    image = smooth((64, 64))
+    labels = (image[:, 0] > 0).long()
+    view = still().draw(image, torch.Generator().manual_seed(0))[0]
+    expected = view.image(image), view.labels(labels), view.inside(image), view.back(image)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = view.image(image), view.labels(labels), view.inside(image), view.back(image)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+    half = view.image(image.to(dtype))
+    assert half.dtype == dtype
+    close(half, expected[0], 0.02, 0.02 * float(image.std()))
+
+
+def test_a_seed_fixes_a_view_noise_included():
+    image = smooth((20, 20))
+    first, second = (BWCR(3).draw(image, torch.Generator().manual_seed(5))[0] for _ in range(2))
+    assert torch.equal(first.image(image), second.image(image))
+    assert not torch.equal(first.image(image), BWCR(3).draw(image)[0].image(image))
+    with pytest.raises(ValueError, match="images: expected floating"):
+        first.image(image.long())
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 8, 8), (2, 1, 0, 8)])
+def test_an_empty_batch(shape):
+    images = torch.zeros(shape)
+    labels = torch.zeros(shape[0], *shape[2:], dtype=torch.long)
+    total, _ = build("bwcr", 2).step(
+        lambda x: torch.cat([x, x], 1).requires_grad_(), images, labels
+    )
+    assert total == 0
+    total.backward()
+
+
+def test_spacing_is_checked():
+    with pytest.raises(ValueError, match="spacing: expected positive"):
+        BWCR(3, spacing=(0, 1))
+    with pytest.raises(ValueError, match="spacing: expected 2 values"):
+        BWCR(3, spacing=(1, 1, 1)).draw(torch.zeros(1, 1, 4, 4))
+
+
+def test_a_step_is_what_its_views_give(monkeypatch):
+    """Labels and images of a view go with its logits; logits go back to the original frame."""
+    images = smooth((24, 24))
+    labels = (images[:, 0] > 0).long()
+    weight = torch.tensor([[-1.0], [2.0]])
+
+    def model(x):
+        return (weight.view(1, 2, 1, 1) * x).requires_grad_()
+
+    objective = Objective(
+        {
+            "ce": CrossEntropy(2),
+            "nacl": NACL(2, kernel="image_l1"),
+            "bwcr": BWCR(2, alpha=0.5, rotation=40),
+        },
+        {"ce": 1.0, "nacl": 3.0, "bwcr": 2.0},
+    )
+    views = objective.terms["bwcr"].draw(images)
+    monkeypatch.setattr(objective.terms["bwcr"], "draw", lambda _: views)
+    total, values = objective.step(model, images, labels)
+    expected = 0.0
+    for view in views:
+        x, y = view.image(images), view.labels(labels)
+        expected += cross_entropy(model(x), y)
+        expected += 3 * 0.1 * nacl(model(x), y, kernel="image_l1", image=x)
+    a, b = (view.back(model(view.image(images))) for view in views)
+    both = views[0].inside(a) & views[1].inside(b)
+    disagreement = consistency(a, b, boundary_weight(labels, 2), both)
+    close(values["bwcr"], 0.5 * disagreement, 1e-6)
+    close(total.detach(), (expected + 2 * 0.5 * disagreement).detach() / (2 + 2 * 0.5), 1e-6)
 
 
 @pytest.mark.parametrize(

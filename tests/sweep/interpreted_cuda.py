@@ -90,7 +90,7 @@ def test_every_penalty(monkeypatch, penalty, shape, regions):
             if regions == "patch":
                 continue
             term = replace(term, patch=None, scale=1.5)
-        ce = CrossEntropyTerm(class_weight=torch.tensor([0.2, 1.0, 3.0]), **ignored)
+        ce = CrossEntropyTerm(3, class_weight=torch.tensor([0.2, 1.0, 3.0]), **ignored)
         compare(monkeypatch, logits, labels, term, ce if ignore == from_largest else None)
 
 
@@ -104,7 +104,7 @@ def test_patches(monkeypatch, size, space, padding, dtype):
     term = residual(
         4, penalty="p2", regions="patch", patch=(size, padding), ignore_index=99, divisor=2.0
     )
-    compare(monkeypatch, logits, labels, term, CrossEntropyTerm(ignore_index=99))
+    compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3, ignore_index=99))
 
 
 @pytest.mark.parametrize("normaliser", ["region", "label"])
@@ -133,24 +133,24 @@ def test_any_number_of_classes_and_neighbours(monkeypatch, k, size, space, dtype
     term = residual(k, regions="patch", patch=(size, "zeros"))
     if from_largest:
         term = replace(residual(k, regions=thirds), patch=None)
-    compare(monkeypatch, logits, labels, term, CrossEntropyTerm())
+    compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3))
 
 
 @pytest.mark.parametrize("from_largest", [False, True])
 def test_programs_take_several_blocks(monkeypatch, from_largest):
     logits, labels = data((7, 13), n=3)
     term = residual(3, regions=thirds, **({"patch": None} if from_largest else {}))
-    expected = compare(monkeypatch, logits, labels, term, CrossEntropyTerm())
+    expected = compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3))
     monkeypatch.setattr(cuda, "BLOCK", 32)  # 3 for each image
     monkeypatch.setattr(cuda, "PROGRAMS", 4)
-    found = compare(monkeypatch, logits, labels, term, CrossEntropyTerm())
+    found = compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3))
     for a, b in zip(found, expected, strict=True):
         close(a, b)
 
 
 @pytest.mark.parametrize("statistics", [False, True])
 @pytest.mark.parametrize("gradient", [False, True])
-@pytest.mark.parametrize("ce", [None, CrossEntropyTerm()])
+@pytest.mark.parametrize("ce", [None, CrossEntropyTerm(3)])
 def test_only_what_is_wanted(monkeypatch, ce, gradient, statistics):
     logits, labels = data((5, 7))
     values, found, grad = compare(
@@ -168,7 +168,7 @@ def test_extreme_logits(monkeypatch, dtype):
     logits[0, 0] *= 1e4
     logits[1] *= 1e6
     for penalty in ("phr", "p2", "equality"):
-        compare(monkeypatch, logits, labels, residual(3, penalty=penalty), CrossEntropyTerm())
+        compare(monkeypatch, logits, labels, residual(3, penalty=penalty), CrossEntropyTerm(3))
 
 
 def test_all_voxels_ignored(monkeypatch):
@@ -176,7 +176,7 @@ def test_all_voxels_ignored(monkeypatch):
     labels[:] = 99
     term = residual(3, regions="patch", ignore_index=99)
     values, found, grad = compare(
-        monkeypatch, logits, labels, term, CrossEntropyTerm(ignore_index=99)
+        monkeypatch, logits, labels, term, CrossEntropyTerm(3, ignore_index=99)
     )
     assert not values.any()
     assert not found.any()
@@ -192,7 +192,7 @@ def test_nan_is_not_hidden(monkeypatch, penalty, from_largest, k):
     term = residual(3, penalty=penalty, **({"patch": None} if from_largest else {}))
     monkeypatch.setattr(cpu, "run", cuda.run)
     values, found, _ = _run(
-        logits, labels, term, CrossEntropyTerm(), (1, 1), gradient=True, statistics=True
+        logits, labels, term, CrossEntropyTerm(3), (1, 1), gradient=True, statistics=True
     )
     assert values.isnan().all()
     assert found[1, 0, k].isnan()

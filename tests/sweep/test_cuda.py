@@ -106,7 +106,7 @@ def test_kernel_compiles_to_machine_code(
     )  # fmt: skip
     logits = torch.zeros(2, k, *space, dtype=dtype)
     labels = torch.zeros(2, *space, dtype=torch.int64)
-    ce = None if observe else CrossEntropyTerm()
+    ce = None if observe else CrossEntropyTerm(k)
     _run(logits, labels, term, ce, (1.0, 1.0), gradient=not observe, statistics=observe)
     code = compiled(kernel, recorder.arguments, recorder.options, architecture).asm
     assert len(code["cubin"]) > 0
@@ -165,7 +165,7 @@ def test_cross_entropy_on_the_gpu(k, dtype):
         term = Residual(
             ones, ones, "p2", "abs", (1.0, 2.0), patch=(3, "replicate"), regions="patch"
         )
-        ce = CrossEntropyTerm(class_weight=weight.to(device))
+        ce = CrossEntropyTerm(k, class_weight=weight.to(device))
         x = logits.to(device).requires_grad_()
         total, *values = sweep(x, labels.to(device), term, weight=0.1, cross_entropy=ce)
         found.append([t.detach().cpu() for t in (*values, *torch.autograd.grad(total, x))])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from segcal.io.config import accepted_arguments, load_component, names, target
 from segcal.objective import build
-from segcal.penalties.cals import CALS
+from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin, margin
 from segcal.penalties.nacl import NACL, nacl
@@ -160,6 +160,59 @@ def test_what_the_sweep_cannot_take_goes_to_the_readable_version(monkeypatch):
         assert NACL(3, **arguments)(logits, labels) > 0
 
 
+@pytest.mark.parametrize("normaliser", ["all", "region", "label"])
+@pytest.mark.parametrize("padding", ["replicate", "background"])
+def test_any_layout_of_the_labels(normaliser, padding):
+    """Transposed, channels last, of any integer type; also with a region map of its own."""
+    logits, labels = data((6, 8), k=4)
+    for arguments in ({}, {"regions": lambda y: y % 2, "margins": (2.0, 1.0)}):
+        crac = [
+            CRaC(4, normaliser=normaliser, padding=padding, lambda0=0.3, fused=fast, **arguments)
+            for fast in (True, False)
+        ]
+        other = labels.transpose(1, 2).contiguous().transpose(1, 2)
+        expected = crac[1](logits, labels)
+        for y in (other, labels.to(torch.uint8), other.to(torch.int16)):
+            close(crac[0](logits, y), expected)
+            crac[0].observe(logits, y)
+            crac[1].observe(logits, labels)
+            crac[0].dual_step()
+            crac[1].dual_step()
+            close(crac[0].lam, crac[1].lam)
+            expected = crac[1](logits, labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", FUSED)
+def test_half_precision(name, dtype):
+    """Rounded logits often lie exactly on a margin."""
+    logits, labels = data((9, 21), k=4, dtype=torch.float32, scale=20.0)
+    results = []
+    for fast in (True, False):
+        term = method("penalties", name, k=4, fused=fast)
+        x = logits.to(dtype).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = term(x, labels)
+            term.observe(x.detach(), labels)
+        term.dual_step()
+        slope = torch.autograd.grad(value, x)[0]
+        assert value.dtype == torch.float32
+        assert slope.dtype == dtype
+        results.append([value.detach(), slope, *(b.double() for b in term.buffers())])
+    for a, b in zip(*results, strict=True):
+        close(a, b, rtol=5e-3 if a.dtype == dtype else 2e-5, atol=1e-7)
+
+
+def test_on_the_margin_the_slope_is_that_of_the_readable_version():
+    labels = torch.zeros(1, 1, dtype=torch.long)
+    for term in (Margin, CALSHR, CALS):
+        slopes = []
+        for fast in (True, False):
+            x = torch.tensor([[[0.0], [-3.0]]], requires_grad=True)
+            slopes.append(torch.autograd.grad(term(2, margin=3.0, fused=fast)(x, labels), x)[0])
+        assert torch.equal(*slopes)
+
+
 def test_any_layout_of_the_logits():
     logits, labels = data((5, 8, 6), dtype=torch.float32)
     expected = CRaC(3)(logits, labels)
@@ -222,6 +275,18 @@ def test_where_nothing_compiles_the_readable_version_is_used_and_that_is_said(mo
     assert torch.equal(value, expected)
     assert torch.equal(CRaC(3)(logits, labels), expected)  # said once
     fused._compiles.cache_clear()
+
+
+def test_an_interrupt_that_no_one_saw_arrives(monkeypatch):
+    """A signal may come after OpenMP has called us and before our first line."""
+
+    def parallel(*_):
+        pass  # as if the callback had been left at once
+
+    monkeypatch.setattr(cpu, "_openmp", lambda: parallel)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(KeyboardInterrupt):
+        cpu._in_parallel(lambda block: None, 9)
 
 
 def test_errors_in_a_thread_arrive(monkeypatch):
