@@ -79,7 +79,7 @@ def boundary_weight(
     sampling = np.ones(axes) if spacing is None else np.asarray(spacing, dtype=float)
     array = as_array(labels)
     weight = np.full(array.shape, weight_min, dtype=np.float32)
-    for n, one in enumerate(array):
+    for n, one in enumerate(array if array.size else ()):
         for k in set(range(1, num_classes)) - {ignore_index}:
             box, distance = _distance(one == k, radius, sampling, compat)
             if distance is not None:
