@@ -5,6 +5,7 @@ Counts are int64, sums float64: a float32 counter stops at 16,777,216, which one
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,8 +59,54 @@ class BinStatistics:
 
     def expected_error(self) -> float:
         """``sum_m (n_m / n) |accuracy_m - confidence_m|``; NaN when there is no prediction."""
+        return self._mean(np.abs(self.confidence_sum - self.hit_sum))
+
+    def overconfidence(self) -> float:
+        """Part of the expected error from bins that promise too much; NaN without predictions."""
+        return self._mean(np.maximum(self.confidence_sum - self.hit_sum, 0))
+
+    def underconfidence(self) -> float:
+        """Part of the expected error from bins that promise too little."""
+        return self._mean(np.maximum(self.hit_sum - self.confidence_sum, 0))
+
+    def average_error(self) -> float:
+        """ACE: mean gap of the non-empty bins; NaN when there is no prediction."""
+        gap = self.gap[self.count > 0]
+        return float(gap.mean()) if gap.size else float("nan")
+
+    def maximum_error(self) -> float:
+        """MCE: largest gap of a non-empty bin; NaN when there is no prediction."""
+        gap = self.gap[self.count > 0]
+        return float(gap.max()) if gap.size else float("nan")
+
+    def _mean(self, sums: NDArray[np.float64]) -> float:
         n = self.count.sum()
-        return float(np.abs(self.hit_sum - self.confidence_sum).sum() / n) if n > 0 else np.nan
+        return float(sums.sum() / n) if n > 0 else float("nan")
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain lists for JSON; :meth:`from_dict` reads them."""
+        return {
+            "count": self.count.tolist(),
+            "confidence_sum": self.confidence_sum.tolist(),
+            "hit_sum": self.hit_sum.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Sequence[float]]) -> BinStatistics:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: entries that are missing or of different lengths.
+        """
+        try:
+            count, confidence, hits = (
+                np.asarray(data[key]) for key in ("count", "confidence_sum", "hit_sum")
+            )
+        except KeyError as error:
+            raise ValueError(f"bin statistics: {error} is missing") from None
+        if not count.shape == confidence.shape == hits.shape or count.ndim != 1:
+            raise ValueError("bin statistics: expected three lists of one length")
+        return cls(count.astype(np.int64), confidence.astype(np.float64), hits)
 
 
 def _ratio(a: NDArray[np.generic], n: NDArray[np.generic]) -> NDArray[np.float64]:

@@ -1,12 +1,15 @@
-"""Brier score."""
+"""Brier score, its decomposition, and its comparison with soft labels."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from segcal.tensors import select_voxels
+from segcal.binning import equal_width_statistics
+from segcal.neighbourhood import KernelSize, Padding, class_proportions
+from segcal.tensors import as_tensor, select_voxels, valid_mask
 
 
 def brier(probs: Any, labels: Any, *, mask: Any = None, ignore_index: int | None = None) -> float:
@@ -24,3 +27,95 @@ def brier(probs: Any, labels: Any, *, mask: Any = None, ignore_index: int | None
     of_label = torch.gather(p, 0, y.unsqueeze(0)).double()
     squares = sum(float(pk.double().square().sum()) for pk in p)
     return (squares - 2 * float(of_label.sum())) / y.numel() + 1.0
+
+
+@dataclass(frozen=True)
+class BrierParts:
+    """``brier = reliability - resolution + uncertainty + rest``, each summed over the classes.
+
+    Attributes:
+        reliability: mean squared gap between confidence and frequency of a bin; 0 if calibrated.
+        resolution: variance of the frequency between bins; larger is better.
+        uncertainty: variance of the labels themselves.
+        rest: what the bins blur: variance of p within a bin less twice its covariance with the
+            label; 0 where all p of a bin are equal.
+    """
+
+    reliability: float
+    resolution: float
+    uncertainty: float
+    rest: float
+
+
+def brier_parts(
+    probs: Any,
+    labels: Any,
+    *,
+    bins: int = 15,
+    mask: Any = None,
+    ignore_index: int | None = None,
+) -> BrierParts:
+    """Murphy's decomposition of the Brier score over equal-width bins (Murphy 1973).
+
+    Arguments and errors as in :func:`segcal.metrics.ece.ece`; the two within-bin terms of
+    Stephenson et al. 2008 are the rest.
+    """
+    p, y = select_voxels(probs, labels, mask, ignore_index)
+    n = y.numel()
+    if not n:
+        return BrierParts(*(float("nan"),) * 4)
+    reliability = resolution = uncertainty = 0.0
+    for k, pk in enumerate(p):
+        statistics = equal_width_statistics(pk, y == k, bins)
+        found = statistics.count > 0
+        count, frequency = statistics.count[found], statistics.accuracy[found]
+        base = float(statistics.hit_sum.sum()) / n
+        reliability += float((count * (statistics.confidence[found] - frequency) ** 2).sum()) / n
+        resolution += float((count * (frequency - base) ** 2).sum()) / n
+        uncertainty += base * (1 - base)
+    score = brier(probs, labels, mask=mask, ignore_index=ignore_index)
+    rest = score - (reliability - resolution + uncertainty)
+    return BrierParts(reliability, resolution, uncertainty, rest)
+
+
+def soft_brier(
+    probs: Any,
+    labels: Any,
+    *,
+    kernel_size: KernelSize = 3,
+    padding: Padding = "replicate",
+    mask: Any = None,
+    ignore_index: int | None = None,
+) -> float:
+    """Mean over voxels of ``sum_k (p_k - tau_k)^2``, tau the class proportions of the patch.
+
+    What the published CRaC evaluation reports as Brier score, over foreground-labelled voxels (its
+    labels are padded with nothing: ``padding="zeros"``).
+
+    Args:
+        probs: ``(N, K, *S)``.
+        labels: integer ``(N, *S)``.
+        kernel_size: see :func:`segcal.neighbourhood.class_proportions`.
+        padding: see there.
+        mask: bool like `labels`, the voxels to count; None counts all.
+        ignore_index: label to leave out, of voxels and of neighbourhoods.
+
+    Returns:
+        the score; NaN when no voxel counts.
+
+    Raises:
+        ValueError: shapes, labels or options that do not fit.
+    """
+    p, y = as_tensor(probs), as_tensor(labels).long()
+    if p.ndim < 3 or y.shape != (p.shape[0], *p.shape[2:]):
+        raise ValueError(
+            f"probs {tuple(p.shape)} and labels {tuple(y.shape)}: expected (N, K, *S) and (N, *S)"
+        )
+    tau = class_proportions(
+        y, p.shape[1], kernel_size=kernel_size, padding=padding, ignore_index=ignore_index
+    )
+    keep = valid_mask(y, ignore_index)
+    if mask is not None:
+        keep = keep & as_tensor(mask)
+    square = (p.double() - tau).square().sum(1)[keep]
+    return float(square.mean()) if square.numel() else float("nan")

@@ -1,4 +1,4 @@
-"""Hausdorff distance, its percentile, and the average surface distance, in millimetres."""
+"""Hausdorff distance, its percentile, average and normalised surface distance; millimetres."""
 
 from __future__ import annotations
 
@@ -68,6 +68,48 @@ def hausdorff_of(
     if definition == "pooled":
         return float(np.percentile(np.concatenate(both), q))
     return float(max(np.percentile(d, q) for d in both))
+
+
+def nsd(
+    prediction: ArrayLike,
+    reference: ArrayLike,
+    *,
+    spacing_mm: Sequence[float] | ArrayLike,
+    tolerance_mm: float,
+) -> float:
+    """Normalised surface distance: share of both surfaces within a tolerance of the other.
+
+    ``(|{d_PG <= t}| + |{d_GP <= t}|) / (|surface P| + |surface G|)`` over surface voxels (Nikolov
+    et al. 2018 weigh by surface area instead).
+
+    Args:
+        prediction: bool ``(*S)``.
+        reference: bool, same shape.
+        spacing_mm: voxel size along each axis of the arrays, in their order.
+        tolerance_mm: t >= 0.
+
+    Returns:
+        a fraction of 1; 0 when one mask is empty, NaN when both are.
+
+    Raises:
+        ValueError: as :func:`hausdorff`.
+    """
+    distances = surface_distances(prediction, reference, spacing_mm=spacing_mm)
+    return nsd_of(distances, tolerance_mm=tolerance_mm)
+
+
+def nsd_of(distances: SurfaceDistances, *, tolerance_mm: float) -> float:
+    """Summarise distances that are already there; see :func:`nsd`.
+
+    Raises:
+        ValueError: a tolerance below 0.
+    """
+    if not tolerance_mm >= 0:
+        raise ValueError(f"tolerance_mm: expected a number >= 0, got {tolerance_mm}")
+    if (undefined := distances.undefined()) is not None:
+        return 0.0 if undefined == np.inf else undefined
+    both = np.concatenate([distances.prediction_to_reference, distances.reference_to_prediction])
+    return float(np.mean(both <= tolerance_mm))
 
 
 def assd(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from segcal.binning import equal_mass_statistics, equal_width_statistics
 from segcal.tensors import as_tensor, select_voxels
+
+Compat = Literal["svls"]
 
 
 def tace(
@@ -16,6 +21,7 @@ def tace(
     *,
     threshold: float = 1e-3,
     bins: int = 15,
+    compat: Compat | None = None,
     mask: Any = None,
     ignore_index: int | None = None,
 ) -> float:
@@ -32,6 +38,10 @@ def tace(
         labels: see there.
         threshold: probabilities up to this are left out.
         bins: R, ranges per class.
+        compat: ``svls`` is what the SVLS and BWCR code calls TACE: foreground classes alone, the
+            rest of the division in the last range, and every range weighted by its share before
+            the mean over ranges, which makes it R times smaller (they take 10 ranges and
+            thresholds 1e-3 and 1e-2).
         mask: see there.
         ignore_index: see there.
 
@@ -39,9 +49,13 @@ def tace(
         a fraction of 1; NaN when no voxel counts.
 
     Raises:
-        ValueError: as :func:`segcal.metrics.ece.ece`.
+        ValueError: as :func:`segcal.metrics.ece.ece`, or an unknown `compat`.
     """
+    if compat is not None and compat not in get_args(Compat):
+        raise ValueError(f"compat: expected None or one of {get_args(Compat)}, got {compat!r}")
     p, y = select_voxels(probs, labels, mask, ignore_index)
+    if compat == "svls":
+        return _of_svls(p, y, threshold, bins)
     gaps = []
     for k, pk in enumerate(p):
         kept = pk > threshold
@@ -49,6 +63,23 @@ def tace(
     flat = np.concatenate(gaps)
     flat = flat[~np.isnan(flat)]
     return float(flat.mean()) if flat.size else float("nan")
+
+
+def _of_svls(p: Tensor, y: Tensor, threshold: float, bins: int) -> float:
+    errors = []
+    for k in range(1, len(p)):
+        kept = p[k] > threshold
+        order = torch.sort(p[k][kept], stable=True)
+        confidence = order.values.double().numpy(force=True)
+        hits = (y[kept] == k)[order.indices].numpy(force=True)
+        cuts = [*(r * (len(hits) // bins) for r in range(bins)), len(hits)]
+        gaps = [
+            abs(float(hits[a:b].sum()) - float(confidence[a:b].sum()))
+            for a, b in itertools.pairwise(cuts)
+        ]
+        if len(hits):
+            errors.append(sum(gaps) / len(hits) / bins)
+    return float(np.mean(errors)) if errors else float("nan")
 
 
 def tace_ref(

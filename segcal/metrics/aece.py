@@ -1,0 +1,67 @@
+"""Adaptive expected calibration error: top-label ECE with bins of equal mass."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from segcal.binning import BinStatistics, equal_mass_statistics
+from segcal.tensors import select_voxels
+
+Compat = Literal["crac"]
+
+
+def aece(
+    probs: Any,
+    labels: Any,
+    *,
+    bins: int = 15,
+    compat: Compat | None = None,
+    mask: Any = None,
+    ignore_index: int | None = None,
+) -> float:
+    """``sum_m (n_m / n) |accuracy_m - confidence_m|`` over groups of equal size.
+
+    Groups are as in :func:`segcal.binning.equal_mass_statistics`: exact, ties shared pro rata.
+
+    Args:
+        probs: as in :func:`segcal.metrics.ece.ece`.
+        labels: see there.
+        bins: M.
+        compat: ``crac`` interpolates edges between sorted confidences as the published code does;
+            it leaves the smallest confidence out, and where many are equal most bins are empty.
+        mask: see there.
+        ignore_index: see there.
+
+    Returns:
+        a fraction of 1; NaN when no voxel counts.
+
+    Raises:
+        ValueError: as :func:`segcal.metrics.ece.ece`, or an unknown `compat`.
+    """
+    if compat is not None and compat not in get_args(Compat):
+        raise ValueError(f"compat: expected None or one of {get_args(Compat)}, got {compat!r}")
+    p, y = select_voxels(probs, labels, mask, ignore_index)
+    confidence, predicted = p.max(dim=0)
+    hits = predicted == y
+    if compat is None:
+        return equal_mass_statistics(confidence, hits, bins).expected_error()
+    return _between_interpolated_edges(confidence, hits, bins)
+
+
+def _between_interpolated_edges(confidence: torch.Tensor, hits: torch.Tensor, bins: int) -> float:
+    c, h = confidence.double().numpy(force=True), hits.numpy(force=True)
+    n = len(c)
+    if not n:
+        return float("nan")
+    edges = np.interp(np.linspace(0, n, bins + 1), np.arange(n), np.sort(c))
+    index = np.searchsorted(edges, c, side="left") - 1  # (lo, hi]; -1 is in no bin
+    inside = (index >= 0) & (index < bins)
+    statistics = BinStatistics(
+        np.bincount(index[inside], minlength=bins),
+        np.bincount(index[inside], c[inside], minlength=bins).astype(np.float64),
+        np.bincount(index[inside][h[inside]], minlength=bins),
+    )
+    return statistics.expected_error() * statistics.count.sum() / n

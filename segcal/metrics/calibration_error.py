@@ -1,0 +1,58 @@
+"""Calibration error of every class on its own: expected, average (ACE) or maximum (MCE)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.tensors import select_voxels
+
+Reduction = Literal["expected", "average", "maximum"]
+
+
+def calibration_error(
+    probs: Any,
+    labels: Any,
+    *,
+    reduction: Reduction = "expected",
+    bins: int = 20,
+    include_background: bool = True,
+    mask: Any = None,
+    ignore_index: int | None = None,
+) -> NDArray[np.float64]:
+    """Gap between ``p_k`` and the frequency of ``y = k``, for every class of a case.
+
+    ``expected`` weighs bins by their voxels, ``average`` (ACE) takes the mean of the non-empty
+    bins, ``maximum`` (MCE) the largest (Barfoot et al. 2024; MONAI's CalibrationError with 20
+    bins, whose counters are float32).
+
+    Args:
+        probs: as in :func:`segcal.metrics.ece.ece`, of one case.
+        labels: see there.
+        reduction: over the bins.
+        bins: M.
+        include_background: whether class 0 takes part.
+        mask: see there.
+        ignore_index: see there.
+
+    Returns:
+        ``(K,)``, or ``(K - 1,)`` without the background; NaN when no voxel counts.
+
+    Raises:
+        ValueError: as :func:`segcal.metrics.ece.ece`, or an unknown reduction.
+    """
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"reduction: expected one of {get_args(Reduction)}, got {reduction!r}")
+    p, y = select_voxels(probs, labels, mask, ignore_index)
+    first = 0 if include_background else 1
+    reduce = {
+        "expected": BinStatistics.expected_error,
+        "average": BinStatistics.average_error,
+        "maximum": BinStatistics.maximum_error,
+    }[reduction]
+    return np.array(
+        [reduce(equal_width_statistics(p[k], y == k, bins)) for k in range(first, len(p))]
+    )
