@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -171,19 +172,31 @@ def equal_mass_statistics(confidence: Tensor, hits: Tensor, groups: int) -> BinS
     Raises:
         ValueError: `groups` is not positive.
     """
-    if groups < 1:
-        raise ValueError(f"bins: expected at least 1, got {groups}")
-    n = confidence.numel()
     ordered = torch.sort(confidence).values
     value, count = torch.unique_consecutive(ordered, return_counts=True)
     hit_values = torch.sort(confidence[hits]).values
-    # cumulative mass, promise and hits after each distinct value; between two of them they rise
-    # linearly with the mass, which is the pro-rata rule
-    mass = _from_zero(torch.cumsum(count, 0))
-    promise = _from_zero(torch.cumsum(value.double() * count, 0))
-    hit = _from_zero(torch.searchsorted(hit_values, value, right=True))
-    size, rest = divmod(n, groups)
-    cuts = np.concatenate([[0], np.cumsum([size + (r < rest) for r in range(groups)])])
+    mass, promise, hit = (
+        np.concatenate([[0.0], x.double().numpy(force=True)])
+        for x in (
+            torch.cumsum(count, 0),
+            torch.cumsum(value.double() * count, 0),
+            torch.searchsorted(hit_values, value, right=True),
+        )
+    )
+    return _groups(mass, promise, hit, groups)
+
+
+def _groups(
+    mass: NDArray[np.float64],
+    promise: NDArray[np.float64],
+    hit: NDArray[np.float64],
+    groups: int,
+) -> BinStatistics:
+    """Cut cumulative mass, promise and hits into groups of equal mass.
+
+    Between two entries all three rise linearly, which is the pro-rata rule for ties.
+    """
+    cuts = _cuts(int(mass[-1]), groups)
     return BinStatistics(
         np.diff(cuts),
         np.diff(np.interp(cuts, mass, promise)),
@@ -191,5 +204,69 @@ def equal_mass_statistics(confidence: Tensor, hits: Tensor, groups: int) -> BinS
     )
 
 
-def _from_zero(x: Tensor) -> NDArray[np.float64]:
-    return np.concatenate([[0.0], x.double().numpy(force=True)])
+def _cuts(n: int, groups: int) -> NDArray[np.int64]:
+    if groups < 1:
+        raise ValueError(f"bins: expected at least 1, got {groups}")
+    size, rest = divmod(n, groups)
+    return np.concatenate([[0], np.cumsum([size + (r < rest) for r in range(groups)])])
+
+
+@dataclass(frozen=True)
+class MassHistogram:
+    """Enough of many predictions to cut them into groups of equal mass; histograms add up.
+
+    Predictions of one of 2^16 equal-width bins count as tied at their mean. The groups are thus
+    exactly those of predictions moved by at most 2^-16; how far that can change the expected error
+    is :meth:`error_bound`.
+
+    Attributes:
+        statistics: of the fine bins.
+    """
+
+    FINE: ClassVar[int] = 2**16
+    statistics: BinStatistics
+
+    @classmethod
+    def of(cls, confidence: Tensor, hits: Tensor) -> MassHistogram:
+        """Histogram of predicted probabilities ``(n,)`` and what came true, bool ``(n,)``."""
+        return cls(equal_width_statistics(confidence, hits, cls.FINE))
+
+    def __add__(self, other: MassHistogram) -> MassHistogram:
+        """Histogram of both together."""
+        return MassHistogram(self.statistics + other.statistics)
+
+    def groups(self, groups: int) -> BinStatistics:
+        """Statistics of groups of equal mass, see :func:`equal_mass_statistics`.
+
+        Raises:
+            ValueError: `groups` is not positive.
+        """
+        return _groups(*self._cumulative(), groups)
+
+    def error_bound(self, groups: int) -> float:
+        """How far the expected error of the groups can be from the exact one.
+
+        A cut through a fine bin of mass m, a share s of it below, leaves at most ``s (1 - s) m``
+        hits and ``s (1 - s) m`` bin widths of promise on the wrong side.
+        """
+        mass, _, _ = self._cumulative()
+        n = mass[-1]
+        if not n:
+            return 0.0
+        cuts = _cuts(int(n), groups)[1:-1]
+        index = np.clip(np.searchsorted(mass, cuts, side="left"), 1, len(mass) - 1)
+        m = mass[index] - mass[index - 1]
+        s = (cuts - mass[index - 1]) / np.maximum(m, 1)
+        return float(2 * (s * (1 - s) * m).sum() * (1 + 1 / self.FINE) / n)
+
+    def _cumulative(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        found = self.statistics.count > 0
+        mass, promise, hit = (
+            np.concatenate([[0.0], np.cumsum(x[found], dtype=np.float64)])
+            for x in (
+                self.statistics.count,
+                self.statistics.confidence_sum,
+                self.statistics.hit_sum,
+            )
+        )
+        return mass, promise, hit
