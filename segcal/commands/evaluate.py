@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,8 @@ from rich.text import Text
 from segcal.commands.errors import user_errors
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
+    from pandas import DataFrame
+
     from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import Cohort
     from segcal.io.cases import LabelSet, Pairing
@@ -26,17 +29,31 @@ LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "panda
 
 
 def evaluate(
-    predictions: Annotated[
-        Path,
+    paths: Annotated[
+        list[Path],
         typer.Argument(
-            help="Folder of .npz (nnU-Net v2, --save_probabilities), 4-D NIfTI probabilities "
-            "(class last) or label maps; or one such file."
+            metavar="PREDICTIONS... REFERENCES",
+            help="Folders of predictions: .npz (nnU-Net v2, --save_probabilities), 4-D NIfTI "
+            "probabilities (class last) or label maps; or one such file each. Last, the folder of "
+            "reference label maps, or one label map.",
         ),
     ],
-    references: Annotated[Path, typer.Argument(help="Folder of label maps, or one label map.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for cases.csv, summary.json, PNG.")
     ],
+    names: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of several predictions, with commas, the baseline first; default: those "
+            "of their folders."
+        ),
+    ] = None,
+    bootstrap: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Resamplings of the cases for 95 % intervals of the means; 0: none."
+        ),
+    ] = 2000,
     dataset_json: Annotated[
         Path | None,
         typer.Option(
@@ -60,49 +77,106 @@ def evaluate(
 ) -> None:
     """Overlap, surface distances and calibration of predictions, per case and in summary.
 
-    Example: segcal evaluate predictions labelsTs -o report
+    Examples: segcal evaluate predictions labelsTs -o report
+
+    segcal evaluate stock nacl crac labelsTs -o report --names stock,NACL,CRaC
 
     Files are matched by name (CASE.npz or CASE.nii.gz with CASE.nii.gz). The output folder gets
     cases.csv (one row a case), summary.json (means, counts, conventions, versions) and
     reliability.png. Calibration is reported for three scopes: fg (foreground-labelled voxels, as
     published), dilated (near the foreground) and all. Distances are in mm.
 
+    Several predictions get a folder each, and comparison.json, .csv and .png: differences to the
+    first over the cases they share, with 95 % bootstrap intervals and Wilcoxon's signed-rank test.
+
     Exit code 0: all evaluated. 1: some case failed or had no prediction, the rest is there. 2:
     wrong usage.
     """
     from segcal.evaluation.case import Settings
-    from segcal.io.cases import find_reader, pair
 
     console = Console()
     if not console.is_terminal:  # a pipe or a log has no width
         console = Console(width=100)
     with user_errors():
         settings = Settings(bins, tace_threshold, dilation, tolerance)
-        pairing = pair(predictions, references)
-        label_set = _label_set(console, dataset_json, predictions, references)
-        reader = find_reader(predictions)
-        _make_output(output, predictions, references)
-    header = {
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "predictions": str(predictions.resolve()),
-        "references": str(references.resolve()),
-        "labels": None if label_set is None else label_set.source,
-        "reader": reader,
-        "settings": vars(settings),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in LIBRARIES},
-        },
-        "conventions": settings.conventions(),
-    }
-    cohort = _evaluate(pairing, label_set, reader, settings)
-    with user_errors():
-        _report(console, output, header, cohort, settings)
-    if cohort.interrupted:
-        _say(console, "Interrupted: the report is of the cases before.", "red")
-        raise typer.Exit(130)
-    if cohort.failed or pairing.without_prediction:
+        *predictions, references = paths
+        jobs = _jobs(console, predictions, references, names, output, dataset_json)
+    cohorts = {}
+    for job in jobs:
+        if len(jobs) > 1:
+            _say(console, f"{job.name}: {job.predictions}", "bold")
+        cohort = cohorts[job.name] = _evaluate(job, settings)
+        with user_errors():
+            _report(console, job, cohort, settings, bootstrap)
+        if cohort.interrupted:
+            _say(console, "Interrupted: the report is of the cases before.", "red")
+            raise typer.Exit(130)
+    tables = {name: cohort.rows for name, cohort in cohorts.items()}
+    if len(jobs) > 1 and all(map(len, tables.values())):
+        with user_errors():
+            _report_comparison(console, output, tables, settings, bootstrap)
+    if any(cohort.failed or cohort.pairing.without_prediction for cohort in cohorts.values()):
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One set of predictions, checked and ready to be evaluated."""
+
+    name: str
+    predictions: Path
+    references: Path
+    output: Path
+    pairing: Pairing
+    label_set: LabelSet | None
+    reader: str | None
+
+    def header(self, settings: Settings) -> dict[str, Any]:
+        """What a summary says about its making."""
+        return {
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "predictions": str(self.predictions.resolve()),
+            "references": str(self.references.resolve()),
+            "labels": None if self.label_set is None else self.label_set.source,
+            "reader": self.reader,
+            "settings": vars(settings),
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in LIBRARIES},
+            },
+            "conventions": settings.conventions(),
+        }
+
+
+def _jobs(
+    console: Console,
+    predictions: list[Path],
+    references: Path,
+    names: str | None,
+    output: Path,
+    dataset_json: Path | None,
+) -> list[Job]:
+    """Check all that is given before the first case is read."""
+    from segcal.io.cases import find_reader, pair
+
+    if not predictions:
+        raise ValueError("give at least one folder of predictions, then the references")
+    several = len(predictions) > 1
+    chosen = [n.strip() for n in names.split(",")] if names else [p.stem for p in predictions]
+    if len(chosen) != len(predictions) or len(set(chosen)) != len(chosen) or "" in chosen:
+        raise ValueError(
+            f"--names: expected {len(predictions)} different names, got {', '.join(chosen)}"
+        )
+    if unfit := [n for n in chosen if several and Path(n).name != n]:
+        raise ValueError(f"--names: {', '.join(unfit)} cannot name a folder")
+    jobs = []
+    for name, one in zip(chosen, predictions, strict=True):
+        folder = output / name if several else output
+        pairing = pair(one, references)
+        label_set = _label_set(console, dataset_json, one, references)
+        _make_output(folder, one, references)
+        jobs.append(Job(name, one, references, folder, pairing, label_set, find_reader(one)))
+    return jobs
 
 
 def _make_output(output: Path, predictions: Path, references: Path) -> None:
@@ -122,35 +196,31 @@ def _make_output(output: Path, predictions: Path, references: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
 
 
-def _evaluate(
-    pairing: Pairing, label_set: LabelSet | None, reader: str | None, settings: Settings
-) -> Cohort:
+def _evaluate(job: Job, settings: Settings) -> Cohort:
     from segcal.commands.progress import progress_bar
     from segcal.evaluation.cohort import evaluate_cohort
 
-    with progress_bar("Evaluating", len(pairing.cases)) as advance:
+    with progress_bar("Evaluating", len(job.pairing.cases)) as advance:
         return evaluate_cohort(
-            pairing,
-            label_set=label_set,
-            reader=reader,
+            job.pairing,
+            label_set=job.label_set,
+            reader=job.reader,
             settings=settings,
             progress=lambda case: advance(case.name),
         )
 
 
-def _report(
-    console: Console, output: Path, header: dict[str, Any], cohort: Cohort, settings: Settings
-) -> None:
+def _report(console: Console, job: Job, cohort: Cohort, settings: Settings, bootstrap: int) -> None:
     """Write the files, each replacing that of an earlier run, and show the tables."""
     from segcal.evaluation.cohort import summarise
     from segcal.io.files import write_json
     from segcal.io.tables import write_csv
     from segcal.reporting.reliability import plot_reliability, save_figure
 
-    summary = summarise(cohort)
-    cases, picture = output / "cases.csv", output / "reliability.png"
+    summary = summarise(cohort, resamples=bootstrap)
+    cases, picture = job.output / "cases.csv", job.output / "reliability.png"
     written = ["summary.json"]
-    write_json(output / "summary.json", {**header, **summary})
+    write_json(job.output / "summary.json", {**job.header(settings), **summary})
     if len(cohort.rows):
         write_csv(cases, cohort.rows)
         written.append(cases.name)
@@ -167,7 +237,43 @@ def _report(
     else:
         picture.unlink(missing_ok=True)
     _say_problems(console, cohort)
-    _say(console, f"Written to {output}: {', '.join(written)}")
+    _say(console, f"Written to {job.output}: {', '.join(written)}")
+
+
+def _report_comparison(
+    console: Console,
+    output: Path,
+    tables: dict[str, DataFrame],
+    settings: Settings,
+    bootstrap: int,
+) -> None:
+    from segcal.evaluation.compare import as_records, case_table, compare
+    from segcal.io.files import write_json
+    from segcal.io.tables import write_csv
+    from segcal.reporting.comparison import plot_comparison
+    from segcal.reporting.reliability import save_figure
+
+    differences = compare(tables, resamples=bootstrap)
+    write_json(
+        output / "comparison.json",
+        {"differences": as_records(differences), "conventions": settings.conventions()},
+    )
+    write_csv(output / "comparison.csv", case_table(tables))
+    shown = ["dsc", *(f"{m}_{scope}" for m in ("ece", "tace") for scope in settings.scopes)]
+    chosen = [d for m in shown for d in differences if d.metric == m and d.mean is not None]
+    save_figure(plot_comparison(chosen), output / "comparison.png")
+    table = _table(f"Differences to {next(iter(tables))}, mean over shared cases")
+    for column in ("method", "metric"):
+        table.add_column(column, no_wrap=True)
+    for column in ("n", "difference", "95 % interval", "Wilcoxon p"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for d in sorted(chosen, key=lambda d: list(tables).index(d.method)):
+        bounds = "-" if d.ci95 is None else f"{d.ci95[0]:+.4f} to {d.ci95[1]:+.4f}"
+        p = "-" if d.p_wilcoxon is None else f"{d.p_wilcoxon:.2g}"
+        table.add_row(d.method, d.metric, str(d.n), f"{d.mean:+.4f}", bounds, p)
+    table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
+    console.print(table)
+    _say(console, f"Written to {output}: comparison.json, comparison.csv, comparison.png")
 
 
 def _label_set(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from segcal.binning import BinStatistics
+from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
@@ -18,6 +19,7 @@ from segcal.metrics.ece import reliability
 from segcal.metrics.hausdorff import assd_of, hausdorff_of
 from segcal.metrics.nll import nll
 from segcal.metrics.tace import tace, tace_ref
+from segcal.metrics.volume_difference import volume_difference
 from segcal.surface import surface_distances
 from segcal.tensors import select_voxels
 
@@ -71,10 +73,15 @@ class Settings:
             "hd95_pooled_mm": "95th percentile of both directions' distances together (medpy)",
             "hd95_max_directed_mm": "larger of the two directions' 95th percentiles (MONAI)",
             "assd_pooled_mm": "mean of both directions' distances together",
+            "iou": "|P&G|/|P or G|; undefined where the label is in neither map",
+            "volume_difference_ml": "predicted less reference volume",
             "surface": "voxels with a face neighbour outside; distances between voxel centres",
             "penalised_mean": "mean in which a miss or false alarm costs the image diagonal",
             "bins": f"{self.bins} equal-width bins (lo, hi], 0 in the first",
             "ece": "top label, sum of n_m/n |accuracy - confidence|, fraction of 1",
+            "over, under": "parts of ece from bins that promise too much, and too little",
+            "ace, mce": "mean, and largest, |accuracy - confidence| of the non-empty bins",
+            "aece": f"ece of {self.bins} groups of equal mass, ties shared pro rata",
             "cece": "classwise ECE, mean over all classes, background included",
             "tace": f"Nixon: {self.bins} equal-mass ranges a class, p > {self.tace_threshold:g}",
             "tace_ref": "CRaC poster: equal-width classwise ECE over p > "
@@ -149,6 +156,11 @@ def evaluate_case(
             diagrams[scope] = reliability(p[None], y[None], bins=settings.bins)
             row[f"voxels_{scope}"] = float(y.numel())
             row[f"ece_{scope}"] = diagrams[scope].expected_error()
+            row[f"over_{scope}"] = diagrams[scope].overconfidence()
+            row[f"under_{scope}"] = diagrams[scope].underconfidence()
+            row[f"ace_{scope}"] = diagrams[scope].average_error()
+            row[f"mce_{scope}"] = diagrams[scope].maximum_error()
+            row[f"aece_{scope}"] = aece(p[None], y[None], bins=settings.bins)
             row[f"cece_{scope}"] = classwise_ece(p[None], y[None], bins=settings.bins)
             row[f"tace_{scope}"] = tace(
                 p[None], y[None], threshold=settings.tace_threshold, bins=settings.bins
@@ -174,10 +186,13 @@ def _overlap(
     if valid is not None:
         p, r = p & valid, r & valid
     distances = surface_distances(p, r, spacing_mm=spacing_mm)
+    dsc = dice(p.astype(np.uint8), r.astype(np.uint8), 1)
     return {
         f"voxels_prediction/{name}": float(np.count_nonzero(p)),
         f"voxels_reference/{name}": float(np.count_nonzero(r)),
-        f"dsc/{name}": dice(p.astype(np.uint8), r.astype(np.uint8), 1),
+        f"dsc/{name}": dsc,
+        f"iou/{name}": dsc / (2 - dsc),
+        f"volume_difference_ml/{name}": volume_difference(p, r, spacing_mm=spacing_mm),
         f"hd_mm/{name}": hausdorff_of(distances),
         f"hd95_pooled_mm/{name}": hausdorff_of(distances, percentile=95),
         f"hd95_max_directed_mm/{name}": hausdorff_of(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics
 from segcal.evaluation.case import CaseResult, Settings, evaluate_case
+from segcal.evaluation.compare import interval, result_columns
 from segcal.io.cases import Case, LabelSet, Pairing
 from segcal.io.probabilities import holds_probabilities, read_probabilities
 from segcal.io.volumes import Volume, read_labels
@@ -217,16 +218,18 @@ def _check_labels(
         )
 
 
-def summarise(cohort: Cohort) -> dict[str, Any]:
+def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
     """Summary of a cohort as plain numbers for JSON; undefined is None, no case gives counts only.
 
     Surface distances show how many were found, missed (labelled, not predicted), false alarms
     (predicted, not labelled) and absent (neither); their mean over the found; and a penalised
     mean over all but the absent, in which a miss or a false alarm costs the image diagonal.
+
+    Args:
+        cohort: what has been evaluated.
+        resamples: of the bootstrap over cases that gives ``ci95``; 0 leaves it out.
     """
     rows = cohort.rows
-    described = ("diagonal_mm", "spacing_", "voxels_")
-    per_case = [c for c in rows.columns if "/" not in c and not c.startswith(described)]
     return {
         "cases": {
             "evaluated": len(rows),
@@ -236,14 +239,17 @@ def summarise(cohort: Cohort) -> dict[str, Any]:
             "without_prediction": cohort.pairing.without_prediction,
             "without_reference": cohort.pairing.without_reference,
         },
-        "metrics": {c: _moments(rows[c]) for c in per_case},
+        "metrics": {c: _moments(rows[c], resamples) for c in result_columns(rows)},
         "pooled": {
             f"ece_{scope}": _number(statistics.expected_error())
             for scope, statistics in cohort.reliability.items()
         },
         "classes": {
             name: {
-                "dsc": _moments(rows[f"dsc/{name}"]),
+                **{
+                    metric: _moments(rows[f"{metric}/{name}"], resamples)
+                    for metric in ("dsc", "iou", "volume_difference_ml")
+                },
                 **{metric: _surface(rows, metric, name) for metric in SURFACE_METRICS},
             }
             for name in cohort.label_names
@@ -255,14 +261,16 @@ def summarise(cohort: Cohort) -> dict[str, Any]:
     }
 
 
-def _moments(values: pd.Series[float]) -> dict[str, Any]:
+def _moments(values: pd.Series[float], resamples: int = 0) -> dict[str, Any]:
     defined = values.dropna()
+    ci95 = interval(defined.to_numpy(dtype=np.float64), resamples)
     return {
         "n": len(defined),
         "undefined": len(values) - len(defined),
         "mean": _number(defined.mean()),
         "std": _number(defined.std(ddof=1)),
         "median": _number(defined.median()),
+        **({"ci95": list(ci95)} if ci95 else {}),
     }
 
 

@@ -57,6 +57,47 @@ def test_a_good_run(folders):
     assert png.startswith(b"\x89PNG")
 
 
+def test_several_predictions_are_compared(folders):
+    root, y = folders
+    for name in ("soft", "shifted"):
+        (root / name).mkdir()
+    for case in "ab":
+        np.savez(root / "soft" / f"{case}.npz", probabilities=soft(y, 3, 0.6))
+        shifted = soft(np.roll(y, 1, axis=2), 3)
+        np.savez(root / "shifted" / f"{case}.npz", probabilities=shifted)
+    done = run(
+        root / "p", root / "soft", root / "shifted", root / "gt", "-o", root / "out",
+        "--names", "base,soft,shifted",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "Differences to base" in done.output
+    for name in ("base", "soft", "shifted"):
+        got = json.loads((root / "out" / name / "summary.json").read_text())
+        assert got["cases"]["evaluated"] == 2
+        assert got["metrics"]["ece_all"]["ci95"][0] <= got["metrics"]["ece_all"]["mean"]
+    comparison = json.loads((root / "out" / "comparison.json").read_text())
+    found = {(d["method"], d["metric"]): d for d in comparison["differences"]}
+    assert found["soft", "dsc"]["mean"] == 0
+    assert found["soft", "ece_all"]["mean"] > 0.2
+    assert found["shifted", "dsc"]["mean"] < -0.1
+    assert (root / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    lines = (root / "out" / "comparison.csv").read_text().splitlines()
+    assert lines[0].startswith("case,method,")
+    assert len(lines) == 1 + 6
+
+
+def test_wrong_names_are_said_before_work(folders):
+    root, _ = folders
+    for names in ("one", "a,a", "a,", "a,../b"):
+        done = run(root / "p", root / "p", root / "gt", "-o", root / "out", "--names", names)
+        assert done.exit_code == 2
+        assert "--names:" in done.output
+    done = run(root / "gt", "-o", root / "out")
+    assert done.exit_code == 2
+    assert "at least one folder of predictions" in done.output
+    assert not (root / "out").exists()
+
+
 def test_numbers_are_whole_at_80_columns(folders):
     root, _ = folders
     evaluate(root)

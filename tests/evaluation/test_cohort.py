@@ -15,10 +15,11 @@ from segcal.evaluation.case import Settings, evaluate_case
 from segcal.evaluation.cohort import evaluate_cohort, summarise
 from segcal.io.cases import pair
 from segcal.io.volumes import Geometry, read_labels, write_nifti
+from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
-from segcal.metrics.ece import ece
+from segcal.metrics.ece import ece, reliability
 from segcal.metrics.hausdorff import assd, hausdorff
 from segcal.metrics.nll import nll
 from segcal.metrics.tace import tace, tace_ref
@@ -82,6 +83,11 @@ def test_every_column_is_its_metric_at_other_settings():
         expected = {
             "voxels": (mask & valid).sum(),
             "ece": ece(p, y, bins=7, **kwargs),
+            "over": reliability(p, y, bins=7, **kwargs).overconfidence(),
+            "under": reliability(p, y, bins=7, **kwargs).underconfidence(),
+            "ace": reliability(p, y, bins=7, **kwargs).average_error(),
+            "mce": reliability(p, y, bins=7, **kwargs).maximum_error(),
+            "aece": aece(p, y, bins=7, **kwargs),
             "cece": classwise_ece(p, y, bins=7, **kwargs),
             "tace": tace(p, y, bins=7, threshold=0.05, **kwargs),
             "nll": nll(p, y, **kwargs),
@@ -98,6 +104,8 @@ def test_every_column_is_its_metric_at_other_settings():
             "voxels_prediction": a.sum(),
             "voxels_reference": b.sum(),
             "dsc": dice(prediction, y, value, mask=valid),
+            "iou": (a & b).sum() / (a | b).sum(),
+            "volume_difference_ml": (int(a.sum()) - int(b.sum())) * 1.5 / 1000,
             "hd_mm": hausdorff(a, b, spacing_mm=mm),
             "hd95_pooled_mm": hausdorff(a, b, spacing_mm=mm, percentile=95),
             "hd95_max_directed_mm": hausdorff(

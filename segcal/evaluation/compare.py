@@ -1,0 +1,132 @@
+"""Several methods on the same cases: intervals over cases, paired differences, Wilcoxon's test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+LEVEL = 0.95
+DESCRIBED = ("diagonal_mm", "spacing_", "voxels_")
+"""Beginnings of columns that describe a case and are no result."""
+
+
+def result_columns(rows: pd.DataFrame) -> list[str]:
+    """Columns that hold one result a case: not those per label, nor those that describe it."""
+    return [c for c in rows.columns if "/" not in c and not c.startswith(DESCRIBED)]
+
+
+def interval(
+    values: NDArray[np.float64], resamples: int, seed: int = 0
+) -> tuple[float, float] | None:
+    """95 % percentile bootstrap interval of the mean over cases.
+
+    Args:
+        values: one per case, finite.
+        resamples: how often cases are drawn with replacement; 0 gives None.
+        seed: of the draws, so that the same cases give the same interval.
+
+    Returns:
+        low and high; None for fewer than two cases.
+    """
+    if resamples < 1 or len(values) < 2:
+        return None
+    found = stats.bootstrap(
+        (values,), np.mean, n_resamples=resamples, confidence_level=LEVEL,
+        method="percentile", rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return float(found.low), float(found.high)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of one method less that of the first, over the cases that both have.
+
+    Attributes:
+        metric: column of the tables.
+        method: which is compared.
+        baseline: with which.
+        n: cases in which both are finite.
+        mean: of the differences.
+        ci95: bootstrap interval of that mean; None for fewer than two cases.
+        p_wilcoxon: two-sided Wilcoxon signed-rank test of no difference; None for fewer than six
+            cases, which cannot be significant, or without a difference. It is not corrected for
+            the number of comparisons.
+    """
+
+    metric: str
+    method: str
+    baseline: str
+    n: int
+    mean: float | None
+    ci95: tuple[float, float] | None
+    p_wilcoxon: float | None
+
+
+def compare(
+    tables: Mapping[str, pd.DataFrame], *, resamples: int = 2000, seed: int = 0
+) -> list[Difference]:
+    """Compare every method with the first, metric by metric, case by case.
+
+    Args:
+        tables: rows of :class:`segcal.evaluation.cohort.Cohort` by method; the first is the
+            baseline.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: fewer than two methods.
+    """
+    if len(tables) < 2:
+        raise ValueError("tables: expected at least two methods")
+    (baseline, first), *others = tables.items()
+    found = []
+    for method, rows in others:
+        for metric in result_columns(first):
+            if metric not in rows:
+                continue
+            delta = paired(first, rows, metric)
+            found.append(
+                Difference(
+                    metric=metric,
+                    method=method,
+                    baseline=baseline,
+                    n=len(delta),
+                    mean=float(delta.mean()) if len(delta) else None,
+                    ci95=interval(delta, resamples, seed),
+                    p_wilcoxon=_wilcoxon(delta),
+                )
+            )
+    return found
+
+
+def paired(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> NDArray[np.float64]:
+    """Differences b - a over the cases in which both are finite, in the order of a."""
+    both = a[[metric]].join(b[[metric]], how="inner", rsuffix="_b").to_numpy(dtype=np.float64)
+    delta: NDArray[np.float64] = both[:, 1] - both[:, 0]
+    return delta[np.isfinite(delta)]
+
+
+def _wilcoxon(delta: NDArray[np.float64]) -> float | None:
+    if len(delta) < 6 or not delta.any():
+        return None
+    return float(stats.wilcoxon(delta).pvalue)
+
+
+def case_table(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """One row a case and method, for statistics of the reader's own."""
+    parts = [
+        rows[result_columns(rows)].assign(method=method).set_index("method", append=True)
+        for method, rows in tables.items()
+    ]
+    return pd.concat(parts).sort_index(level=0, sort_remaining=False)
+
+
+def as_records(differences: list[Difference]) -> list[dict[str, Any]]:
+    """Plain data for JSON."""
+    return [dict(vars(d)) for d in differences]

@@ -1,0 +1,81 @@
+"""Intervals over cases and paired differences between methods."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from segcal.evaluation.compare import as_records, case_table, compare, interval, paired
+from segcal.reporting.comparison import plot_comparison
+from tests.conftest import close
+
+
+def table(values, **columns):
+    names = [f"case{i}" for i in range(len(values))]
+    return pd.DataFrame({"ece_all": values, **columns}, index=pd.Index(names, name="case"))
+
+
+def test_interval():
+    values = np.random.default_rng(0).normal(3, 2, 60)
+    low, high = interval(values, 4000)
+    error = values.std(ddof=1) / np.sqrt(60)
+    close([low, high], [values.mean() - 1.96 * error, values.mean() + 1.96 * error], atol=0.12)
+    assert interval(values, 4000) == (low, high)  # the same every time
+    assert interval(values[:1], 100) is None
+    assert interval(values, 0) is None
+    same = interval(np.full(5, 0.25), 100)
+    assert same == (0.25, 0.25)
+
+
+def test_coverage_of_the_interval():
+    """Of intervals of samples whose mean is 0, about 95 % hold 0."""
+    rng = np.random.default_rng(1)
+    found = [interval(rng.normal(size=40), 400, seed=i) for i in range(200)]
+    held = np.mean([low <= 0 <= high for low, high in found])
+    assert 0.88 <= held <= 0.99
+
+
+def test_differences_are_paired_by_case():
+    rng = np.random.default_rng(0)
+    base = rng.uniform(0, 1, 30)
+    a = table(base, **{"dsc": 0.5 + 0 * base, "dsc/1": base, "voxels_all": base})
+    b = table(base - 0.01 + 0.001 * rng.normal(size=30), dsc=0.5 + 0 * base)
+    b = b.sample(frac=1, random_state=0)  # another order
+    ece, dsc = compare({"stock": a, "ours": b})
+    assert (ece.metric, ece.method, ece.baseline, ece.n) == ("ece_all", "ours", "stock", 30)
+    close(ece.mean, (b["ece_all"].sort_index() - a["ece_all"].sort_index()).mean())
+    assert ece.ci95[0] < -0.01 < ece.ci95[1] < 0
+    close(ece.p_wilcoxon, stats.wilcoxon(paired(a, b, "ece_all")).pvalue)
+    assert ece.p_wilcoxon < 1e-5
+    assert (dsc.mean, dsc.p_wilcoxon) == (0.0, None)  # no difference anywhere
+    json.dumps(as_records([ece, dsc]), allow_nan=False)
+
+
+def test_cases_that_are_missing_or_undefined_do_not_count():
+    a = table([0.1, 0.2, np.nan, 0.4, np.inf])
+    b = table([0.2, 0.3, 0.4]).rename(index={"case0": "other"})
+    (difference,) = compare({"a": a, "b": b})
+    assert difference.n == 1
+    close(difference.mean, 0.1)
+    assert difference.ci95 is None
+    assert difference.p_wilcoxon is None
+    (nothing,) = compare({"a": a, "b": table([np.nan])})
+    assert (nothing.n, nothing.mean) == (0, None)
+    with pytest.raises(ValueError, match="at least two methods"):
+        compare({"a": a})
+
+
+def test_case_table_and_plot():
+    a, b = table([0.1, 0.2], dsc=[0.8, 0.9]), table([0.2, 0.1], dsc=[0.7, 0.9])
+    rows = case_table({"a": a, "b": b})
+    assert rows.loc[("case1", "b"), "ece_all"] == 0.1
+    assert list(rows.index.get_level_values("case")) == ["case0", "case0", "case1", "case1"]
+    figure = plot_comparison(compare({"a": a, "b": b}))
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["ece_all (better to the left)", "dsc (better to the right)"]
+    assert figure.axes[0].get_yticklabels()[0].get_text() == "b"
+    assert plot_comparison([]).axes
