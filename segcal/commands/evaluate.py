@@ -54,6 +54,16 @@ def evaluate(
             min=0, help="Resamplings of the cases for 95 % intervals of the means; 0: none."
         ),
     ] = 2000,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            "-p",
+            min=1,
+            help="Cases evaluated at the same time; default: one a core, of four cases or more "
+            "each. Each holds one case in memory.",
+        ),
+    ] = None,
     dataset_json: Annotated[
         Path | None,
         typer.Option(
@@ -105,7 +115,7 @@ def evaluate(
     for job in jobs:
         if len(jobs) > 1:
             _say(console, f"{job.name}: {job.predictions}", "bold")
-        cohort = cohorts[job.name] = _evaluate(job, settings)
+        cohort = cohorts[job.name] = _evaluate(job, settings, processes)
         with user_errors():
             _report(console, job, cohort, settings, bootstrap)
         if cohort.interrupted:
@@ -196,9 +206,10 @@ def _make_output(output: Path, predictions: Path, references: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
 
 
-def _evaluate(job: Job, settings: Settings) -> Cohort:
+def _evaluate(job: Job, settings: Settings, processes: int | None) -> Cohort:
     from segcal.commands.progress import progress_bar
     from segcal.evaluation.cohort import evaluate_cohort
+    from segcal.evaluation.engine import default_jobs
 
     with progress_bar("Evaluating", len(job.pairing.cases)) as advance:
         return evaluate_cohort(
@@ -206,6 +217,7 @@ def _evaluate(job: Job, settings: Settings) -> Cohort:
             label_set=job.label_set,
             reader=job.reader,
             settings=settings,
+            jobs=processes or default_jobs(len(job.pairing.cases)),
             progress=lambda case: advance(case.name),
         )
 

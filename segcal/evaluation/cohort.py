@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from segcal.binning import BinStatistics
 from segcal.evaluation.case import CaseResult, Settings, evaluate_case
 from segcal.evaluation.compare import interval, result_columns
+from segcal.evaluation.engine import run
 from segcal.io.cases import Case, LabelSet, Pairing
 from segcal.io.probabilities import holds_probabilities, read_probabilities
 from segcal.io.volumes import Volume, read_labels
@@ -48,57 +50,79 @@ class Cohort:
         return [c.removeprefix("dsc/") for c in self.rows.columns if c.startswith("dsc/")]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: its numbers, or why there are none; and what was odd."""
+
+    result: CaseResult | str
+    notes: list[str]
+
+
 def evaluate_cohort(
     pairing: Pairing,
     *,
     label_set: LabelSet | None = None,
     reader: str | None = None,
     settings: Settings | None = None,
+    jobs: int = 1,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> Cohort:
     """Evaluate every case; one that fails is noted and does not stop the others.
 
-    Ctrl-C stops after what is done, which is returned.
+    Ctrl-C stops after what is done, which is returned. The result does not depend on `jobs`.
 
     Args:
         pairing: cases to evaluate.
         label_set: names and ignore label; None names labels by their value.
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
         settings: bins, thresholds, scopes and tolerance.
+        jobs: processes.
         progress: called after each case.
     """
-    settings = settings or Settings()
+    one = partial(_outcome, label_set=label_set, reader=reader, settings=settings or Settings())
+    outcomes: dict[int, Outcome] = {}
+    interrupted = False
+    try:
+        for index, outcome in run(one, pairing.cases, jobs):
+            outcomes[index] = outcome
+            progress(pairing.cases[index])
+    except KeyboardInterrupt:
+        interrupted = True
     rows: dict[str, dict[str, float]] = {}
     pooled: dict[str, BinStatistics] = {}
     failed: dict[str, str] = {}
     notes: dict[str, list[str]] = {}
-    interrupted = False
-    try:
-        for case in pairing.cases:
-            said: list[str] = []
-            try:
-                result = evaluate_files(
-                    case, label_set, reader=reader, settings=settings, note=said.append
-                )
-            except ValueError as error:
-                failed[case.name] = str(error)
-            except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
-                failed[case.name] = f"{case.prediction}: {type(error).__name__}: {error}"
-            else:
-                rows[case.name] = result.row
-                if said:
-                    notes[case.name] = said
-                for scope, statistics in result.reliability.items():
-                    pooled[scope] = pooled[scope] + statistics if scope in pooled else statistics
-            progress(case)
-    except KeyboardInterrupt:
-        interrupted = True
+    for index in sorted(outcomes):  # so that sums do not depend on who was first
+        name, outcome = pairing.cases[index].name, outcomes[index]
+        if outcome.notes:
+            notes[name] = outcome.notes
+        if isinstance(outcome.result, str):
+            failed[name] = outcome.result
+            continue
+        rows[name] = outcome.result.row
+        for scope, statistics in outcome.result.reliability.items():
+            pooled[scope] = pooled[scope] + statistics if scope in pooled else statistics
     table = pd.DataFrame.from_dict(rows, orient="index")
     table.index.name = "case"
     if "ece_all" in table:
         for name in table.index[table["ece_all"].isna()]:
             notes.setdefault(name, []).append("a label map: not in the calibration errors")
     return Cohort(table, pooled, failed, notes, pairing, interrupted)
+
+
+def _outcome(
+    case: Case, *, label_set: LabelSet | None, reader: str | None, settings: Settings
+) -> Outcome:
+    notes: list[str] = []
+    try:
+        result = evaluate_files(
+            case, label_set, reader=reader, settings=settings, note=notes.append
+        )
+    except ValueError as error:
+        return Outcome(str(error), [])
+    except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
+        return Outcome(f"{case.prediction}: {type(error).__name__}: {error}", [])
+    return Outcome(result, notes)
 
 
 def evaluate_files(
