@@ -18,13 +18,13 @@ from rich.text import Text
 from segcal.commands.errors import user_errors
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
-    from pandas import DataFrame
-
     from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import Cohort
     from segcal.io.cases import LabelSet, Pairing
+    from segcal.reporting.page import Section
 
 MAX_NOTES = 5
+WORST = 3
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
 
@@ -39,7 +39,8 @@ def evaluate(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for cases.csv, summary.json, PNG.")
+        Path,
+        typer.Option("--output", "-o", help="Folder of the report: HTML, CSV, JSON, PNG."),
     ],
     names: Annotated[
         str | None,
@@ -92,9 +93,10 @@ def evaluate(
     segcal evaluate stock nacl crac labelsTs -o report --names stock,NACL,CRaC
 
     Files are matched by name (CASE.npz or CASE.nii.gz with CASE.nii.gz). The output folder gets
-    cases.csv (one row a case), summary.json (means, counts, conventions, versions) and
-    reliability.png. Calibration is reported for three scopes: fg (foreground-labelled voxels, as
-    published), dilated (near the foreground) and all. Distances are in mm.
+    index.html (to look at, in one file), cases.csv (one row a case), summary.json (means, counts,
+    conventions, versions) and reliability.png. Calibration is reported for three scopes: fg
+    (foreground-labelled voxels, as published), dilated (near the foreground) and all. Distances
+    are in mm.
 
     Several predictions get a folder each, and comparison.json, .csv and .png: differences to the
     first over the cases they share, with 95 % bootstrap intervals and Wilcoxon's signed-rank test.
@@ -121,10 +123,9 @@ def evaluate(
         if cohort.interrupted:
             _say(console, "Interrupted: the report is of the cases before.", "red")
             raise typer.Exit(130)
-    tables = {name: cohort.rows for name, cohort in cohorts.items()}
-    if len(jobs) > 1 and all(map(len, tables.values())):
+    if len(jobs) > 1 and all(len(cohort.rows) for cohort in cohorts.values()):
         with user_errors():
-            _report_comparison(console, output, tables, settings, bootstrap)
+            _report_comparison(console, jobs, cohorts, settings, bootstrap)
     if any(cohort.failed or cohort.pairing.without_prediction for cohort in cohorts.values()):
         raise typer.Exit(1)
 
@@ -225,46 +226,95 @@ def _evaluate(job: Job, settings: Settings, processes: int | None) -> Cohort:
 def _report(console: Console, job: Job, cohort: Cohort, settings: Settings, bootstrap: int) -> None:
     """Write the files, each replacing that of an earlier run, and show the tables."""
     from segcal.evaluation.cohort import summarise
-    from segcal.io.files import write_json
+    from segcal.io.files import write_json, write_text
     from segcal.io.tables import write_csv
+    from segcal.reporting import page
     from segcal.reporting.reliability import plot_reliability, save_figure
 
-    summary = summarise(cohort, resamples=bootstrap)
+    summary = {**job.header(settings), **summarise(cohort, resamples=bootstrap)}
     cases, picture = job.output / "cases.csv", job.output / "reliability.png"
-    written = ["summary.json"]
-    write_json(job.output / "summary.json", {**job.header(settings), **summary})
+    written = ["summary.json", "index.html"]
+    write_json(job.output / "summary.json", summary)
+    sections = []
     if len(cohort.rows):
         write_csv(cases, cohort.rows)
         written.append(cases.name)
         console.print(class_table(summary))
+        sections.append(page.class_section(summary))
     else:
         cases.unlink(missing_ok=True)
     if cohort.reliability:
         pooled = int(cohort.rows["ece_all"].notna().sum())
         titled = {settings.scope_titles[k]: v for k, v in cohort.reliability.items()}
-        figure = plot_reliability(titled, f"Reliability of the top label, {pooled} case(s) pooled")
+        title = f"Reliability of the top label, {pooled} case(s) pooled"
+        figure = plot_reliability(titled, title)
         save_figure(figure, picture)
         written.append(picture.name)
         console.print(calibration_table(summary, settings.scopes))
+        diagrams = [page.picture(figure, title)]
+        sections.append(page.calibration_section(summary, settings.scopes, diagrams))
     else:
         picture.unlink(missing_ok=True)
+    if len(cohort.rows):
+        sections.append(page.case_section(cohort.rows))
+        sections.append(_worst(job, cohort, settings))
+    write_text(job.output / "index.html", page.render(f"Evaluation: {job.name}", summary, sections))
     _say_problems(console, cohort)
     _say(console, f"Written to {job.output}: {', '.join(written)}")
 
 
+def _worst(job: Job, cohort: Cohort, settings: Settings) -> Section:
+    """Pictures of the cases with the lowest DSC."""
+    from segcal.evaluation.cohort import read_case
+    from segcal.reporting.page import Section, picture
+    from segcal.reporting.worst import plot_case
+
+    scores = cohort.rows["dsc"].dropna().sort_values().head(WORST)
+    by_name = {case.name: case for case in job.pairing.cases}
+    pictures = []
+    for name, score in scores.items():
+        arrays = read_case(by_name[str(name)], job.label_set, settings=settings, reader=job.reader)
+        p = arrays.probabilities
+        title = f"{name}: DSC {score:.3f}"
+        figure = plot_case(
+            arrays.reference.array,
+            arrays.prediction,
+            None if p is None else p.max(0),
+            spacing_mm=arrays.reference.geometry.spacing_mm,
+            title=title,
+        )
+        pictures.append(picture(figure, title))
+    return Section("Cases with the lowest DSC", pictures=pictures)
+
+
 def _report_comparison(
     console: Console,
-    output: Path,
-    tables: dict[str, DataFrame],
+    jobs: list[Job],
+    cohorts: dict[str, Cohort],
     settings: Settings,
     bootstrap: int,
 ) -> None:
     from segcal.evaluation.compare import as_records, case_table, compare
-    from segcal.io.files import write_json
+    from segcal.io.files import write_json, write_text
     from segcal.io.tables import write_csv
+    from segcal.reporting import page
     from segcal.reporting.comparison import plot_comparison
     from segcal.reporting.reliability import save_figure
 
+    output = jobs[0].output.parent
+    tables = {name: cohort.rows for name, cohort in cohorts.items()}
+    header = {
+        **jobs[0].header(settings),
+        "predictions": ", ".join(str(job.predictions.resolve()) for job in jobs),
+        "cases": {
+            "evaluated": max(map(len, tables.values())),
+            "interrupted": False,
+            "failed": {f"{m}/{k}": v for m, c in cohorts.items() for k, v in c.failed.items()},
+            "notes": {},
+            "without_prediction": [],
+            "without_reference": [],
+        },
+    }
     differences = compare(tables, resamples=bootstrap)
     write_json(
         output / "comparison.json",
@@ -273,7 +323,13 @@ def _report_comparison(
     write_csv(output / "comparison.csv", case_table(tables))
     shown = ["dsc", *(f"{m}_{scope}" for m in ("ece", "tace") for scope in settings.scopes)]
     chosen = [d for m in shown for d in differences if d.metric == m and d.mean is not None]
-    save_figure(plot_comparison(chosen), output / "comparison.png")
+    figure = plot_comparison(chosen)
+    save_figure(figure, output / "comparison.png")
+    title = f"Comparison: {', '.join(tables)}"
+    section = page.comparison_section(
+        as_records(differences), [page.picture(figure, "Differences between methods")]
+    )
+    write_text(output / "index.html", page.render(title, header, [section]))
     table = _table(f"Differences to {next(iter(tables))}, mean over shared cases")
     for column in ("method", "metric"):
         table.add_column(column, no_wrap=True)
@@ -285,7 +341,7 @@ def _report_comparison(
         table.add_row(d.method, d.metric, str(d.n), f"{d.mean:+.4f}", bounds, p)
     table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
     console.print(table)
-    _say(console, f"Written to {output}: comparison.json, comparison.csv, comparison.png")
+    _say(console, f"Written to {output}: index.html, comparison.json, comparison.csv and .png")
 
 
 def _label_set(

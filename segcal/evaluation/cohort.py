@@ -125,6 +125,25 @@ def _outcome(
     return Outcome(result, notes)
 
 
+@dataclass(frozen=True)
+class CaseArrays:
+    """What the files of a case hold, on the reference's grid.
+
+    Attributes:
+        reference: labels.
+        prediction: label map, ``(z, y, x)``.
+        probabilities: ``(K, z, y, x)``, or None.
+        names: foreground labels to report.
+        ignore_index: reference label that is left out.
+    """
+
+    reference: Volume
+    prediction: NDArray[Any]
+    probabilities: NDArray[Any] | None
+    names: Mapping[int, str]
+    ignore_index: int | None
+
+
 def evaluate_files(
     case: Case,
     label_set: LabelSet | None,
@@ -133,7 +152,31 @@ def evaluate_files(
     reader: str | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> CaseResult:
-    """Read one case and evaluate it.
+    """Read one case and evaluate it; arguments and errors as in :func:`read_case`."""
+    arrays = read_case(case, label_set, settings=settings, reader=reader, note=note)
+    geometry = arrays.reference.geometry
+    result = evaluate_case(
+        arrays.prediction,
+        arrays.reference.array,
+        spacing_mm=geometry.spacing_mm,
+        labels=arrays.names,
+        probabilities=arrays.probabilities,
+        ignore_index=arrays.ignore_index,
+        settings=settings,
+    )
+    spacing = zip("zyx", geometry.spacing_mm, strict=True)
+    return replace(result, row={**{f"spacing_{a}_mm": s for a, s in spacing}, **result.row})
+
+
+def read_case(
+    case: Case,
+    label_set: LabelSet | None,
+    *,
+    settings: Settings,
+    reader: str | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> CaseArrays:
+    """Read one case.
 
     Where a label map lies beside a ``.npz`` it is the prediction for overlap and surfaces (nnU-Net
     post-processes label maps only); if it has little in common with the probabilities, the two do
@@ -177,17 +220,7 @@ def evaluate_files(
     predicted = case.label_map or case.prediction
     for path, array in ((case.reference, reference.array), (predicted, prediction)):
         _check_labels(path, array, names, ignore_index)
-    result = evaluate_case(
-        prediction,
-        reference.array,
-        spacing_mm=reference.geometry.spacing_mm,
-        labels=names,
-        probabilities=probabilities,
-        ignore_index=ignore_index,
-        settings=settings,
-    )
-    spacing = zip("zyx", reference.geometry.spacing_mm, strict=True)
-    return replace(result, row={**{f"spacing_{a}_mm": s for a, s in spacing}, **result.row})
+    return CaseArrays(reference, prediction, probabilities, names, ignore_index)
 
 
 def _num_channels(label_set: LabelSet) -> int:

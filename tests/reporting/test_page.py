@@ -1,0 +1,126 @@
+"""The page holds everything itself, says what is undefined, and lets no name be markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from segcal.commands.main import app
+from segcal.io.files import write_json
+from segcal.io.volumes import write_nifti
+from segcal.reporting.worst import plot_case
+from tests.evaluation.test_cohort import geometry, soft
+
+
+class Tables(HTMLParser):
+    """Cells of every table, texts of headings, and what the page would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.loads: list[str] = []
+        self.headings: list[str] = []
+        self._cell = self._heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        self._cell = self._cell or tag in ("td", "th")
+        self._heading = tag in ("h1", "h2")
+        if self._heading:
+            self.headings.append("")
+        self.loads += [attributes[k] for k in ("src", "href") if k in attributes]
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._cell = False
+        if tag in ("h1", "h2"):
+            self._heading = False
+
+    def handle_data(self, data):
+        if self._cell:
+            self.tables[-1][-1][-1] += data
+        if self._heading:
+            self.headings[-1] += data
+
+
+@pytest.fixture
+def report(tmp_path):
+    y = np.zeros((3, 12, 12), int)
+    y[0, 2:6, 2:6], y[1, 6:9, 6:9] = 1, 2
+    (tmp_path / "p").mkdir()
+    for i, name in enumerate("ab"):
+        write_nifti(tmp_path / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
+        shifted = np.roll(y, i, axis=2)
+        np.savez(tmp_path / "p" / f"{name}.npz", probabilities=soft(shifted, 3))
+    (tmp_path / "p" / "bad.npz").write_bytes(b"")
+    write_nifti(tmp_path / "gt" / "bad.nii.gz", y, geometry(y.shape))
+    labels = {"background": 0, "<b onload=x>1": 1, "two & more": 2}
+    write_json(tmp_path / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
+    done = CliRunner().invoke(
+        app,
+        ["evaluate", str(tmp_path / "p"), str(tmp_path / "gt"), "-o", str(tmp_path / "out"),
+         "--dataset-json", str(tmp_path / "dataset.json")],
+    )  # fmt: skip
+    assert done.exit_code == 1, done.output  # bad.npz
+    return (tmp_path / "out" / "index.html").read_text()
+
+
+def test_everything_is_inside(report):
+    page = Tables(report)
+    assert page.headings == [
+        "Evaluation: p", "Overlap and surfaces", "Calibration", "Cases",
+        "Cases with the lowest DSC", "How these numbers are defined",
+    ]  # fmt: skip
+    assert len(page.loads) == 3  # a diagram and two cases
+    assert all(load.startswith("data:image/png;base64,") for load in page.loads)
+    assert not re.search(r"https?:|//cdn|@import|url\(", report)
+
+
+def test_numbers_and_failures_are_there(report):
+    overlap, calibration, cases = Tables(report).tables
+    assert overlap[0][:3] == ["label", "n", "DSC"]
+    assert [row[0] for row in overlap[1:]] == ["<b onload=x>1", "two & more"]
+    assert [row[0] for row in calibration[1:]] == ["fg", "dilated5", "all"]
+    assert [row[0] for row in cases[1:]] == ["a", "b"]
+    assert "1 failed" in report
+    assert "<b>bad</b> failed:" in report
+    assert "<b onload" not in report  # a label's name is text
+    assert "2|P&amp;G|/(|P|+|G|)" in report
+
+
+def test_a_report_without_a_good_case(tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "a.npz").write_bytes(b"")
+    write_nifti(tmp_path / "gt" / "a.nii.gz", np.ones((2, 4, 4), int), geometry((2, 4, 4)))
+    done = CliRunner().invoke(
+        app, ["evaluate", str(tmp_path / "p"), str(tmp_path / "gt"), "-o", str(tmp_path / "o")]
+    )
+    assert done.exit_code == 1
+    page = (tmp_path / "o" / "index.html").read_text()
+    assert "0 cases evaluated" in page
+    assert Tables(page).tables == []
+
+
+@pytest.mark.parametrize("confidence", [True, False])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64])
+def test_the_slice_with_most_errors_is_drawn(confidence, dtype):
+    reference = np.zeros((4, 6, 5), dtype=dtype)
+    prediction = reference.copy()
+    prediction[2, :3], prediction[1, 0] = 1, 1
+    levels = np.full(reference.shape, 0.9, dtype=np.float16) if confidence else None
+    figure = plot_case(reference, prediction, levels, spacing_mm=(8.0, 2.0, 1.0), title="a")
+    assert "slice 3 of 4" in figure.get_suptitle()
+    names = [axis.get_title() for axis in figure.axes if axis.get_title()]
+    assert names == ["reference", "prediction", *(["confidence"] if confidence else []), "errors"]
+    assert figure.axes[0].get_aspect() == 2.0
