@@ -116,12 +116,12 @@ def evaluate(
     cohorts = {}
     for job in jobs:
         if len(jobs) > 1:
-            _say(console, f"{job.name}: {job.predictions}", "bold")
+            say(console, f"{job.name}: {job.predictions}", "bold")
         cohort = cohorts[job.name] = _evaluate(job, settings, processes)
         with user_errors():
             _report(console, job, cohort, settings, bootstrap)
         if cohort.interrupted:
-            _say(console, "Interrupted: the report is of the cases before.", "red")
+            say(console, "Interrupted: the report is of the cases before.", "red")
             raise typer.Exit(130)
     if len(jobs) > 1 and all(len(cohort.rows) for cohort in cohorts.values()):
         with user_errors():
@@ -184,7 +184,7 @@ def _jobs(
     for name, one in zip(chosen, predictions, strict=True):
         folder = output / name if several else output
         pairing = pair(one, references)
-        label_set = _label_set(console, dataset_json, one, references)
+        label_set = find_label_set(console, dataset_json, one, references)
         _make_output(folder, one, references)
         jobs.append(Job(name, one, references, folder, pairing, label_set, find_reader(one)))
     return jobs
@@ -260,7 +260,7 @@ def _report(console: Console, job: Job, cohort: Cohort, settings: Settings, boot
         sections.append(_worst(job, cohort, settings))
     write_text(job.output / "index.html", page.render(f"Evaluation: {job.name}", summary, sections))
     _say_problems(console, cohort)
-    _say(console, f"Written to {job.output}: {', '.join(written)}")
+    say(console, f"Written to {job.output}: {', '.join(written)}")
 
 
 def _worst(job: Job, cohort: Cohort, settings: Settings) -> Section:
@@ -341,12 +341,17 @@ def _report_comparison(
         table.add_row(d.method, d.metric, str(d.n), f"{d.mean:+.4f}", bounds, p)
     table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
     console.print(table)
-    _say(console, f"Written to {output}: index.html, comparison.json, comparison.csv and .png")
+    say(console, f"Written to {output}: index.html, comparison.json, comparison.csv and .png")
 
 
-def _label_set(
+def find_label_set(
     console: Console, dataset_json: Path | None, predictions: Path, references: Path
 ) -> LabelSet | None:
+    """Read what the labels mean, from what is given or found; None if there is nothing.
+
+    Raises:
+        ValueError: a file that is given, or one with an ignore label, cannot be understood.
+    """
     from segcal.io.cases import find_dataset_json, read_label_set
     from segcal.io.files import read_json
 
@@ -364,10 +369,10 @@ def _label_set(
                 f"{error}; it declares an ignore label, which must not be counted: give a "
                 "--dataset-json that says which value it is"
             ) from None
-        _say(console, f"Going on without label names: {error}", "yellow")
+        say(console, f"Going on without label names: {error}", "yellow")
         return None
     ignored = label_set.ignore_index
-    _say(
+    say(
         console,
         f"Labels from {found}" + ("" if ignored is None else f"; {ignored} is left out (ignore)"),
     )
@@ -440,18 +445,19 @@ def _table(title: str) -> Table:
 
 def _say_problems(console: Console, cohort: Cohort) -> None:
     for name, why in cohort.failed.items():
-        _say(console, f"FAILED {name}: {why}", "red")
+        say(console, f"FAILED {name}: {why}", "red")
     for name, texts in list(cohort.notes.items())[:MAX_NOTES]:
-        _say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
+        say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
     if len(cohort.notes) > MAX_NOTES:
-        _say(console, f"... and notes on {len(cohort.notes) - MAX_NOTES} more, see summary.json")
+        say(console, f"... and notes on {len(cohort.notes) - MAX_NOTES} more, see summary.json")
     for names, what in (
         (cohort.pairing.without_prediction, "references without a prediction, not in the means"),
         (cohort.pairing.without_reference, "predictions without a reference, left out"),
     ):
         if names:
-            _say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
+            say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
 
 
-def _say(console: Console, text: str, style: str = "") -> None:
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print text as it is, brackets and all."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from segcal import __version__
-from segcal.commands import evaluate, methods, nnunet, phantom
+from segcal.commands import check, evaluate, methods, nnunet, phantom
 
 app = typer.Typer(
     name="segcal",
@@ -18,6 +18,7 @@ app = typer.Typer(
     "weights, evaluate probabilities, and know what the numbers mean.",
 )
 app.command()(evaluate.evaluate)
+app.command()(check.check)
 app.command()(phantom.phantom)
 app.command()(methods.methods)
 app.add_typer(nnunet.app, name="nnunet")

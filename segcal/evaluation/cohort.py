@@ -201,7 +201,7 @@ def read_case(
         probabilities = read_probabilities(
             case.prediction,
             reference.geometry,
-            num_classes=None if label_set is None else _num_channels(label_set),
+            num_classes=None if label_set is None else num_channels(label_set),
             reader=reader,
             tolerance=settings.tolerance,
         )
@@ -223,7 +223,12 @@ def read_case(
     return CaseArrays(reference, prediction, probabilities, names, ignore_index)
 
 
-def _num_channels(label_set: LabelSet) -> int:
+def num_channels(label_set: LabelSet) -> int:
+    """Channels that probabilities have, background included.
+
+    Raises:
+        ValueError: label values that are not 0 to K - 1.
+    """
     if sorted(label_set.names) != list(range(len(label_set.names))):
         raise ValueError(
             f"{label_set.source}: label values {sorted(label_set.names)} are not 0 to K - 1, so "

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,11 +47,7 @@ def read_probabilities(
         array = _read_npz(path)
         if reader is not None and reader.endswith("WithReorient") and array.ndim == 4:
             array = from_canonical(array, geometry, reader=reader)
-        if array.ndim != 4 or array.shape[1:] != geometry.shape:
-            raise ValueError(
-                f"{path}: expected probabilities (K, z, y, x) = (K, {_shape(geometry.shape)}) like "
-                f"the reference, got {array.shape}" + _hint(array.shape, geometry.shape)
-            )
+        check_shape(path, array.shape, geometry)
     else:
         volume = read_volume(path)
         array = volume.array
@@ -62,6 +61,19 @@ def read_probabilities(
     return array
 
 
+def check_shape(path: Path, shape: tuple[int, ...], geometry: Geometry) -> None:
+    """Check that an array ``(K, z, y, x)`` has the reference's size.
+
+    Raises:
+        ValueError: it has not, with both sizes.
+    """
+    if len(shape) != 4 or shape[1:] != geometry.shape:
+        raise ValueError(
+            f"{path}: expected probabilities (K, z, y, x) = (K, {_shape(geometry.shape)}) like "
+            f"the reference, got {shape}" + _hint(shape, geometry.shape)
+        )
+
+
 def holds_probabilities(path: Path) -> bool:
     """Whether a prediction is probabilities (``.npz``, 4-D) or a label map (2-D, 3-D).
 
@@ -71,16 +83,25 @@ def holds_probabilities(path: Path) -> bool:
     return path.suffix == ".npz" or stored_axes(path) > 3
 
 
+def check_classes(name: str, found: int, num_classes: int | None) -> None:
+    """Check the number of channels, background included.
+
+    Raises:
+        ValueError: starting with `name`.
+    """
+    if num_classes is not None and found != num_classes:
+        raise ValueError(
+            f"{name}: expected {num_classes} classes (background included), got {found}"
+        )
+
+
 def check_probabilities(array: Array, name: str, num_classes: int | None = None) -> None:
     """Check that ``(K, *S)`` holds probabilities that sum to one over K.
 
     Raises:
         ValueError: starting with `name`.
     """
-    if num_classes is not None and array.shape[0] != num_classes:
-        raise ValueError(
-            f"{name}: expected {num_classes} classes (background included), got {array.shape[0]}"
-        )
+    check_classes(name, array.shape[0], num_classes)
     if array.dtype.kind != "f":
         raise ValueError(f"{name}: expected floating probabilities, got {array.dtype}")
     if array.shape[0] < 2:
@@ -109,7 +130,28 @@ def check_probabilities(array: Array, name: str, num_classes: int | None = None)
         )
 
 
+def stored_shape(path: Path) -> tuple[int, ...]:
+    """Shape of the probabilities in an ``.npz``, from its headers alone.
+
+    Raises:
+        ValueError: as :func:`read_probabilities`, but for damage behind the headers.
+    """
+    with _archive(path) as (archive, key), archive.zip.open(f"{key}.npy") as file:
+        header = np.lib.format.read_magic(file)
+        if header == (1, 0):
+            return np.lib.format.read_array_header_1_0(file)[0]
+        return np.lib.format.read_array_header_2_0(file)[0]
+
+
 def _read_npz(path: Path) -> Array:
+    with _archive(path) as (archive, key):
+        array = archive[key]
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[tuple[Any, str]]:
+    """Open an ``.npz`` and name the array with the probabilities."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     if not zipfile.is_zipfile(path):
@@ -118,13 +160,13 @@ def _read_npz(path: Path) -> Array:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             keys = archive.files
             key = "probabilities" if "probabilities" in keys or len(keys) != 1 else keys[0]
-            array = archive[key] if key in keys and key != "softmax" else None
+            if f"{key}.npy" in archive.zip.namelist() and key != "softmax":
+                yield archive, key
+                return
     except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in zip and NumPy
         raise ValueError(
             f"{path}: not a readable array file ({type(error).__name__}: {error})"
         ) from None
-    if isinstance(array, np.ndarray):
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     raise ValueError(
         f"{path}: expected nnU-Net v2's array 'probabilities', got {', '.join(keys) or 'nothing'}"
         + (

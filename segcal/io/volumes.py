@@ -115,17 +115,52 @@ def read_volume(path: Path) -> Volume:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.ndim == 2:
-        array, spacing = array[:, :, None], [*spacing[:2], 1.0]
-    if not 3 <= array.ndim <= 4:
-        raise ValueError(f"{path}: expected 2 to 4 axes, got shape {array.shape}")
-    spacing = [abs(float(s)) for s in spacing[:3]]
+        array = array[:, :, None]
+    geometry, note = _geometry(path, array.shape, spacing, affine, stated)
+    return Volume(array.transpose(), geometry, note)
+
+
+def read_geometry(path: Path) -> tuple[Geometry, int]:
+    """Where a file's grid lies, and the size of its fourth axis (1 without), from the header alone.
+
+    Raises:
+        ValueError: as :func:`read_volume`, but for damage behind the header.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        if path.name.endswith(NIFTI):
+            image = nib.load(path)
+            shape: tuple[int, ...] = tuple(image.shape)
+            spacing, affine, stated = _nifti_frame(image)
+        else:
+            (shape, spacing, affine), stated = _sitk_header(path), True
+    except Exception as error:  # noqa: BLE001 - as above
+        raise _unreadable(path, error) from None
+    shape = _significant(shape)
+    shape = (*shape, 1) if len(shape) == 2 else shape
+    geometry, _ = _geometry(path, shape, spacing, affine, stated)
+    return geometry, shape[3] if len(shape) > 3 else 1
+
+
+def _geometry(
+    path: Path,
+    shape: tuple[int, ...],
+    spacing: list[float],
+    affine: NDArray[np.float64],
+    stated: bool,
+) -> tuple[Geometry, str]:
+    """Geometry of a grid of ``shape`` (x, y, z, ...), and what is odd about it."""
+    if not 3 <= len(shape) <= 4:
+        raise ValueError(f"{path}: expected 2 to 4 axes, got shape {shape}")
+    spacing = [abs(float(s)) for s in [*spacing, 1.0][:3]]
     if not all(np.isfinite(s) and s > 0 for s in spacing):
         raise ValueError(f"{path}: voxel sizes {spacing} mm are not all positive")
     norms = np.linalg.norm(affine[:3, :3], axis=0)
     if not np.all(np.isfinite(affine)) or np.any(norms == 0):
         raise ValueError(f"{path}: its affine is singular; repair the header")
     geometry = Geometry(
-        shape=array.shape[2::-1],
+        shape=tuple(shape[2::-1]),
         spacing_mm=tuple(spacing[::-1]),
         origin_mm=(float(affine[0, 3]), float(affine[1, 3]), float(affine[2, 3])),
         direction=affine[:3, :3] / norms,
@@ -137,7 +172,7 @@ def read_volume(path: Path) -> Volume:
             f"voxel size {_mm(tuple(spacing))} mm in the header, {_mm(tuple(norms))} mm in the "
             "affine (x, y, z); the header's is used"
         )
-    return Volume(array.transpose(), geometry, note)
+    return geometry, note
 
 
 def stored_axes(path: Path) -> int:
@@ -146,20 +181,8 @@ def stored_axes(path: Path) -> int:
     Raises:
         ValueError: not a file that can be read.
     """
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    try:
-        if path.name.endswith(NIFTI):
-            shape = tuple(nib.load(path).shape)
-        else:
-            reader = sitk.ImageFileReader()
-            reader.SetFileName(str(path))
-            reader.ReadImageInformation()
-            components = reader.GetNumberOfComponents()
-            shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
-    except Exception as error:  # noqa: BLE001 - as above
-        raise _unreadable(path, error) from None
-    return len(_significant(shape))
+    _, channels = read_geometry(path)
+    return 3 if channels == 1 else 4
 
 
 def read_labels(path: Path) -> Volume:
@@ -249,12 +272,17 @@ def _unreadable(path: Path, error: Exception) -> ValueError:
 
 def _read_nifti(path: Path) -> tuple[Array, list[float], NDArray[np.float64], bool]:
     image = _load_nifti(path)
+    return np.asanyarray(image.dataobj), *_nifti_frame(image)
+
+
+def _nifti_frame(image: Any) -> tuple[list[float], NDArray[np.float64], bool]:
+    """Voxel size in mm, affine to RAS mm, and whether the header states an orientation."""
     scale = MM_PER_UNIT.get(image.header.get_xyzt_units()[0], 1.0)
     spacing = [scale * float(s) for s in image.header.get_zooms()[:3]]
     stated = bool(image.header["qform_code"] or image.header["sform_code"])
     affine = image.affine.copy() if stated else np.diag([-1.0, -1.0, 1.0, 1.0])
     affine[:3] *= scale
-    return np.asanyarray(image.dataobj), spacing, affine, stated
+    return spacing, affine, stated
 
 
 def _load_nifti(path: Path) -> Any:
@@ -269,16 +297,30 @@ def _load_nifti(path: Path) -> Any:
 def _read_sitk(path: Path) -> tuple[Array, list[float], NDArray[np.float64]]:
     image = sitk.ReadImage(str(path))
     array = sitk.GetArrayFromImage(image)
-    d = image.GetDimension()
     if image.GetNumberOfComponentsPerPixel() > 1:  # stored last: make them the slowest axis
         array = np.moveaxis(array, -1, 0)
+    return array.transpose(), *_sitk_frame(image)
+
+
+def _sitk_header(path: Path) -> tuple[tuple[int, ...], list[float], NDArray[np.float64]]:
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    components = reader.GetNumberOfComponents()
+    shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
+    return shape, *_sitk_frame(reader)
+
+
+def _sitk_frame(image: Any) -> tuple[list[float], NDArray[np.float64]]:
+    """Voxel size in mm and affine to RAS mm, of an image or of a reader that knows its header."""
+    d = image.GetDimension()
     axes = min(d, 3)
     affine = np.eye(4)
     direction = np.asarray(image.GetDirection()).reshape(d, d)[:axes, :axes]
     affine[:axes, :axes] = direction * np.asarray(image.GetSpacing()[:axes])
     affine[:axes, 3] = image.GetOrigin()[:axes]
     affine[:2] *= -1  # LPS to RAS
-    return array.transpose(), list(image.GetSpacing()), affine
+    return list(image.GetSpacing()), affine
 
 
 def _label_type(path: Path, data: Array) -> type[np.generic]:

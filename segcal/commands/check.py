@@ -1,0 +1,59 @@
+"""``segcal check``: what would stop an evaluation, in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from segcal.commands.errors import user_errors
+from segcal.commands.evaluate import find_label_set, say
+
+
+def check(
+    predictions: Annotated[Path, typer.Argument(help="Folder of predictions, or one file.")],
+    references: Annotated[Path, typer.Argument(help="Folder of label maps, or one.")],
+    dataset_json: Annotated[
+        Path | None,
+        typer.Option(help="nnU-Net dataset.json; default: looked for as by segcal evaluate."),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0, help="How far, in voxels, a prediction may lie off its reference."),
+    ] = 1e-2,
+) -> None:
+    """List what would stop segcal evaluate, from file names and headers alone.
+
+    Example: segcal check predictions labelsTs
+
+    Looks at pairs, sizes, places and numbers of channels; values are only seen by the evaluation.
+    Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
+    """
+    from segcal.evaluation.check import check_case
+    from segcal.io.cases import find_reader, pair
+
+    console = Console()
+    with user_errors():
+        pairing = pair(predictions, references)
+        label_set = find_label_set(console, dataset_json, predictions, references)
+        reader = find_reader(predictions)
+        found = {
+            case.name: check_case(case, label_set, reader=reader, tolerance=tolerance)
+            for case in pairing.cases
+        }
+    wrong = {name: problems for name, problems in found.items() if problems}
+    for name, problems in wrong.items():
+        for problem in problems:
+            say(console, f"{name}: {problem}", "red")
+    for names, what in (
+        (pairing.without_prediction, "references without a prediction"),
+        (pairing.without_reference, "predictions without a reference"),
+    ):
+        if names:
+            say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
+    good = len(found) - len(wrong)
+    say(console, f"{good} of {len(found)} cases can be evaluated, as far as headers tell.")
+    if wrong or pairing.without_prediction:
+        raise typer.Exit(1)

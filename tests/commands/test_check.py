@@ -1,0 +1,98 @@
+"""``segcal check`` sees in headers what the evaluation would stumble over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from segcal.commands.main import app
+from segcal.io.files import write_json
+from segcal.io.probabilities import stored_shape
+from segcal.io.volumes import read_geometry, read_volume, write_nifti
+from tests.evaluation.test_cohort import geometry, soft
+
+
+def run(root, *options):
+    return CliRunner().invoke(app, ["check", str(root / "p"), str(root / "gt"), *map(str, options)])
+
+
+@pytest.fixture
+def folders(tmp_path):
+    y = np.zeros((3, 12, 10), int)
+    y[0, 2:6, 2:6], y[1, 6:9, 6:9] = 1, 2
+    (tmp_path / "p").mkdir()
+    for name in "abcdefg":
+        write_nifti(tmp_path / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
+        np.savez(tmp_path / "p" / f"{name}.npz", probabilities=soft(y, 3))
+    return tmp_path, y
+
+
+def test_a_good_folder(folders):
+    root, _ = folders
+    done = run(root)
+    assert done.exit_code == 0, done.output
+    assert "7 of 7 cases can be evaluated" in done.output
+
+
+def test_every_problem_is_listed(folders):
+    root, y = folders
+    p = root / "p"
+    np.savez(p / "a.npz", probabilities=soft(y, 3)[:, :, :-1])
+    np.savez(p / "b.npz", probabilities=soft(y, 3)[:2])
+    (p / "c.npz").write_bytes((p / "c.npz").read_bytes()[:100])
+    np.savez(p / "d.npz", softmax=soft(y, 3))
+    moved = replace(geometry(y.shape), origin_mm=(9.0, 0.0, 0.0))
+    write_nifti(p / "e.nii.gz", y, moved)  # the label map beside e.npz
+    (p / "f.npz").unlink()
+    np.savez(p / "z.npz", probabilities=soft(y, 3))
+    labels = {"background": 0, "a": 1, "b": 2}
+    write_json(root / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
+    done = run(root, "--dataset-json", root / "dataset.json")
+    assert done.exit_code == 1
+    text = " ".join(done.output.split())
+    for part in (
+        "a: ", "like the reference, got (3, 3, 11, 10)", "b: ", "expected 3 classes (background",
+        "c: ", "not a complete .npz", "d: ", "this is nnU-Net v1", "e: ", "9 mm apart",
+        "1 references without a prediction: f", "1 predictions without a reference: z",
+        "1 of 6 cases can be evaluated",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_volumes(folders):
+    root, y = folders
+    for path in (root / "p").iterdir():
+        path.unlink()
+    write_nifti(root / "p" / "a.nii.gz", soft(y, 3), geometry(y.shape))
+    write_nifti(root / "p" / "b.nii.gz", y, geometry(y.shape))
+    write_nifti(root / "p" / "c.nii.gz", y[:, 1:], geometry((3, 11, 10)))
+    (root / "gt" / "b.nii.gz").write_bytes(b"")
+    done = run(root)
+    text = " ".join(done.output.split())
+    assert done.exit_code == 1
+    assert "1 of 3 cases can be evaluated" in text
+    assert "b.nii.gz: cannot be read as a volume" in text
+    assert "c.nii.gz: does not lie on the reference: size (z, y, x) (3, 11, 10)" in text
+
+
+def test_wrong_usage(tmp_path):
+    assert run(tmp_path).exit_code == 2
+
+
+def test_headers_say_what_the_whole_file_says(folders):
+    root, y = folders
+    assert stored_shape(root / "p" / "a.npz") == (3, *y.shape)
+    for ending in (".nii.gz", ".nii"):
+        for array, channels in ((y, 1), (soft(y, 3), 3), (y[:1], 1)):
+            shape = array.shape[-3:]
+            path = root / f"one{ending}"
+            write_nifti(path, array, geometry(shape))
+            found, k = read_geometry(path)
+            whole = read_volume(path).geometry
+            assert (found.shape, found.spacing_mm, found.origin_mm, found.stated, k) == (
+                whole.shape, whole.spacing_mm, whole.origin_mm, whole.stated, channels,
+            )  # fmt: skip
+            np.testing.assert_array_equal(found.direction, whole.direction)
