@@ -121,7 +121,7 @@ def _log32(x):
     p = p * m * z
     p = p + np.float32(-2.12194440e-4) * e
     p = p - np.float32(0.5) * z
-    return (m + p) + np.float32(0.693359375) * e
+    return ((m + p) + np.float32(0.693359375) * e) + (x - x)  # NaN stays NaN
 
 
 def _exps(plane: Any, largest: Any, out: Any, norm: Any) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segcal.io.config import accepted_arguments, load_component, names, target
-from segcal.objective import build
+from segcal.losses.cross_entropy import CrossEntropy
+from segcal.objective import Objective, build
 from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin, margin
@@ -123,6 +124,17 @@ def test_options_of_margin(arguments):
     close(values[0].detach(), values[1].detach())
     close(torch.autograd.grad(values[0], x)[0], torch.autograd.grad(values[1], x)[0])
     close(values[0].detach(), 0.1 * margin(x, labels, **arguments).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_a_nan_is_seen_in_every_value(k, dtype):
+    logits, labels = data((8, 6), dtype=dtype)
+    logits[1, k, 2, 3] = float("nan")
+    for term in (CRaC(3), CALS(3), NACL(3), Margin(3)):
+        objective = Objective({"ce": CrossEntropy(3), "penalty": term})
+        total, values = objective.evaluate(logits, labels)
+        assert torch.isnan(torch.stack([total, *values.values()])).all()
 
 
 def test_tied_logits_share_the_gradient():
