@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segcal.binning import MassHistogram, equal_mass_statistics
+from segcal.evaluation.pooled import PooledCalibration
 from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.ece import ece
 from segcal.metrics.nll import nll
-from segcal.metrics.pooled import PooledCalibration
 from segcal.metrics.tace import tace
 from tests.conftest import close
 
