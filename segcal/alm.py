@@ -21,7 +21,7 @@ from segcal.neighbourhood import Normaliser, region_weights
 from segcal.penalty import DualStep, LearnedPenalty, Reduce
 from segcal.sweep.fused import Statistics, statistics, supports, sweep
 from segcal.sweep.terms import Z_LINEAR, Residual
-from segcal.tensors import full_precision
+from segcal.tensors import check_choice, full_precision
 
 PenaltyName = Literal["phr", "p2", "p3", "relu", "equality"]
 Average = Literal["all", "region"]
@@ -226,15 +226,13 @@ class AugmentedLagrangian(LearnedPenalty):
             raise ValueError(f"num_classes: expected at least {fewest}, got {num_classes}")
         if per_channel and normaliser != "all":
             raise ValueError(f"normaliser: expected 'all' with per_channel, got {normaliser!r}")
-        if penalty not in PENALTIES:
-            raise ValueError(f"penalty: expected one of {tuple(PENALTIES)}, got {penalty!r}")
+        check_choice("penalty", penalty, tuple(PENALTIES))
         for name, choice, choices in (
             ("average", average, Average),
             ("normaliser", normaliser, Normaliser),
             ("on_nonfinite", on_nonfinite, OnNonfinite),
         ):
-            if choice not in get_args(choices):
-                raise ValueError(f"{name}: expected one of {get_args(choices)}, got {choice!r}")
+            check_choice(name, choice, get_args(choices))
         if start_epoch < 0:
             raise ValueError(f"start_epoch: expected >= 0, got {start_epoch}")
         start = abs(lambda0) if two_sided else lambda0

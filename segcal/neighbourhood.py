@@ -22,7 +22,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from segcal.tensors import check_label_values, valid_mask
+from segcal.tensors import check_choice, check_label_values, valid_mask
 
 Padding = Literal["replicate", "background", "renormalize", "zeros"]
 Kernel = Literal["mean", "svls", "gaussian", "gaussian_full"]
@@ -266,8 +266,7 @@ def check_options(
         ("kernel", kernel, accepted),
         ("padding", padding, get_args(Padding)),
     ):
-        if value not in choices:
-            raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
+        check_choice(name, value, choices)
 
 
 def _check_image(image: Tensor | None, labels: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ classification. Half precision is promoted to float32, float64 stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -100,6 +100,12 @@ def check_channels(
     if num_classes is not None:
         check_num_classes(logits, num_classes)
     check_label_values(labels, 2, ignore_index)
+
+
+def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
+    """Raise ValueError naming the argument unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name}: expected one of {tuple(choices)}, got {value!r}")
 
 
 def check_num_classes(logits: Tensor, num_classes: int) -> None:

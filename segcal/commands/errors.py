@@ -18,5 +18,7 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        Console(stderr=True).print(f"Error: {error}", style="red", markup=False, highlight=False)
+        Console(stderr=True).print(
+            f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )  # paths stay in one piece
         raise typer.Exit(2) from error

@@ -185,18 +185,20 @@ def _jobs(
         folder = output / name if several else output
         pairing = pair(one, references)
         label_set = find_label_set(console, dataset_json, one, references)
-        _make_output(folder, one, references)
+        _check_output(folder, [*predictions, references])
         jobs.append(Job(name, one, references, folder, pairing, label_set, find_reader(one)))
+    for job in jobs:
+        job.output.mkdir(parents=True, exist_ok=True)
     return jobs
 
 
-def _make_output(output: Path, predictions: Path, references: Path) -> None:
-    """Make the folder, unless a file of somebody else's would be overwritten there."""
+def _check_output(output: Path, given: list[Path]) -> None:
+    """Refuse a folder in which somebody else's file would be overwritten."""
     from segcal.io.files import read_json
 
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; the report needs a folder")
-    inputs = [path if path.is_dir() else path.parent for path in (predictions, references)]
+    inputs = [path if path.is_dir() else path.parent for path in given]
     if output.resolve() in [path.resolve() for path in inputs]:
         raise ValueError(f"{output}: holds what is evaluated; name another folder for the report")
     summary = output / "summary.json"
@@ -204,7 +206,6 @@ def _make_output(output: Path, predictions: Path, references: Path) -> None:
         content = read_json(summary)
         if not isinstance(content, dict) or "conventions" not in content:
             raise ValueError(f"{summary}: is not of segcal; name another folder for the report")
-    output.mkdir(parents=True, exist_ok=True)
 
 
 def _evaluate(job: Job, settings: Settings, processes: int | None) -> Cohort:

@@ -43,23 +43,29 @@ def check_case(
         return [str(error)]
     if channels > 1:
         problems.append(f"{case.reference}: expected a label map, got {channels} channels")
-    classes = None if label_set is None else num_channels(label_set)
     if case.prediction.suffix == ".npz":
-        attempt(lambda: _check_npz(case, reference, classes, reader))
+        attempt(lambda: _check_npz(case, reference, label_set, reader))
         if (label_map := case.label_map) is not None:
             attempt(lambda: _check_label_map(label_map, reference, tolerance))
     else:
-        attempt(lambda: _check_volume(case, reference, classes, tolerance))
+        attempt(lambda: _check_volume(case, reference, label_set, tolerance))
     return problems
 
 
-def _check_npz(case: Case, reference: Geometry, classes: int | None, reader: str | None) -> None:
+def _check_channels(path: Path, found: int, label_set: LabelSet | None) -> None:
+    if label_set is not None:
+        check_classes(str(path), found, num_channels(label_set))
+
+
+def _check_npz(
+    case: Case, reference: Geometry, label_set: LabelSet | None, reader: str | None
+) -> None:
     shape = stored_shape(case.prediction)
     reorients = reader is not None and reader.endswith("WithReorient") and len(shape) == 4
     if reorients and sorted(shape[1:]) == sorted(reference.shape):
         shape = (shape[0], *reference.shape)  # its axes may be in another order
     check_shape(case.prediction, shape, reference)
-    check_classes(str(case.prediction), shape[0], classes)
+    _check_channels(case.prediction, shape[0], label_set)
 
 
 def _check_label_map(path: Path, reference: Geometry, tolerance: float) -> None:
@@ -68,10 +74,12 @@ def _check_label_map(path: Path, reference: Geometry, tolerance: float) -> None:
         raise ValueError(f"{path}: expected a label map, got {channels} channels")
 
 
-def _check_volume(case: Case, reference: Geometry, classes: int | None, tolerance: float) -> None:
+def _check_volume(
+    case: Case, reference: Geometry, label_set: LabelSet | None, tolerance: float
+) -> None:
     channels = _check_place(case.prediction, reference, tolerance)
     if channels > 1:
-        check_classes(str(case.prediction), channels, classes)
+        _check_channels(case.prediction, channels, label_set)
 
 
 def _check_place(path: Path, reference: Geometry, tolerance: float) -> int:

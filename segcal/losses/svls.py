@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,18 +59,17 @@ def svls(
     Raises:
         ValueError: shapes, label values or options that do not fit.
     """
+    options: dict[str, Any] = {
+        "kernel_size": kernel_size,
+        "kernel": "svls",
+        "sigma": sigma,
+        "padding": padding,
+        "ignore_index": ignore_index,
+    }
     if per_channel:
         check_channels(logits, labels, ignore_index=ignore_index)
         with full_precision(logits) as x:
-            target = channel_proportions(
-                labels,
-                kernel_size=kernel_size,
-                kernel="svls",
-                sigma=sigma,
-                padding=padding,
-                ignore_index=ignore_index,
-                dtype=x.dtype,
-            )
+            target = channel_proportions(labels, dtype=x.dtype, **options)
             bce = F.binary_cross_entropy_with_logits(x, target, reduction="none")
             return reduce_voxels(bce, valid_mask(labels, ignore_index))
     raters = labels.unbind(1) if labels.ndim == logits.ndim else (labels,)
@@ -78,17 +79,7 @@ def svls(
         for one in raters:
             check_logits_labels(logits, one, ignore_index=ignore_index)
             valid &= valid_mask(one, ignore_index)
-            soft += class_proportions(
-                one,
-                x.shape[1],
-                kernel_size=kernel_size,
-                kernel="svls",
-                sigma=sigma,
-                padding=padding,
-                ignore_index=ignore_index,
-                dtype=x.dtype,
-                validate=False,
-            )
+            soft += class_proportions(one, x.shape[1], dtype=x.dtype, validate=False, **options)
         soft /= len(raters)
         return reduce_voxels(-(soft * F.log_softmax(x, dim=1)).sum(1), valid)
 

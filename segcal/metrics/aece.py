@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from segcal.binning import BinStatistics, equal_mass_statistics
-from segcal.tensors import select_voxels
+from segcal.tensors import check_choice, select_voxels
 
 Compat = Literal["crac"]
 
@@ -41,8 +41,8 @@ def aece(
     Raises:
         ValueError: as :func:`segcal.metrics.ece.ece`, or an unknown `compat`.
     """
-    if compat is not None and compat not in get_args(Compat):
-        raise ValueError(f"compat: expected None or one of {get_args(Compat)}, got {compat!r}")
+    if compat is not None:
+        check_choice("compat", compat, get_args(Compat))
     p, y = select_voxels(probs, labels, mask, ignore_index)
     confidence, predicted = p.max(dim=0)
     hits = predicted == y

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics, equal_width_statistics
-from segcal.tensors import select_voxels
+from segcal.tensors import check_choice, select_voxels
 
 Reduction = Literal["expected", "average", "maximum"]
 
@@ -44,8 +44,7 @@ def calibration_error(
     Raises:
         ValueError: as :func:`segcal.metrics.ece.ece`, or an unknown reduction.
     """
-    if reduction not in get_args(Reduction):
-        raise ValueError(f"reduction: expected one of {get_args(Reduction)}, got {reduction!r}")
+    check_choice("reduction", reduction, get_args(Reduction))
     p, y = select_voxels(probs, labels, mask, ignore_index)
     first = 0 if include_background else 1
     reduce = {

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from segcal.surface import SurfaceDistances, surface_distances
+from segcal.tensors import check_choice
 
 Definition = Literal["pooled", "max_directed"]
 AssdDefinition = Literal["pooled", "mean_of_means"]
@@ -57,8 +58,7 @@ def hausdorff_of(
     Raises:
         ValueError: options out of range.
     """
-    if definition not in get_args(Definition):
-        raise ValueError(f"definition: expected one of {get_args(Definition)}, got {definition!r}")
+    check_choice("definition", definition, get_args(Definition))
     if percentile is not None and not 0 <= percentile <= 100:
         raise ValueError(f"percentile: expected 0 to 100, got {percentile}")
     if (undefined := distances.undefined()) is not None:
@@ -145,10 +145,7 @@ def assd_of(distances: SurfaceDistances, *, definition: AssdDefinition = "pooled
     Raises:
         ValueError: an unknown definition.
     """
-    if definition not in get_args(AssdDefinition):
-        raise ValueError(
-            f"definition: expected one of {get_args(AssdDefinition)}, got {definition!r}"
-        )
+    check_choice("definition", definition, get_args(AssdDefinition))
     if (undefined := distances.undefined()) is not None:
         return undefined
     both = (distances.prediction_to_reference, distances.reference_to_prediction)

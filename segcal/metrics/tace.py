@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from segcal.binning import equal_mass_statistics, equal_width_statistics
-from segcal.tensors import as_tensor, select_voxels
+from segcal.tensors import as_tensor, check_choice, select_voxels
 
 Compat = Literal["svls"]
 
@@ -51,8 +51,8 @@ def tace(
     Raises:
         ValueError: as :func:`segcal.metrics.ece.ece`, or an unknown `compat`.
     """
-    if compat is not None and compat not in get_args(Compat):
-        raise ValueError(f"compat: expected None or one of {get_args(Compat)}, got {compat!r}")
+    if compat is not None:
+        check_choice("compat", compat, get_args(Compat))
     p, y = select_voxels(probs, labels, mask, ignore_index)
     if compat == "svls":
         return _of_svls(p, y, threshold, bins)

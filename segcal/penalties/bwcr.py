@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor, nn
 
-from segcal.tensors import as_array, check_label_values, full_precision, valid_mask
+from segcal.tensors import as_array, check_choice, check_label_values, full_precision, valid_mask
 
 Compat = Literal["bwcr"]
 
@@ -402,5 +402,5 @@ def _check_weights(
             raise ValueError(f"{name}: expected a positive number, got {value}")
     if weight_min is not None and not 0 <= weight_min < math.inf:
         raise ValueError(f"weight_min: expected a number >= 0, got {weight_min}")
-    if compat is not None and compat not in get_args(Compat):
-        raise ValueError(f"compat: expected None or one of {get_args(Compat)}, got {compat!r}")
+    if compat is not None:
+        check_choice("compat", compat, get_args(Compat))

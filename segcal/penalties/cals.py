@@ -12,7 +12,7 @@ from segcal.alm import AugmentedLagrangian
 from segcal.penalty import DualStep, LearnedPenalty, Reduce
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
-from segcal.tensors import check_logits_labels, full_precision, valid_mask
+from segcal.tensors import check_choice, check_logits_labels, full_precision, valid_mask
 
 Score = Literal["unweighted", "weighted"]
 
@@ -143,8 +143,7 @@ class CALSHR(LearnedPenalty):
             )
         if not (1 <= mu < math.inf and 1 <= tau < math.inf):
             raise ValueError(f"mu, tau: expected numbers >= 1, got {mu}, {tau}")
-        if score not in get_args(Score):
-            raise ValueError(f"score: expected one of {get_args(Score)}, got {score!r}")
+        check_choice("score", score, get_args(Score))
         self.num_classes = num_classes
         self.margin = margin
         self.mu = mu

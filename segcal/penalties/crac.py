@@ -19,7 +19,7 @@ from segcal.neighbourhood import (
     class_proportions,
 )
 from segcal.sweep.terms import RegionMap, Residual, Shape, region_map
-from segcal.tensors import check_channels, check_logits_labels
+from segcal.tensors import check_channels, check_choice, check_logits_labels
 
 INNER, OUTER = 0, 1
 """Rows of every ``(2, K)`` tensor: 0 the inner region, 1 the outer (mixed patches)."""
@@ -120,10 +120,7 @@ class CRaC(AugmentedLagrangian):
             raise ValueError(f"penalty: {alm['penalty']!r} is not for constraint 'equality'")
         super().__init__(num_classes, len(factors), per_channel, rho0=rho0, **alm)
         check_options(kernel_size, kernel, padding)
-        if constraint not in get_args(Constraint):
-            raise ValueError(
-                f"constraint: expected one of {get_args(Constraint)}, got {constraint!r}"
-            )
+        check_choice("constraint", constraint, get_args(Constraint))
         if constraint != "equality" and self.penalty == "equality":
             raise ValueError(f"penalty: 'equality' is not for constraint {constraint!r}")
         if not all(map(math.isfinite, factors)):

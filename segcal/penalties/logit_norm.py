@@ -10,6 +10,7 @@ from torch import Tensor
 
 from segcal.penalty import Penalty
 from segcal.tensors import (
+    check_choice,
     check_logits_labels,
     check_num_classes,
     full_precision,
@@ -120,5 +121,4 @@ class LogitNorm(Penalty):
 def _check(p: float, space: str) -> None:
     if not 1 <= p < math.inf:
         raise ValueError(f"p: expected a finite number >= 1, got {p}")
-    if space not in get_args(Space):
-        raise ValueError(f"space: expected one of {get_args(Space)}, got {space!r}")
+    check_choice("space", space, get_args(Space))

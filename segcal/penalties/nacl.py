@@ -25,6 +25,7 @@ from segcal.sweep.terms import Residual
 from segcal.tensors import (
     ClassReduction,
     check_channels,
+    check_choice,
     check_logits_labels,
     check_num_classes,
     full_precision,
@@ -237,5 +238,4 @@ def _check_options(distance: str, space: str, class_reduction: str) -> None:
         ("space", space, Space),
         ("class_reduction", class_reduction, ClassReduction),
     ):
-        if value not in get_args(choices):
-            raise ValueError(f"{name}: expected one of {get_args(choices)}, got {value!r}")
+        check_choice(name, value, get_args(choices))

@@ -25,6 +25,18 @@ BUDGET = ["--epochs", "4", "--iterations", "4", "--val-iterations", "3", "--save
 TRAIN = [BIN / "segcal", "nnunet", "train", "901", "2d_small", "0", "-device", "cpu"]
 
 
+TRAINER = """
+import sys
+from segcal.adapters.nnunet.discovery import register
+register()
+from nnunetv2.run.run_training import get_trainer_from_args
+import torch
+cpu = torch.device("cpu")
+trainer = get_trainer_from_args("901", "2d_small", 0, "nnUNetTrainerCRaC", device=cpu)
+trainer.initialize()
+"""
+
+
 class Workspace:
     """nnU-Net's folders, and its commands run in them."""
 
@@ -128,15 +140,9 @@ def test_killed_and_resumed_equals_uninterrupted(workspace):
 
 def test_other_settings_are_refused_on_resume(workspace):
     """A checkpoint of other penalties is not silently continued."""
-    script = """
-import sys
-from segcal.adapters.nnunet.discovery import register
-register()
-from nnunetv2.run.run_training import get_trainer_from_args
-import torch
-cpu = torch.device("cpu")
-trainer = get_trainer_from_args("901", "2d_small", 0, "nnUNetTrainerCRaC", device=cpu)
-trainer.initialize()
+    script = (
+        TRAINER
+        + """
 path = sys.argv[1]
 trainer.load_checkpoint(path)
 lam = trainer.loss.penalties.terms["crac"].lam.clone()
@@ -154,6 +160,7 @@ torch.save(checkpoint, sys.argv[2])
 trainer.load_checkpoint(sys.argv[2])  # a stock checkpoint: said, not refused
 trainer.print_to_log_file("done")
 """
+    )
     fold = workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")
     other = workspace.root / "stock.pth"
     out = workspace.run(sys.executable, "-c", script, fold / "checkpoint_final.pth", other)
@@ -162,16 +169,10 @@ trainer.print_to_log_file("done")
 
 def test_checkpoint_is_whole_or_the_one_before(workspace):
     """A training may die at any byte of a checkpoint."""
-    script = """
-import sys
+    script = (
+        TRAINER
+        + """
 from pathlib import Path
-from segcal.adapters.nnunet.discovery import register
-register()
-from nnunetv2.run.run_training import get_trainer_from_args
-import torch
-cpu = torch.device("cpu")
-trainer = get_trainer_from_args("901", "2d_small", 0, "nnUNetTrainerCRaC", device=cpu)
-trainer.initialize()
 path = Path(sys.argv[1]) / "checkpoint_latest.pth"
 trainer.save_checkpoint(str(path))
 before = path.read_bytes()
@@ -197,6 +198,7 @@ for size in (0, 1000, len(before) // 2):
     else:
         raise SystemExit(f"{size} bytes were accepted")
 """
+    )
     folder = workspace.root / "checkpoints"
     folder.mkdir()
     workspace.run(sys.executable, "-c", script, folder)

@@ -78,6 +78,21 @@ def test_volumes(folders):
     assert "c.nii.gz: does not lie on the reference: size (z, y, x) (3, 11, 10)" in text
 
 
+def test_label_maps_need_no_consecutive_labels(folders):
+    """Only channels of probabilities must be 0 to K - 1, for check as for evaluate."""
+    root, y = folders
+    labels = {"background": 0, "a": 1, "b": 4}
+    write_json(root / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
+    done = run(root, "--dataset-json", root / "dataset.json")
+    assert done.exit_code == 1
+    assert "are not 0 to K - 1" in " ".join(done.output.split())
+    for path in (root / "p").iterdir():
+        path.unlink()
+    write_nifti(root / "p" / "a.nii.gz", y, geometry(y.shape))
+    done = run(root, "--dataset-json", root / "dataset.json")
+    assert "1 of 1 cases can be evaluated" in done.output
+
+
 def test_wrong_usage(tmp_path):
     assert run(tmp_path).exit_code == 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 
 import nibabel as nib
@@ -95,7 +96,21 @@ def test_wrong_names_are_said_before_work(folders):
     done = run(root / "gt", "-o", root / "out")
     assert done.exit_code == 2
     assert "at least one folder of predictions" in done.output
+    done = run(root / "p", root / "nowhere", root / "gt", "-o", root / "out")
+    assert done.exit_code == 2
+    assert "nowhere: no such file or folder" in done.output
     assert not (root / "out").exists()
+
+
+def test_no_report_goes_into_predictions(folders):
+    """With -o beside them, the name of one could be the folder of another."""
+    root, _ = folders
+    (root / "p").rename(root / "a")
+    shutil.copytree(root / "a", root / "b")
+    done = run(root / "a", root / "b", root / "gt", "-o", root, "--names", "b,a")
+    assert done.exit_code == 2
+    assert "holds what is evaluated" in done.output
+    assert sorted(p.name for p in (root / "b").iterdir()) == ["a.npz", "b.npz"]
 
 
 def test_numbers_are_whole_at_80_columns(folders):
