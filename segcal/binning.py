@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -80,6 +79,20 @@ class BinStatistics:
         gap = self.gap[self.count > 0]
         return float(gap.max()) if gap.size else float("nan")
 
+    def murphy(self) -> MurphyParts:
+        """Parts of the Brier score of these predictions (Murphy 1973)."""
+        found = self.count > 0
+        n = self.count.sum()
+        if n == 0:
+            return MurphyParts(float("nan"), float("nan"), float("nan"))
+        count, frequency = self.count[found], self.accuracy[found]
+        base = float(self.hit_sum.sum()) / float(n)
+        return MurphyParts(
+            reliability=float((count * (self.confidence[found] - frequency) ** 2).sum() / n),
+            resolution=float((count * (frequency - base) ** 2).sum() / n),
+            uncertainty=base * (1 - base),
+        )
+
     def _mean(self, sums: NDArray[np.float64]) -> float:
         n = self.count.sum()
         return float(sums.sum() / n) if n > 0 else float("nan")
@@ -108,6 +121,21 @@ class BinStatistics:
         if not count.shape == confidence.shape == hits.shape or count.ndim != 1:
             raise ValueError("bin statistics: expected three lists of one length")
         return cls(count.astype(np.int64), confidence.astype(np.float64), hits)
+
+
+@dataclass(frozen=True)
+class MurphyParts:
+    """``reliability - resolution + uncertainty``, but for what the bins blur, is the Brier score.
+
+    Attributes:
+        reliability: mean squared gap between confidence and frequency of a bin; 0 if calibrated.
+        resolution: variance of the frequency between bins; larger is better.
+        uncertainty: variance of what came true.
+    """
+
+    reliability: float
+    resolution: float
+    uncertainty: float
 
 
 def _ratio(a: NDArray[np.generic], n: NDArray[np.generic]) -> NDArray[np.float64]:
@@ -213,27 +241,19 @@ def _cuts(n: int, groups: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class MassHistogram:
-    """Enough of many predictions to cut them into groups of equal mass; histograms add up.
+    """Predictions sorted into narrow cells, to be cut into groups of equal mass.
 
-    Predictions of one of 2^16 equal-width bins count as tied at their mean. The groups are thus
-    exactly those of predictions moved by at most 2^-16; how far that can change the expected error
-    is :meth:`error_bound`.
+    Predictions of a cell count as tied at their mean. The groups are thus exactly those of
+    predictions moved by at most the width of a cell; how far that can change the expected error is
+    :meth:`error_bound`.
 
     Attributes:
-        statistics: of the fine bins.
+        statistics: of the cells, in the order of confidence.
+        width: of a cell, 0 where its predictions are equal.
     """
 
-    FINE: ClassVar[int] = 2**16
     statistics: BinStatistics
-
-    @classmethod
-    def of(cls, confidence: Tensor, hits: Tensor) -> MassHistogram:
-        """Histogram of predicted probabilities ``(n,)`` and what came true, bool ``(n,)``."""
-        return cls(equal_width_statistics(confidence, hits, cls.FINE))
-
-    def __add__(self, other: MassHistogram) -> MassHistogram:
-        """Histogram of both together."""
-        return MassHistogram(self.statistics + other.statistics)
+    width: float
 
     def groups(self, groups: int) -> BinStatistics:
         """Statistics of groups of equal mass, see :func:`equal_mass_statistics`.
@@ -243,21 +263,30 @@ class MassHistogram:
         """
         return _groups(*self._cumulative(), groups)
 
+    def cells_with_cuts(self, groups: int) -> NDArray[np.int64]:
+        """Indices of the cells that a cut between groups goes through."""
+        index, share = self._cuts(groups)
+        return np.unique(index[share > 0])
+
     def error_bound(self, groups: int) -> float:
         """How far the expected error of the groups can be from the exact one.
 
-        A cut through a fine bin of mass m, a share s of it below, leaves at most ``s (1 - s) m``
-        hits and ``s (1 - s) m`` bin widths of promise on the wrong side.
+        A cut through a cell of mass m, a share s of it below, leaves at most ``s (1 - s) m`` hits
+        and ``s (1 - s) m`` widths of promise on the wrong side.
         """
-        mass, _, _ = self._cumulative()
-        n = mass[-1]
+        count = self.statistics.count
+        n = int(count.sum())
         if not n:
             return 0.0
-        cuts = _cuts(int(n), groups)[1:-1]
-        index = np.clip(np.searchsorted(mass, cuts, side="left"), 1, len(mass) - 1)
-        m = mass[index] - mass[index - 1]
-        s = (cuts - mass[index - 1]) / np.maximum(m, 1)
-        return float(2 * (s * (1 - s) * m).sum() * (1 + 1 / self.FINE) / n)
+        index, s = self._cuts(groups)
+        return float(2 * (s * (1 - s) * count[index]).sum() * (1 + self.width) / n)
+
+    def _cuts(self, groups: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Cells that hold the inner cuts, and the share of them below; at an edge it is 0."""
+        mass = np.concatenate([[0], np.cumsum(self.statistics.count)])
+        cuts = _cuts(int(mass[-1]), groups)[1:-1]
+        index = np.clip(np.searchsorted(mass, cuts, side="right") - 1, 0, len(mass) - 2)
+        return index, (cuts - mass[index]) / np.maximum(self.statistics.count[index], 1) % 1
 
     def _cumulative(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         found = self.statistics.count > 0

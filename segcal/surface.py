@@ -74,7 +74,7 @@ def surface_distances(
     empty = np.zeros(0)
     if not p.any() or not r.any():
         return SurfaceDistances(empty, empty, not p.any(), not r.any())
-    box = _box(p, r)
+    box = bounding_box(p | r)  # cutting there loses nothing: outside is background
     p_surface, r_surface = surface_voxels(p[box]), surface_voxels(r[box])
     return SurfaceDistances(
         _directed(p_surface, r_surface, spacing),
@@ -100,13 +100,14 @@ def _mask(name: str, value: ArrayLike) -> NDArray[np.bool_]:
     return array
 
 
-def _box(p: NDArray[np.bool_], r: NDArray[np.bool_]) -> tuple[slice, ...]:
-    """Smallest box around both masks. Cutting there loses nothing: outside is background."""
+def bounding_box(mask: NDArray[np.bool_]) -> tuple[slice, ...] | None:
+    """Smallest box that holds every voxel of a mask; None if it has none."""
     box = []
-    for axis in range(p.ndim):
-        others = tuple(a for a in range(p.ndim) if a != axis)
-        (used,) = np.nonzero(p.any(others) | r.any(others))
-        box.append(slice(used[0], used[-1] + 1))
+    for axis in range(mask.ndim):
+        (used,) = np.nonzero(mask.any(tuple(a for a in range(mask.ndim) if a != axis)))
+        if not len(used):
+            return None
+        box.append(slice(int(used[0]), int(used[-1]) + 1))
     return tuple(box)
 
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+PROBABILITY_TOLERANCE = 1e-3
+"""How far outside [0, 1] a probability may lie."""
 Reduction = Literal["mean", "sum", "none"]
 ClassReduction = Literal["mean", "sum"]
 
@@ -277,7 +279,7 @@ def select_voxels(
         flat = flat.float()
     if flat.numel():
         low, high = torch.aminmax(flat)
-        if not bool(low >= -1e-3) or not bool(high <= 1 + 1e-3):
+        if not bool(low >= -PROBABILITY_TOLERANCE) or not bool(high <= 1 + PROBABILITY_TOLERANCE):
             raise ValueError(
                 f"probs: expected values in [0, 1], got {float(low):.4g} to {float(high):.4g}"
                 " (logits need a softmax first; NaN and inf are refused)"

@@ -110,7 +110,9 @@ def evaluate(
     if not console.is_terminal:  # a pipe or a log has no width
         console = Console(width=100)
     with user_errors():
-        settings = Settings(bins, tace_threshold, dilation, tolerance)
+        settings = Settings(
+            bins=bins, tace_threshold=tace_threshold, dilation=dilation, tolerance=tolerance
+        )
         *predictions, references = paths
         jobs = _jobs(console, predictions, references, names, output, dataset_json)
     cohorts = {}
@@ -244,9 +246,9 @@ def _report(console: Console, job: Job, cohort: Cohort, settings: Settings, boot
         sections.append(page.class_section(summary))
     else:
         cases.unlink(missing_ok=True)
-    if cohort.reliability:
+    if cohort.calibration:
         pooled = int(cohort.rows["ece_all"].notna().sum())
-        titled = {settings.scope_titles[k]: v for k, v in cohort.reliability.items()}
+        titled = {settings.scope_titles[k]: v.top for k, v in cohort.calibration.items()}
         title = f"Reliability of the top label, {pooled} case(s) pooled"
         figure = plot_reliability(titled, title)
         save_figure(figure, picture)

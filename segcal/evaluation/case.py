@@ -10,21 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segcal.binning import BinStatistics
-from segcal.metrics.aece import aece
-from segcal.metrics.brier import brier
-from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
-from segcal.metrics.ece import reliability
-from segcal.metrics.hausdorff import assd_of, hausdorff_of
-from segcal.metrics.nll import nll
-from segcal.metrics.tace import tace, tace_ref
+from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
 from segcal.metrics.volume_difference import volume_difference
-from segcal.surface import surface_distances
-from segcal.tensors import select_voxels
+from segcal.surface import bounding_box, surface_distances
+from segcal.tally import Tally, Voxels, predicted_classes
+from segcal.tensors import check_choice
+
+SCOPES = {
+    "fg": "labelled foreground",
+    "union": "labelled or predicted foreground",
+    "dilated": "within {dilation} voxels of the labelled foreground",
+    "crop": "where a foreground probability is not 0",
+    "roi": "region of interest",
+    "all": "all voxels",
+}
+"""What each selection of voxels holds."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What the numbers depend on; written beside them.
 
@@ -32,7 +36,9 @@ class Settings:
         bins: bins of ECE, classwise ECE, TACE and tace_ref.
         tace_threshold: probabilities up to this are left out of TACE and tace_ref.
         dilation: voxels by which the dilated scope reaches beyond the labelled foreground.
+        nsd_tolerance_mm: distance up to which the normalised surface distance lets surfaces agree.
         tolerance: how far, in voxels, a prediction may lie off its reference.
+        chosen: selections of voxels that calibration is reported for, keys of :data:`SCOPES`.
 
     Raises:
         ValueError: values out of range.
@@ -41,7 +47,9 @@ class Settings:
     bins: int = 15
     tace_threshold: float = 1e-3
     dilation: int = 5
+    nsd_tolerance_mm: float = 2.0
     tolerance: float = 1e-2
+    chosen: tuple[str, ...] = ("fg", "union", "dilated", "all")
 
     def __post_init__(self) -> None:
         if self.bins < 1 or self.dilation < 1:
@@ -53,17 +61,25 @@ class Settings:
                 f"tace_threshold, tolerance: expected a probability and a finite number of voxels, "
                 f"got {self.tace_threshold}, {self.tolerance}"
             )
+        if not 0 <= self.nsd_tolerance_mm < np.inf:
+            raise ValueError(f"nsd_tolerance_mm: expected mm >= 0, got {self.nsd_tolerance_mm}")
+        for scope in self.chosen:
+            check_choice("scopes", scope, tuple(SCOPES))
+        if not self.chosen or len(set(self.chosen)) < len(self.chosen):
+            raise ValueError(f"scopes: expected different ones, got {', '.join(self.chosen)}")
 
     @property
-    def scopes(self) -> tuple[str, str, str]:
+    def scopes(self) -> tuple[str, ...]:
         """Names of the voxel selections, as they appear in the keys of results."""
-        return ("fg", f"dilated{self.dilation}", "all")
+        return tuple(f"dilated{self.dilation}" if s == "dilated" else s for s in self.chosen)
 
     @property
     def scope_titles(self) -> dict[str, str]:
         """A title per scope, for figures."""
-        titles = ("labelled foreground", f"within {self.dilation} voxels of it", "all voxels")
-        return {k: f"{k}: {title}" for k, title in zip(self.scopes, titles, strict=True)}
+        return {
+            key: f"{key}: {SCOPES[scope].format(dilation=self.dilation)}"
+            for key, scope in zip(self.scopes, self.chosen, strict=True)
+        }
 
     def conventions(self) -> dict[str, str]:
         """Say in words what every key means."""
@@ -72,7 +88,10 @@ class Settings:
             "hd_mm": "largest surface distance, mm; a miss and a false alarm are infinite",
             "hd95_pooled_mm": "95th percentile of both directions' distances together (medpy)",
             "hd95_max_directed_mm": "larger of the two directions' 95th percentiles (MONAI)",
-            "assd_pooled_mm": "mean of both directions' distances together",
+            "assd_pooled_mm": "mean of both directions' distances together (medpy)",
+            "assd_mean_of_means_mm": "mean of the two directions' mean distances",
+            "nsd": f"share of both surfaces within {self.nsd_tolerance_mm:g} mm of the other, by "
+            "surface voxels; 0 where one mask is empty",
             "iou": "|P&G|/|P or G|; undefined where the label is in neither map",
             "volume_difference_ml": "predicted less reference volume",
             "surface": "voxels with a face neighbour outside; distances between voxel centres",
@@ -83,19 +102,38 @@ class Settings:
             "ace, mce": "mean, and largest, |accuracy - confidence| of the non-empty bins",
             "aece": f"ece of {self.bins} groups of equal mass, ties shared pro rata",
             "cece": "classwise ECE, mean over all classes, background included",
+            "accuracy": "share of voxels whose most likely label is right",
             "tace": f"Nixon: {self.bins} equal-mass ranges a class, p > {self.tace_threshold:g}",
             "tace_ref": "CRaC poster: equal-width classwise ECE over p > "
             f"{self.tace_threshold:g}, foreground-labelled voxels",
             "nll": "mean -log p of the label, nats, p floored at 1e-12",
             "brier": "mean over voxels of the squared error summed over classes, 0 to 2",
-            "scope fg": "voxels whose reference label is not background",
-            f"scope dilated{self.dilation}": "foreground-labelled voxels and those within "
-            f"{self.dilation} voxels of one (box)",
-            "scope all": "every voxel of the volume",
+            "brier_reliability, brier_resolution": "parts of brier over the bins (Murphy), summed "
+            "over the classes; small and large are good",
+            **{
+                f"scope {key}": _SCOPE_CONVENTIONS[scope].format(dilation=self.dilation)
+                for key, scope in zip(self.scopes, self.chosen, strict=True)
+            },
+            "regions": "where labels overlap, every region is a question of its own (in it or "
+            "not): calibration is the mean over regions, and cece the error of its probability",
             "ignore label": "in no metric; a structure that it cuts has a surface along the cut",
+            "pooled": "all voxels of all cases together; equal-mass groups from 2^16 cells",
             "mean over cases": "each case's value, then the plain mean; undefined cases left out "
             "and counted",
         }
+
+
+IGNORED = 255
+"""Stands for the ignore label among the 0 and 1 of a region."""
+_SCOPE_CONVENTIONS = {
+    "fg": "voxels whose reference label is not background",
+    "union": "voxels whose reference label or most likely label is not background",
+    "dilated": "foreground-labelled voxels and those within {dilation} voxels of one (box)",
+    "crop": "smallest box around the voxels with a foreground probability above 0 or a foreground "
+    "label: nnU-Net writes exact zeros outside its crop",
+    "roi": "voxels of the mask that was given with the case",
+    "all": "every voxel of the volume",
+}
 
 
 @dataclass(frozen=True)
@@ -104,11 +142,27 @@ class CaseResult:
 
     Attributes:
         row: scalar results by key; per-class ones are ``metric/label``. NaN is undefined.
-        reliability: bin statistics of the top label by scope; empty without probabilities.
+        calibration: sums over voxels by scope, of regions over the regions, too; empty without
+            probabilities.
     """
 
     row: dict[str, float]
-    reliability: dict[str, BinStatistics] = field(default_factory=dict)
+    calibration: dict[str, Tally] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What is compared as one: a label, or a region of several.
+
+    Attributes:
+        name: of the column.
+        labels: values it consists of.
+        channel: of the probabilities.
+    """
+
+    name: str
+    labels: tuple[int, ...]
+    channel: int
 
 
 def evaluate_case(
@@ -116,9 +170,11 @@ def evaluate_case(
     reference: NDArray[Any],
     *,
     spacing_mm: Sequence[float],
-    labels: Mapping[int, str],
+    structures: Sequence[Structure],
     probabilities: NDArray[Any] | None = None,
+    regions: bool = False,
     ignore_index: int | None = None,
+    roi: NDArray[np.bool_] | None = None,
     settings: Settings | None = None,
 ) -> CaseResult:
     """Evaluate a label map, and its probabilities if there are some.
@@ -127,13 +183,16 @@ def evaluate_case(
         prediction: integer ``(*S)``.
         reference: integer ``(*S)``.
         spacing_mm: voxel size along the axes of the arrays.
-        labels: foreground labels to report, name by value.
-        probabilities: ``(K, *S)``; None gives overlap and surface metrics only.
+        structures: foreground labels or regions to report.
+        probabilities: ``(K, *S)``, background first; with `regions` one channel per structure,
+            which need not sum to one. None gives overlap and surface metrics only.
+        regions: whether labels overlap in the probabilities.
         ignore_index: reference label that is left out of everything.
+        roi: voxels of the scope ``roi``.
         settings: bins, thresholds and scopes; None takes the defaults.
 
     Raises:
-        ValueError: arrays that do not fit each other.
+        ValueError: arrays that do not fit each other, a scope ``roi`` without a mask.
     """
     settings = settings or Settings()
     if prediction.shape != reference.shape:
@@ -143,50 +202,72 @@ def evaluate_case(
     valid = None if ignore_index is None else reference != ignore_index
     extent = np.asarray(spacing_mm) * reference.shape
     row: dict[str, float] = {"diagonal_mm": float(np.linalg.norm(extent))}
-    for value, name in labels.items():
-        row.update(_overlap(prediction, reference, value, name, spacing_mm, valid))
-    scores = np.array([row[f"dsc/{name}"] for name in labels.values()])
-    defined = ~np.isnan(scores)
-    row["dsc"] = float(scores[defined].mean()) if defined.any() else np.nan
-    diagrams: dict[str, BinStatistics] = {}
-    if probabilities is not None:
-        for scope, mask in _scopes(reference, ignore_index, settings).items():
-            m = None if mask is None else mask[None]
-            p, y = select_voxels(probabilities[None], reference[None], m, ignore_index)
-            diagrams[scope] = reliability(p[None], y[None], bins=settings.bins)
-            row[f"voxels_{scope}"] = float(y.numel())
-            row[f"ece_{scope}"] = diagrams[scope].expected_error()
-            row[f"over_{scope}"] = diagrams[scope].overconfidence()
-            row[f"under_{scope}"] = diagrams[scope].underconfidence()
-            row[f"ace_{scope}"] = diagrams[scope].average_error()
-            row[f"mce_{scope}"] = diagrams[scope].maximum_error()
-            row[f"aece_{scope}"] = aece(p[None], y[None], bins=settings.bins)
-            row[f"cece_{scope}"] = classwise_ece(p[None], y[None], bins=settings.bins)
-            row[f"tace_{scope}"] = tace(
-                p[None], y[None], threshold=settings.tace_threshold, bins=settings.bins
-            )
-            if scope == "fg":
-                row["tace_ref"] = tace_ref(
-                    p[None], y[None], threshold=settings.tace_threshold, bins=settings.bins
-                )
-            row[f"nll_{scope}"] = nll(p[None], y[None])
-            row[f"brier_{scope}"] = brier(p[None], y[None])
-    return CaseResult(row, diagrams)
+    for one in structures:
+        row.update(_overlap(prediction, reference, one, spacing_mm, valid, settings))
+    for metric in ("dsc", "iou"):
+        scores = np.array([row[f"{metric}/{one.name}"] for one in structures])
+        defined = scores[~np.isnan(scores)]
+        row[metric] = float(defined.mean()) if defined.size else np.nan
+    if probabilities is None:
+        return CaseResult(row)
+    scopes = _scopes(reference, probabilities, regions, ignore_index, roi, settings)
+    if not regions:
+        values, tallies = _calibration(probabilities, reference, scopes, ignore_index, settings)
+        return CaseResult({**row, **values}, tallies)
+    total: dict[str, Tally] = {}
+    rows = []
+    for one in structures:
+        inside = np.isin(reference, one.labels).astype(np.uint8)
+        if valid is not None:
+            inside[~valid] = IGNORED
+        values, tallies = _calibration(
+            probabilities[one.channel : one.channel + 1], inside, scopes,
+            None if valid is None else IGNORED, settings,
+        )  # fmt: skip
+        rows.append(values)
+        row.update({f"{k}/{one.name}": v for k, v in values.items() if k.startswith("cece")})
+        total = {k: total[k] + t if k in total else t for k, t in tallies.items()}
+    row.update({k: float(np.mean([values[k] for values in rows])) for k in rows[0]})
+    return CaseResult(row, total)
+
+
+def _calibration(
+    probabilities: NDArray[Any],
+    labels: NDArray[Any],
+    scopes: Mapping[str, NDArray[np.bool_] | None],
+    ignore_index: int | None,
+    settings: Settings,
+) -> tuple[dict[str, float], dict[str, Tally]]:
+    voxels = Voxels(probabilities, labels, scopes, ignore_index=ignore_index)
+    tallies = voxels.tally(bins=settings.bins, threshold=settings.tace_threshold)
+    groups = voxels.equal_mass_groups(tallies, settings.bins)
+    row: dict[str, float] = {}
+    for scope, one in tallies.items():
+        row[f"voxels_{scope}"] = float(one.voxels)
+        found = one.metrics(settings.bins, groups[scope])
+        row.update({f"{metric}_{scope}": value for metric, value in found.items()})
+        if scope == "fg":
+            row["tace_ref"] = one.tace_ref()
+    return row, tallies
 
 
 def _overlap(
     prediction: NDArray[Any],
     reference: NDArray[Any],
-    value: int,
-    name: str,
+    structure: Structure,
     spacing_mm: Sequence[float],
     valid: NDArray[np.bool_] | None,
+    settings: Settings,
 ) -> dict[str, float]:
-    p, r = prediction == value, reference == value
+    p, r = (
+        x == structure.labels[0] if len(structure.labels) == 1 else np.isin(x, structure.labels)
+        for x in (prediction, reference)
+    )
     if valid is not None:
         p, r = p & valid, r & valid
     distances = surface_distances(p, r, spacing_mm=spacing_mm)
-    dsc = dice(p.astype(np.uint8), r.astype(np.uint8), 1)
+    dsc = dice(p.view(np.uint8), r.view(np.uint8), 1)
+    name = structure.name
     return {
         f"voxels_prediction/{name}": float(np.count_nonzero(p)),
         f"voxels_reference/{name}": float(np.count_nonzero(r)),
@@ -199,16 +280,64 @@ def _overlap(
             distances, percentile=95, definition="max_directed"
         ),
         f"assd_pooled_mm/{name}": assd_of(distances),
+        f"assd_mean_of_means_mm/{name}": assd_of(distances, definition="mean_of_means"),
+        f"nsd/{name}": nsd_of(distances, tolerance_mm=settings.nsd_tolerance_mm),
     }
 
 
 def _scopes(
-    reference: NDArray[Any], ignore_index: int | None, settings: Settings
+    reference: NDArray[Any],
+    probabilities: NDArray[Any],
+    regions: bool,
+    ignore_index: int | None,
+    roi: NDArray[np.bool_] | None,
+    settings: Settings,
 ) -> dict[str, NDArray[np.bool_] | None]:
+    """Masks of the chosen scopes; None is every voxel."""
     foreground = reference != 0
     if ignore_index is not None:
         foreground &= reference != ignore_index
-    near = foreground
-    for axis in range(reference.ndim):  # a box is separable
-        near = ndimage.maximum_filter1d(near, 2 * settings.dilation + 1, axis, mode="constant")
-    return dict(zip(settings.scopes, (foreground, near, None), strict=True))
+    found: dict[str, NDArray[np.bool_] | None] = {}
+    for key, scope in zip(settings.scopes, settings.chosen, strict=True):
+        mask = None
+        if scope == "fg":
+            mask = foreground
+        elif scope == "union":
+            likely = (
+                (probabilities > 0.5).any(0) if regions else predicted_classes(probabilities) != 0
+            )
+            mask = foreground | likely
+        elif scope == "dilated":
+            mask = _near(foreground, settings.dilation)
+        elif scope == "crop":
+            channels = probabilities if regions else probabilities[1:]
+            used = foreground.copy()
+            for channel in channels:
+                used |= channel > 0
+            mask = np.zeros_like(used)
+            box = bounding_box(used)
+            if box is not None:
+                mask[box] = True
+        elif scope == "roi":
+            if roi is None:
+                raise ValueError("scope roi: no mask was given")
+            mask = roi
+        found[key] = mask
+    return found
+
+
+def _near(mask: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
+    """Dilate by a box of `reach` voxels to every side."""
+    near = np.zeros_like(mask)
+    box = bounding_box(mask)
+    if box is None:
+        return near
+    around = tuple(
+        slice(max(0, s.start - reach), min(n, s.stop + reach))
+        for s, n in zip(box, mask.shape, strict=True)
+    )
+    part = mask[around]
+    for axis in range(mask.ndim):  # a box is separable
+        part = ndimage.maximum_filter1d(part, 2 * reach + 1, axis, mode="constant")
+    near[around] = part
+    return near

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from segcal.evaluation.cohort import num_channels
 from segcal.io.cases import Case, LabelSet
 from segcal.io.probabilities import check_classes, check_shape, stored_shape
 from segcal.io.volumes import Geometry, read_geometry
@@ -54,7 +53,7 @@ def check_case(
 
 def _check_channels(path: Path, found: int, label_set: LabelSet | None) -> None:
     if label_set is not None:
-        check_classes(str(path), found, num_channels(label_set))
+        check_classes(str(path), found, label_set.num_channels, regions=bool(label_set.regions))
 
 
 def _check_npz(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,15 +12,22 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from segcal.binning import BinStatistics
-from segcal.evaluation.case import CaseResult, Settings, evaluate_case
+from segcal.evaluation.case import CaseResult, Settings, Structure, evaluate_case
 from segcal.evaluation.compare import interval, result_columns
 from segcal.evaluation.engine import run
+from segcal.evaluation.store import Outcome, Store
 from segcal.io.cases import Case, LabelSet, Pairing
 from segcal.io.probabilities import holds_probabilities, read_probabilities
 from segcal.io.volumes import Volume, read_labels
+from segcal.tally import Tally, predicted_classes
 
-SURFACE_METRICS = ("hd_mm", "hd95_pooled_mm", "hd95_max_directed_mm", "assd_pooled_mm")
+SURFACE_METRICS = (
+    "hd_mm",
+    "hd95_pooled_mm",
+    "hd95_max_directed_mm",
+    "assd_pooled_mm",
+    "assd_mean_of_means_mm",
+)
 
 
 @dataclass
@@ -30,7 +37,7 @@ class Cohort:
     Attributes:
         rows: one row per case, indexed by case name; columns as in
             :class:`segcal.evaluation.case.CaseResult`.
-        reliability: bin statistics over all cases, by scope.
+        calibration: sums over the voxels of all cases, by scope.
         failed: why a case could not be evaluated, by name.
         notes: what was odd about a case that was evaluated, by name.
         pairing: what was matched with what.
@@ -38,7 +45,7 @@ class Cohort:
     """
 
     rows: pd.DataFrame
-    reliability: dict[str, BinStatistics]
+    calibration: dict[str, Tally]
     failed: dict[str, str]
     notes: dict[str, list[str]]
     pairing: Pairing
@@ -50,14 +57,6 @@ class Cohort:
         return [c.removeprefix("dsc/") for c in self.rows.columns if c.startswith("dsc/")]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a case: its numbers, or why there are none; and what was odd."""
-
-    result: CaseResult | str
-    notes: list[str]
-
-
 def evaluate_cohort(
     pairing: Pairing,
     *,
@@ -65,11 +64,14 @@ def evaluate_cohort(
     reader: str | None = None,
     settings: Settings | None = None,
     jobs: int = 1,
+    store: Store | None = None,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> Cohort:
     """Evaluate every case; one that fails is noted and does not stop the others.
 
-    Ctrl-C stops after what is done, which is returned. The result does not depend on `jobs`.
+    Ctrl-C stops after what is done, which is returned. The result does not depend on `jobs`, nor
+    on what comes from the store. Memory does not grow with the number of cases, but for a row of
+    numbers each.
 
     Args:
         pairing: cases to evaluate.
@@ -77,37 +79,46 @@ def evaluate_cohort(
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
         settings: bins, thresholds, scopes and tolerance.
         jobs: processes.
+        store: where results of cases are kept until all are there, and taken from.
         progress: called after each case.
     """
     one = partial(_outcome, label_set=label_set, reader=reader, settings=settings or Settings())
-    outcomes: dict[int, Outcome] = {}
-    interrupted = False
-    try:
-        for index, outcome in run(one, pairing.cases, jobs):
-            outcomes[index] = outcome
-            progress(pairing.cases[index])
-    except KeyboardInterrupt:
-        interrupted = True
+    known = [store is not None and store.holds(case) for case in pairing.cases]
+    fresh = run(one, [c for c, k in zip(pairing.cases, known, strict=True) if not k], jobs)
+    cohort = Cohort(pd.DataFrame(), {}, {}, {}, pairing)
     rows: dict[str, dict[str, float]] = {}
-    pooled: dict[str, BinStatistics] = {}
-    failed: dict[str, str] = {}
-    notes: dict[str, list[str]] = {}
-    for index in sorted(outcomes):  # so that sums do not depend on who was first
-        name, outcome = pairing.cases[index].name, outcomes[index]
-        if outcome.notes:
-            notes[name] = outcome.notes
-        if isinstance(outcome.result, str):
-            failed[name] = outcome.result
-            continue
-        rows[name] = outcome.result.row
-        for scope, statistics in outcome.result.reliability.items():
-            pooled[scope] = pooled[scope] + statistics if scope in pooled else statistics
-    table = pd.DataFrame.from_dict(rows, orient="index")
-    table.index.name = "case"
-    if "ece_all" in table:
-        for name in table.index[table["ece_all"].isna()]:
-            notes.setdefault(name, []).append("a label map: not in the calibration errors")
-    return Cohort(table, pooled, failed, notes, pairing, interrupted)
+    try:
+        for case, there in zip(pairing.cases, known, strict=True):
+            if store is not None and there:
+                outcome = store.load(case)
+            else:
+                _, outcome = next(fresh)
+                if store is not None:
+                    store.save(case, outcome)
+            _add(cohort, rows, case.name, outcome)
+            progress(case)
+    except KeyboardInterrupt:
+        cohort.interrupted = True
+    finally:
+        fresh.close()
+    cohort.rows = pd.DataFrame.from_dict(rows, orient="index")
+    cohort.rows.index.name = "case"
+    if "ece_all" in cohort.rows:
+        for name in cohort.rows.index[cohort.rows["ece_all"].isna()]:
+            cohort.notes.setdefault(name, []).append("a label map: not in the calibration errors")
+    return cohort
+
+
+def _add(cohort: Cohort, rows: dict[str, dict[str, float]], name: str, outcome: Outcome) -> None:
+    if outcome.notes:
+        cohort.notes[name] = outcome.notes
+    if isinstance(outcome.result, str):
+        cohort.failed[name] = outcome.result
+        return
+    rows[name] = outcome.result.row
+    pooled = cohort.calibration
+    for scope, one in outcome.result.calibration.items():
+        pooled[scope] = pooled[scope] + one if scope in pooled else one
 
 
 def _outcome(
@@ -133,15 +144,19 @@ class CaseArrays:
         reference: labels.
         prediction: label map, ``(z, y, x)``.
         probabilities: ``(K, z, y, x)``, or None.
-        names: foreground labels to report.
+        structures: labels or regions to report.
+        regions: whether the channels are regions.
         ignore_index: reference label that is left out.
+        roi: mask of the region of interest, or None.
     """
 
     reference: Volume
     prediction: NDArray[Any]
     probabilities: NDArray[Any] | None
-    names: Mapping[int, str]
+    structures: list[Structure]
+    regions: bool
     ignore_index: int | None
+    roi: NDArray[np.bool_] | None
 
 
 def evaluate_files(
@@ -159,9 +174,11 @@ def evaluate_files(
         arrays.prediction,
         arrays.reference.array,
         spacing_mm=geometry.spacing_mm,
-        labels=arrays.names,
+        structures=arrays.structures,
         probabilities=arrays.probabilities,
+        regions=arrays.regions,
         ignore_index=arrays.ignore_index,
+        roi=arrays.roi,
         settings=settings,
     )
     spacing = zip("zyx", geometry.spacing_mm, strict=True)
@@ -196,45 +213,53 @@ def read_case(
     if reference.note:
         note(f"{case.reference.name}: {reference.note}")
     ignore_index = None if label_set is None else label_set.ignore_index
+    regions = label_set is not None and bool(label_set.regions)
     probabilities = None
     if holds_probabilities(case.prediction):
         probabilities = read_probabilities(
             case.prediction,
             reference.geometry,
-            num_classes=None if label_set is None else num_channels(label_set),
+            num_classes=None if label_set is None else label_set.num_channels,
+            regions=regions,
             reader=reader,
             tolerance=settings.tolerance,
         )
-        prediction = probabilities.argmax(0)
+        prediction = (
+            predicted_classes(probabilities)
+            if label_set is None or not regions
+            else _regions_to_labels(probabilities, label_set.class_order)
+        )
         if case.label_map is not None:
             label_map = _read_on(case.label_map, reference, settings)
             _compare(case, prediction, label_map, note)
             prediction = label_map
-        names = {k: str(k) for k in range(1, len(probabilities))}
+        structures = [Structure(str(k), (k,), k) for k in range(1, len(probabilities))]
     else:
         prediction = _read_on(case.prediction, reference, settings)
         found = np.union1d(np.unique(prediction), np.unique(reference.array))
-        names = {int(v): str(v) for v in found if v > 0 and v != ignore_index}
+        structures = [Structure(str(v), (int(v),), int(v)) for v in found if v > 0]
+    allowed = {0, *(s.labels[0] for s in structures)}
     if label_set is not None:
-        names = label_set.foreground
+        structures = [
+            Structure(name, labels, index if regions else labels[0])
+            for index, (name, labels) in enumerate(label_set.foreground.items())
+        ]
+        allowed = label_set.values
     predicted = case.label_map or case.prediction
     for path, array in ((case.reference, reference.array), (predicted, prediction)):
-        _check_labels(path, array, names, ignore_index)
-    return CaseArrays(reference, prediction, probabilities, names, ignore_index)
+        _check_labels(path, array, allowed, ignore_index)
+    roi = None if case.roi is None else _read_on(case.roi, reference, settings) != 0
+    return CaseArrays(reference, prediction, probabilities, structures, regions, ignore_index, roi)
 
 
-def num_channels(label_set: LabelSet) -> int:
-    """Channels that probabilities have, background included.
-
-    Raises:
-        ValueError: label values that are not 0 to K - 1.
-    """
-    if sorted(label_set.names) != list(range(len(label_set.names))):
-        raise ValueError(
-            f"{label_set.source}: label values {sorted(label_set.names)} are not 0 to K - 1, so "
-            "channels of probabilities cannot be told apart"
-        )
-    return len(label_set.names)
+def _regions_to_labels(
+    probabilities: NDArray[Any], class_order: tuple[int, ...]
+) -> NDArray[np.int32]:
+    """Label map of overlapping regions, later ones over earlier, as nnU-Net makes it."""
+    labels = np.zeros(probabilities.shape[1:], np.int32)
+    for channel, value in zip(probabilities, class_order, strict=True):
+        labels[channel > 0.5] = value
+    return labels
 
 
 def _read_on(path: Path, reference: Volume, settings: Settings) -> NDArray[Any]:
@@ -269,13 +294,13 @@ def _compare(
 
 
 def _check_labels(
-    path: Path, array: NDArray[Any], names: Mapping[int, str], ignore_index: int | None
+    path: Path, array: NDArray[Any], allowed: set[int], ignore_index: int | None
 ) -> None:
     found = set(np.unique(array).tolist())
-    if unknown := sorted(found - {0, *names} - {ignore_index}):
+    if unknown := sorted(found - allowed - {ignore_index}):
         raise ValueError(
             f"{path}: labels {unknown[:5]} are not among the classes "
-            f"{', '.join(map(str, sorted({0, *names})))}; if one of them means 'ignore', say so in "
+            f"{', '.join(map(str, sorted(allowed)))}; if one of them means 'ignore', say so in "
             "dataset.json"
         )
 
@@ -303,14 +328,15 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
         },
         "metrics": {c: _moments(rows[c], resamples) for c in result_columns(rows)},
         "pooled": {
-            f"ece_{scope}": _number(statistics.expected_error())
-            for scope, statistics in cohort.reliability.items()
+            f"{metric}_{scope}": _number(value)
+            for scope, one in cohort.calibration.items()
+            for metric, value in one.metrics(one.bins).items()
         },
         "classes": {
             name: {
                 **{
                     metric: _moments(rows[f"{metric}/{name}"], resamples)
-                    for metric in ("dsc", "iou", "volume_difference_ml")
+                    for metric in ("dsc", "iou", "nsd", "volume_difference_ml")
                 },
                 **{metric: _surface(rows, metric, name) for metric in SURFACE_METRICS},
             }

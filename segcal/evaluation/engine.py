@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
@@ -26,7 +26,7 @@ def default_jobs(items: int) -> int:
 
 def run(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int = 1
-) -> Iterator[tuple[int, Result]]:
+) -> Generator[tuple[int, Result]]:
     """Yield index and result of every item as they are done; in order with one job.
 
     If a process dies (out of memory, say), what is not done is run in this one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,14 @@ class Case:
         prediction: ``.npz``, 4-D volume, or label map.
         reference: label map.
         label_map: label map that lies beside a ``.npz`` of the same name, or None.
+        roi: mask of the region of interest, or None.
     """
 
     name: str
     prediction: Path
     reference: Path
     label_map: Path | None = None
+    roi: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,45 @@ class LabelSet:
     """What the labels mean.
 
     Attributes:
-        names: by value, background (0) included.
+        names: by value, background (0) included; of regions, those of single labels.
         ignore_index: label to leave out of everything, or None.
         source: where this was read.
+        regions: labels of each region by name, in the order of the channels; empty where labels
+            do not overlap.
+        class_order: label that each region leaves in the label map, later ones over earlier.
     """
 
     names: dict[int, str]
     ignore_index: int | None
     source: str
+    regions: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    class_order: tuple[int, ...] = ()
 
     @property
-    def foreground(self) -> dict[int, str]:
-        """Names by value without background."""
-        return {k: v for k, v in self.names.items() if k != 0}
+    def foreground(self) -> dict[str, tuple[int, ...]]:
+        """Labels of what is reported, by name: regions, or every label but the background."""
+        return self.regions or {name: (k,) for k, name in self.names.items() if k != 0}
+
+    @property
+    def values(self) -> set[int]:
+        """Labels that may occur, but for the ignore label."""
+        return {0, *self.names, *(k for labels in self.regions.values() for k in labels)}
+
+    @property
+    def num_channels(self) -> int:
+        """Channels that probabilities have, background included where there are no regions.
+
+        Raises:
+            ValueError: label values that are not 0 to K - 1.
+        """
+        if self.regions:
+            return len(self.regions)
+        if sorted(self.names) != list(range(len(self.names))):
+            raise ValueError(
+                f"{self.source}: label values {sorted(self.names)} are not 0 to K - 1, so "
+                "channels of probabilities cannot be told apart"
+            )
+        return len(self.names)
 
 
 def pair(predictions: Path, references: Path) -> Pairing:
@@ -106,6 +134,22 @@ def pair(predictions: Path, references: Path) -> Pairing:
     )
 
 
+def with_rois(pairing: Pairing, folder: Path) -> Pairing:
+    """Give every case the mask of its name.
+
+    Raises:
+        ValueError: a case without one.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    masks = _scan(folder, npz=False)
+    if missing := [case.name for case in pairing.cases if case.name not in masks]:
+        raise ValueError(
+            f"{folder}: holds no mask for {len(missing)} cases, e.g. {', '.join(missing[:3])}"
+        )
+    return replace(pairing, cases=[replace(c, roi=masks[c.name]) for c in pairing.cases])
+
+
 def find_dataset_json(predictions: Path, references: Path) -> Path | None:
     """Look for ``dataset.json`` beside or above the predictions, then the references."""
     return _beside("dataset.json", predictions, references)
@@ -115,7 +159,7 @@ def read_label_set(path: Path) -> LabelSet:
     """Read label names and the ignore label from ``dataset.json`` (nnU-Net v2 or Decathlon).
 
     Raises:
-        ValueError: not such a file, or one with region-based labels.
+        ValueError: not such a file.
     """
     content = read_json(path)
     labels: Any = content.get("labels") if isinstance(content, dict) else None
@@ -127,25 +171,33 @@ def read_label_set(path: Path) -> LabelSet:
         if len(set(labels.values())) < len(labels):
             raise ValueError(f"{path}: a name stands for two label values: {labels}")
         labels = {name: int(value) for value, name in labels.items()}  # Decathlon, nnU-Net v1
+    regions: dict[str, tuple[int, ...]] = {}
     for name, value in labels.items():
-        if isinstance(value, (list, tuple)) and len(value) != 1:
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not values or any(not isinstance(v, int) or isinstance(v, bool) for v in values):
             raise ValueError(
-                f"{path}: label {name!r} is a region {value}; region-based labels are not "
-                "supported by this evaluation"
-            )
-        number = value[0] if isinstance(value, (list, tuple)) else value
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise ValueError(
-                f"{path}: label {name!r} has value {value!r}, expected an integer "
-                "(nnU-Net v2 maps names to values)"
+                f"{path}: label {name!r} has value {value!r}, expected an integer, or a list of "
+                "them for a region (nnU-Net v2 maps names to values)"
             )
         if name == "ignore":
-            ignore = number
-        elif number in names:
-            raise ValueError(f"{path}: {name!r} and {names[number]!r} share the value {number}")
-        else:
-            names[number] = name
-    return LabelSet(dict(sorted(names.items())), ignore, str(path))
+            ignore = values[0]
+            continue
+        if set(values) != {0}:
+            regions[name] = tuple(values)
+        if len(values) == 1 and values[0] in names:
+            raise ValueError(f"{path}: {name!r} and {names[values[0]]!r} share value {values[0]}")
+        if len(values) == 1:
+            names[values[0]] = name
+    names = dict(sorted(names.items()))
+    if all(len(values) == 1 for values in regions.values()):
+        return LabelSet(names, ignore, str(path))
+    order = content.get("regions_class_order")
+    if not isinstance(order, list) or len(order) != len(regions):
+        raise ValueError(
+            f"{path}: 'regions_class_order' must name a label for each of the {len(regions)} "
+            f"regions {', '.join(regions)}, got {order!r}"
+        )
+    return LabelSet(names, ignore, str(path), regions, tuple(int(v) for v in order))
 
 
 def find_reader(predictions: Path) -> str | None:

@@ -22,6 +22,7 @@ def read_probabilities(
     geometry: Geometry,
     *,
     num_classes: int | None = None,
+    regions: bool = False,
     reader: str | None = None,
     tolerance: float = 1e-2,
 ) -> Array:
@@ -32,6 +33,7 @@ def read_probabilities(
             classes on the fourth axis.
         geometry: of the reference labels, which the result shares.
         num_classes: K that is expected; None takes what comes.
+        regions: whether channels are regions, one probability each, that may overlap.
         reader: nnU-Net's reader, as its plans name it: the ``.npz`` of a ``*WithReorient`` reader
             lies in a RAS-reoriented frame. None is a reader that leaves images as they are.
         tolerance: of the geometry, in voxels.
@@ -57,7 +59,7 @@ def read_probabilities(
             )
         if differences := volume.geometry.differences(geometry, tolerance):
             raise ValueError(f"{path}: does not lie on the reference: {'; '.join(differences)}")
-    check_probabilities(array, str(path), num_classes)
+    check_probabilities(array, str(path), num_classes, regions=regions)
     return array
 
 
@@ -83,28 +85,29 @@ def holds_probabilities(path: Path) -> bool:
     return path.suffix == ".npz" or stored_axes(path) > 3
 
 
-def check_classes(name: str, found: int, num_classes: int | None) -> None:
-    """Check the number of channels, background included.
+def check_classes(name: str, found: int, num_classes: int | None, *, regions: bool = False) -> None:
+    """Check the number of channels, background included where there are no regions.
 
     Raises:
         ValueError: starting with `name`.
     """
     if num_classes is not None and found != num_classes:
-        raise ValueError(
-            f"{name}: expected {num_classes} classes (background included), got {found}"
-        )
+        what = "regions" if regions else "classes (background included)"
+        raise ValueError(f"{name}: expected {num_classes} {what}, got {found}")
 
 
-def check_probabilities(array: Array, name: str, num_classes: int | None = None) -> None:
-    """Check that ``(K, *S)`` holds probabilities that sum to one over K.
+def check_probabilities(
+    array: Array, name: str, num_classes: int | None = None, *, regions: bool = False
+) -> None:
+    """Check that ``(K, *S)`` holds probabilities that, but for regions, sum to one over K.
 
     Raises:
         ValueError: starting with `name`.
     """
-    check_classes(name, array.shape[0], num_classes)
+    check_classes(name, array.shape[0], num_classes, regions=regions)
     if array.dtype.kind != "f":
         raise ValueError(f"{name}: expected floating probabilities, got {array.dtype}")
-    if array.shape[0] < 2:
+    if array.shape[0] < 2 and not regions:
         raise ValueError(
             f"{name}: expected a channel per class, background included, got {array.shape[0]}; "
             "write 1 - p as channel 0"
@@ -122,11 +125,11 @@ def check_probabilities(array: Array, name: str, num_classes: int | None = None)
             )
         total += channel
     off = np.abs(total - 1) > SUM_TOLERANCE
-    if off.any():
+    if not regions and off.any():
         raise ValueError(
             f"{name}: in {np.count_nonzero(off)} voxels the classes sum to "
-            f"{float(total[off].min()):.4g} - {float(total[off].max()):.4g} instead of 1 "
-            "(overlapping regions from sigmoid heads are not supported here)"
+            f"{float(total[off].min()):.4g} - {float(total[off].max()):.4g} instead of 1; if these "
+            "are overlapping regions from a sigmoid head, give the dataset.json that defines them"
         )
 
 

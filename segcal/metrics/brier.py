@@ -61,18 +61,11 @@ def brier_parts(
     Stephenson et al. 2008 are the rest.
     """
     p, y = select_voxels(probs, labels, mask, ignore_index)
-    n = y.numel()
-    if not n:
-        return BrierParts(*(float("nan"),) * 4)
-    reliability = resolution = uncertainty = 0.0
-    for k, pk in enumerate(p):
-        statistics = equal_width_statistics(pk, y == k, bins)
-        found = statistics.count > 0
-        count, frequency = statistics.count[found], statistics.accuracy[found]
-        base = float(statistics.hit_sum.sum()) / n
-        reliability += float((count * (statistics.confidence[found] - frequency) ** 2).sum()) / n
-        resolution += float((count * (frequency - base) ** 2).sum()) / n
-        uncertainty += base * (1 - base)
+    parts = [equal_width_statistics(pk, y == k, bins).murphy() for k, pk in enumerate(p)]
+    reliability, resolution, uncertainty = (
+        sum(getattr(part, name) for part in parts)
+        for name in ("reliability", "resolution", "uncertainty")
+    )
     score = brier(probs, labels, mask=mask, ignore_index=ignore_index)
     rest = score - (reliability - resolution + uncertainty)
     return BrierParts(reliability, resolution, uncertainty, rest)

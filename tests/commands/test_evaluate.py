@@ -231,6 +231,7 @@ def test_options_reach_the_numbers(folders):
     got = summary(root)
     assert got["settings"] == {
         "bins": 3, "tace_threshold": 0.06, "dilation": 2, "tolerance": 0.01,
+        "nsd_tolerance_mm": 2.0, "chosen": ["fg", "union", "dilated", "all"],
     }  # fmt: skip
     assert "ece_dilated2" in got["metrics"]
     evaluate(root, out="other")  # 0.05 is under the threshold, 15 bins
@@ -294,7 +295,7 @@ def test_a_dataset_json_that_nobody_asked_for_is_not_fatal(folders):
     assert "Going on without label names" in done.output
     done = evaluate(root, "--dataset-json", root / "dataset.json")
     assert done.exit_code == 2
-    assert "is a region" in done.output
+    assert "regions_class_order" in done.output
 
 
 def test_runs_into_one_folder_do_not_mix(folders):

@@ -6,25 +6,28 @@ import json
 import math
 
 import numpy as np
+import pytest
 import SimpleITK as sitk  # noqa: N813
 from scipy import ndimage
 from typer.testing import CliRunner
 
 from segcal.commands.main import app
-from segcal.evaluation.case import Settings, evaluate_case
-from segcal.evaluation.cohort import evaluate_cohort, summarise
+from segcal.evaluation.case import Settings, Structure, evaluate_case
+from segcal.evaluation.cohort import _regions_to_labels, evaluate_cohort, summarise
 from segcal.io.cases import pair
 from segcal.io.volumes import Geometry, read_labels, write_nifti
 from segcal.metrics.aece import aece
-from segcal.metrics.brier import brier
+from segcal.metrics.brier import brier, brier_parts
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
 from segcal.metrics.ece import ece, reliability
-from segcal.metrics.hausdorff import assd, hausdorff
+from segcal.metrics.hausdorff import assd, hausdorff, nsd
 from segcal.metrics.nll import nll
 from segcal.metrics.tace import tace, tace_ref
 from tests.conftest import close
 from tests.data_paths import real_data
+
+AB = (Structure("a", (1,), 1), Structure("b", (2,), 2))
 
 
 def geometry(shape, spacing=(1.0, 1.0, 1.0)):
@@ -48,7 +51,7 @@ def test_row_is_what_the_metrics_say():
     y = rng.integers(0, 3, (4, 10, 12))
     y[0, 0] = 9
     result = evaluate_case(
-        p.argmax(0), y, spacing_mm=(2, 1, 1), labels={1: "a", 2: "b"}, probabilities=p,
+        p.argmax(0), y, spacing_mm=(2, 1, 1), structures=AB, probabilities=p,
         ignore_index=9,
     )  # fmt: skip
     row, fg = result.row, (y > 0) & (y != 9)
@@ -57,7 +60,7 @@ def test_row_is_what_the_metrics_say():
     close(row["tace_fg"], tace(p, y, mask=fg, ignore_index=9))
     close(row["tace_ref"], tace_ref(p, y, mask=fg, ignore_index=9))
     assert row["voxels_all"] == (y != 9).sum()
-    close(result.reliability["all"].expected_error(), row["ece_all"])
+    close(result.calibration["all"].top.expected_error(), row["ece_all"])
     close(row["diagonal_mm"], math.sqrt(8**2 + 10**2 + 12**2))
 
 
@@ -70,15 +73,26 @@ def test_every_column_is_its_metric_at_other_settings():
     prediction[4, 8, 5:] = prediction[0, 5, 0] = 1  # outliers: the two HD95 differ
     prediction[0, 7, :2] = prediction[4, 0, 7] = 2
     mm, valid = (3.0, 1.0, 0.5), y != 9
-    settings = Settings(bins=7, tace_threshold=0.05, dilation=2)
+    settings = Settings(
+        bins=7, tace_threshold=0.05, dilation=2, nsd_tolerance_mm=1.2,
+        chosen=("fg", "union", "dilated", "crop", "roi", "all"),
+    )  # fmt: skip
+    roi = rng.random(y.shape) < 0.3
+    p[:, 0], p[0, 0] = 0, 1  # as nnU-Net writes it outside its crop
     row = evaluate_case(
-        prediction, y, spacing_mm=mm, labels={1: "a", 2: "b"}, probabilities=p, ignore_index=9,
-        settings=settings,
+        prediction, y, spacing_mm=mm, structures=AB, probabilities=p, ignore_index=9,
+        settings=settings, roi=roi,
     ).row  # fmt: skip
     foreground = (y > 0) & valid
     near = ndimage.binary_dilation(foreground, np.ones((5, 5, 5)))  # never grown from ignored ones
-    columns = {"diagonal_mm", "dsc", "tace_ref"}
-    for scope, mask in (("fg", foreground), ("dilated2", near), ("all", np.ones_like(valid))):
+    columns = {"diagonal_mm", "dsc", "iou", "tace_ref"}
+    crop = np.ones_like(valid)
+    crop[0] = False
+    masks = {
+        "fg": foreground, "dilated2": near, "all": np.ones_like(valid), "roi": roi, "crop": crop,
+        "union": foreground | (p.argmax(0) > 0),
+    }  # fmt: skip
+    for scope, mask in masks.items():
         kwargs = {"mask": mask, "ignore_index": 9}
         expected = {
             "voxels": (mask & valid).sum(),
@@ -92,6 +106,9 @@ def test_every_column_is_its_metric_at_other_settings():
             "tace": tace(p, y, bins=7, threshold=0.05, **kwargs),
             "nll": nll(p, y, **kwargs),
             "brier": brier(p, y, **kwargs),
+            "brier_reliability": brier_parts(p, y, bins=7, **kwargs).reliability,
+            "brier_resolution": brier_parts(p, y, bins=7, **kwargs).resolution,
+            "accuracy": (p.argmax(0) == y)[mask & valid].mean(),
         }
         for name, value in expected.items():
             close(row[f"{name}_{scope}"], value)
@@ -112,12 +129,15 @@ def test_every_column_is_its_metric_at_other_settings():
                 a, b, spacing_mm=mm, percentile=95, definition="max_directed"
             ),
             "assd_pooled_mm": assd(a, b, spacing_mm=mm),
+            "assd_mean_of_means_mm": assd(a, b, spacing_mm=mm, definition="mean_of_means"),
+            "nsd": nsd(a, b, spacing_mm=mm, tolerance_mm=1.2),
         }
         assert expected["hd95_pooled_mm"] != expected["hd95_max_directed_mm"]
         for key, number in expected.items():
             close(row[f"{key}/{name}"], number)
             columns.add(f"{key}/{name}")
-    close(row["dsc"], (row["dsc/a"] + row["dsc/b"]) / 2)
+    for metric in ("dsc", "iou"):
+        close(row[metric], (row[f"{metric}/a"] + row[f"{metric}/b"]) / 2)
     assert set(row) == columns  # nothing that this test does not know
 
 
@@ -150,11 +170,49 @@ def test_dilated_scope_is_a_box():
     y = np.zeros((1, 30, 30), int)
     y[0, 15, 15] = 1
     row = evaluate_case(
-        y, y, spacing_mm=(1, 1, 1), labels={1: "a"}, probabilities=soft(y, 2),
+        y, y, spacing_mm=(1, 1, 1), structures=AB[:1], probabilities=soft(y, 2),
         settings=Settings(dilation=3),
     ).row  # fmt: skip
     assert row["voxels_dilated3"] == 49
     assert row["voxels_fg"] == 1
+
+
+def test_regions_are_questions_of_their_own():
+    """Nested sigmoids: whole {1, 2, 3}, core {2, 3}, enhancing {3}; worked out by hand."""
+    p = np.array([(0.9, 0.8, 0.2), (0.6, 0.7, 0.9), (0.4, 0.9, 0.1), (0.2, 0.1, 0.05)]).T
+    p = p.reshape(3, 1, 2, 2)
+    y = np.array([2, 3, 0, 1]).reshape(1, 2, 2)
+    names = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
+    structures = [Structure(name, labels, i) for i, (name, labels) in enumerate(names.items())]
+    prediction = _regions_to_labels(p, (1, 2, 3))
+    assert prediction.ravel().tolist() == [2, 3, 2, 0]
+    result = evaluate_case(
+        prediction, y, spacing_mm=(1, 1, 1), structures=structures, probabilities=p, regions=True,
+        settings=Settings(bins=10),
+    )  # fmt: skip
+    row = result.row
+    close([row[f"cece_all/{name}"] for name in names], [0.425, 0.375, 0.1125])
+    close(row["cece_all"], (0.425 + 0.375 + 0.1125) / 3)
+    close(row["dsc/whole"], 2 * 2 / (3 + 3))
+    assert result.calibration["all"].voxels == 3 * 4
+    ignored = y.copy()
+    ignored[0, 1, 0] = 9
+    row = evaluate_case(
+        prediction, ignored, spacing_mm=(1, 1, 1), structures=structures, probabilities=p,
+        regions=True, ignore_index=9, settings=Settings(bins=10),
+    ).row  # fmt: skip
+    close(row["cece_all/whole"], (0.1 + 0.4 + 0.8) / 3)
+    assert row["voxels_all"] == 3
+
+
+def test_a_scope_without_its_mask():
+    y = np.zeros((1, 4, 4), int)
+    with pytest.raises(ValueError, match="scope roi: no mask"):
+        evaluate_case(y, y, spacing_mm=(1, 1, 1), structures=AB[:1], probabilities=soft(y, 2),
+                      settings=Settings(chosen=("roi",)))  # fmt: skip
+    for chosen in ((), ("fg", "fg"), ("air",)):
+        with pytest.raises(ValueError, match="scopes: expected"):
+            Settings(chosen=chosen)
 
 
 def test_a_miss_is_never_dropped(tmp_path):
@@ -181,7 +239,7 @@ def test_a_miss_is_never_dropped(tmp_path):
 def test_absent_and_false_alarm():
     none, some = np.zeros((2, 8, 8), int), np.zeros((2, 8, 8), int)
     some[0, 2:4, 2:4] = 1
-    kwargs = {"spacing_mm": (1, 1, 1), "labels": {1: "a"}}
+    kwargs = {"spacing_mm": (1, 1, 1), "structures": AB[:1]}
     absent = evaluate_case(none, none, **kwargs).row
     assert math.isnan(absent["dsc/a"])
     assert math.isnan(absent["hd_mm/a"])

@@ -76,8 +76,9 @@ def test_label_set(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ({"background": 0, "whole": [1, 2]}, "is a region"),
-        ({"background": 0, "a": 1, "b": 1}, "share the value 1"),
+        ({"background": 0, "whole": [1, 2]}, "'regions_class_order' must name"),
+        ({"background": 0, "whole": []}, "expected an integer, or a list"),
+        ({"background": 0, "a": 1, "b": 1}, "share value 1"),
         ({"background": 0, "a": "2"}, "expected an integer"),
         ({"0": "background", "1": "tumour", "2": "tumour"}, "a name stands for two label values"),
         ({}, "expected 'labels'"),

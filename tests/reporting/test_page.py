@@ -91,7 +91,7 @@ def test_numbers_and_failures_are_there(report):
     overlap, calibration, cases = Tables(report).tables
     assert overlap[0][:3] == ["label", "n", "DSC"]
     assert [row[0] for row in overlap[1:]] == ["<b onload=x>1", "two & more"]
-    assert [row[0] for row in calibration[1:]] == ["fg", "dilated5", "all"]
+    assert [row[0] for row in calibration[1:]] == ["fg", "union", "dilated5", "all"]
     assert [row[0] for row in cases[1:]] == ["a", "b"]
     assert "1 failed" in report
     assert "<b>bad</b> failed:" in report

@@ -1,0 +1,140 @@
+"""Loops of the tally over voxels, compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from segcal.binning import EDGE_TOLERANCE
+from segcal.tensors import PROBABILITY_TOLERANCE
+
+UNITS = 2**40
+"""Units of a confidence of 1."""
+NLL_FLOOR = 1e-12
+BLOCK = 2048
+"""Voxels whose intermediate results stay in the fastest cache."""
+WRONG_VALUE, WRONG_LABEL = 1, 2
+NOT_REFINED = -(2**62)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def cell_of(value, bins, per):
+    """Cell of a confidence: the bin (lo, hi], by the rule of equal_width_index, then within it."""
+    x = value * bins
+    m = min(max(np.ceil(x - EDGE_TOLERANCE) - 1.0, 0.0), bins - 1.0)
+    return np.int32(m * per + min(max(np.floor((x - m) * per), 0.0), per - 1.0))
+
+
+@njit(cache=True, nogil=True)
+def count_cells(p, y, zone, threshold, bins, packed, sums):
+    """Add some voxels to `packed` (zones, 1 + K, F + 1, 2) and `sums` (zones, 2).
+
+    The first number of a cell holds its predictions and, times 2^32, its hits; the second the
+    distances from the lower edge.
+    """
+    k, n = p.shape
+    fine = packed.shape[2] - 1
+    per = fine // bins
+    step = UNITS // fine
+    edge = cell_of(threshold, bins, per)
+    top = np.empty(BLOCK)
+    best = np.empty(BLOCK, np.int32)
+    own = np.empty(BLOCK)
+    square = np.empty(BLOCK)
+    cells = np.empty(BLOCK, np.int32)
+    distance = np.empty(BLOCK)
+    part = np.empty_like(sums)
+    for first in range(0, n, BLOCK):
+        size = min(BLOCK, n - first)
+        top[:size] = -1.0
+        best[:size] = 0
+        own[:size] = 0.0
+        square[:size] = 0.0
+        for c in range(k):
+            good = True
+            for i in range(size):  # without branches, so that it becomes vector instructions
+                v = np.float64(p[c, first + i])
+                good &= (v >= -PROBABILITY_TOLERANCE) & (v <= 1.0 + PROBABILITY_TOLERANCE)
+                more = v > top[i]
+                top[i] = v if more else top[i]
+                best[i] = c if more else best[i]
+                own[i] = v if y[first + i] == c else own[i]
+                square[i] += v * v
+                cell = cell_of(v, bins, per)
+                distance[i] = np.floor(v * UNITS + 0.5) - np.float64(cell) * step
+                cells[i] = fine if (cell == edge) & (v > threshold) else cell
+            if not good:
+                return WRONG_VALUE
+            for i in range(size):
+                z = zone[first + i]
+                if z >= 0:
+                    hit = np.int64(y[first + i] == c)
+                    packed[z, 1 + c, cells[i], 0] += 1 + (hit << 32)
+                    packed[z, 1 + c, cells[i], 1] += np.int64(distance[i])
+        for i in range(size):
+            cells[i] = cell_of(top[i], bins, per)
+            distance[i] = np.floor(top[i] * UNITS + 0.5) - np.float64(cells[i]) * step
+        part[:] = 0.0
+        for i in range(size):
+            z = zone[first + i]
+            if z < 0:
+                continue
+            label = y[first + i]
+            if label < 0 or label >= k:
+                return WRONG_LABEL
+            packed[z, 0, cells[i], 0] += 1 + (np.int64(best[i] == label) << 32)
+            packed[z, 0, cells[i], 1] += np.int64(distance[i])
+            part[z, 0] -= np.log(max(own[i], NLL_FLOOR))
+            part[z, 1] += square[i] - 2 * own[i] + 1
+        sums += part
+    return 0
+
+
+@njit(cache=True, nogil=True)
+def count_values(p, y, zone, channel, threshold, bins, position, table):
+    """Count predictions and hits of every distinct float32 value in the cells with a position.
+
+    Arguments as of :func:`count_cells`, but `p` of one class alone (of all for the top label, whose
+    channel is -1); `position` of the value with bits 0, by cell; `table` (zones, values, 2).
+    """
+    k, n = p.shape
+    fine = len(position) - 1
+    per = fine // bins
+    edge = cell_of(threshold, bins, per)
+    value = np.empty(BLOCK, np.float32)
+    bits = value.view(np.int32)
+    best = np.empty(BLOCK, np.int32)
+    cells = np.empty(BLOCK, np.int32)
+    for first in range(0, n, BLOCK):
+        size = min(BLOCK, n - first)
+        for i in range(size):
+            value[i] = p[0, first + i]
+            best[i] = max(channel, 0)
+        for c in range(1, k):
+            for i in range(size):
+                v = p[c, first + i]
+                more = v > value[i]
+                value[i] = v if more else value[i]
+                best[i] = c if more else best[i]
+        for i in range(size):
+            cell = cell_of(np.float64(value[i]), bins, per)
+            cells[i] = fine if (channel >= 0) & (cell == edge) else cell
+        for i in range(size):
+            z = zone[first + i]
+            start = position[cells[i]]
+            if z < 0 or start == NOT_REFINED or (channel >= 0 and value[i] <= threshold):
+                continue
+            table[z, start + bits[i], 0] += 1
+            table[z, start + bits[i], 1] += y[first + i] == best[i]
+
+
+@njit(cache=True, nogil=True)
+def most_likely(p, found):
+    """Write the class of the largest of `p` (K, n), the lowest of equals, to `found` (n,)."""
+    k, n = p.shape
+    for i in range(n):
+        best = 0
+        for c in range(1, k):
+            if p[c, i] > p[best, i]:
+                best = c
+        found[i] = best

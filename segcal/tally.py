@@ -1,0 +1,503 @@
+"""Everything calibration metrics need of a case, as sums, in one compiled pass over its voxels.
+
+Confidences fall into cells of equal width, 2^16 or a few more, so that the edges of the bins are
+among theirs. A cell counts its predictions, those that came true, and the distances of the
+confidences from its lower edge in units of 2^-40. These are integers: sums are exact for float32
+values of 2^-17 and more (others are rounded to the unit) and depend neither on the order of
+addition nor on the number of threads, and cases merge by adding arrays.
+
+Groups of equal mass follow from the cells as if all values of a cell were tied; a second pass over
+the few cells that hold a cut makes them exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from segcal.binning import EDGE_TOLERANCE, BinStatistics, MassHistogram, equal_mass_statistics
+from segcal.counting import (
+    NOT_REFINED,
+    UNITS,
+    WRONG_LABEL,
+    cell_of,
+    count_cells,
+    count_values,
+    most_likely,
+)
+from segcal.tensors import PROBABILITY_TOLERANCE, as_array, as_tensor, check_label_values
+
+FINEST = 2**16
+"""Cells there are at least."""
+MAX_SCOPES = 8
+PIECE = 2**17
+"""Voxels that one call of compiled code looks at."""
+REFINED = 2**21
+"""Distinct values that the second pass can tell apart; where there are more, they are sorted."""
+
+Cells = NDArray[np.int64]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over the voxels of a scope; those of cases add up.
+
+    Attributes:
+        cells: int64 ``(1 + K, F + 1, 3)``: per channel (the top label, then every class) and cell
+            its predictions, those that came true, and the sum of their distances from the lower
+            edge in units of 2^-40. The last cell takes from the one that the threshold lies in
+            what is above the threshold.
+        bins: M equal-width bins; each is F / M cells.
+        threshold: probabilities of a class up to this are left out of TACE.
+        nll_sum: nats, probabilities floored at 1e-12.
+        brier_sum: squared errors, summed over the classes.
+    """
+
+    cells: Cells
+    bins: int
+    threshold: float
+    nll_sum: float
+    brier_sum: float
+
+    def __add__(self, other: Tally) -> Tally:
+        """Sums over both.
+
+        Raises:
+            ValueError: other classes, bins or threshold.
+        """
+        mine, its = ((t.num_classes, t.bins, t.threshold) for t in (self, other))
+        if mine != its:
+            raise ValueError(
+                f"cannot add tallies of different (classes, bins, threshold): {mine} and {its}"
+            )
+        return Tally(
+            self.cells + other.cells,
+            self.bins,
+            self.threshold,
+            self.nll_sum + other.nll_sum,
+            self.brier_sum + other.brier_sum,
+        )
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.cells) - 1
+
+    @property
+    def voxels(self) -> int:
+        """How many there are."""
+        return int(self.cells[0, :, 0].sum())
+
+    @property
+    def top(self) -> BinStatistics:
+        """Equal-width bins of the top label."""
+        return self._bins(0)
+
+    @property
+    def classes(self) -> list[BinStatistics]:
+        """Equal-width bins of ``p_k`` against ``y = k``, one for every class."""
+        return [self._bins(1 + k) for k in range(self.num_classes)]
+
+    @property
+    def kept(self) -> list[BinStatistics]:
+        """As :attr:`classes`, of the probabilities above the threshold alone."""
+        return [self._bins(1 + k, kept=True) for k in range(self.num_classes)]
+
+    @property
+    def top_mass(self) -> MassHistogram:
+        """Histogram of the top label's confidence."""
+        return self.mass(0)
+
+    @property
+    def class_mass(self) -> list[MassHistogram]:
+        """Histogram of every class's probabilities above the threshold."""
+        return [self.mass(1 + k) for k in range(self.num_classes)]
+
+    def metrics(
+        self, groups: int, exact: Sequence[BinStatistics] | None = None
+    ) -> dict[str, float]:
+        """Calibration of these voxels by name; fractions of 1, NLL in nats, NaN without voxels.
+
+        Args:
+            groups: R of the equal-mass groups of AECE and TACE.
+            exact: those groups, see :meth:`Voxels.equal_mass_groups`; None takes them from the
+                cells, as if probabilities had been moved by at most the width of a cell, and adds
+                ``aece_bound``, how far that can move ``aece``.
+        """
+        top, classes, n = self.top, self.classes, self.voxels
+        per_channel = exact or [h.groups(groups) for h in (self.top_mass, *self.class_mass)]
+        gaps = np.concatenate([g.gap for g in per_channel[1:]])
+        gaps = gaps[~np.isnan(gaps)]
+        parts = [c.murphy() for c in classes]
+        found = {
+            "accuracy": float(top.hit_sum.sum() / n) if n else np.nan,
+            "ece": top.expected_error(),
+            "over": top.overconfidence(),
+            "under": top.underconfidence(),
+            "ace": top.average_error(),
+            "mce": top.maximum_error(),
+            "aece": per_channel[0].expected_error(),
+            "cece": float(np.mean([c.expected_error() for c in classes])),
+            "tace": float(gaps.mean()) if gaps.size else np.nan,
+            "nll": self.nll_sum / n if n else np.nan,
+            "brier": self.brier_sum / n if n else np.nan,
+            "brier_reliability": sum(p.reliability for p in parts),
+            "brier_resolution": sum(p.resolution for p in parts),
+        }
+        return found if exact else {**found, "aece_bound": self.top_mass.error_bound(groups)}
+
+    def tace_ref(self) -> float:
+        """See :func:`segcal.metrics.tace.tace_ref`, over these voxels."""
+        occurring = [k for k, c in enumerate(self.classes) if c.hit_sum.sum() > 0]
+        if not occurring:
+            return float("nan")
+        errors = [c.expected_error() for c in self.kept[: occurring[-1] + 1]]
+        return float(np.mean(np.nan_to_num(errors)))
+
+    def mass(self, channel: int) -> MassHistogram:
+        """Histogram of a channel: 0 the top label, 1 + k class k above the threshold."""
+        statistics = self._statistics(channel, self.by_confidence(channel))
+        return MassHistogram(statistics, 1 / self._fine)
+
+    def by_confidence(self, channel: int) -> NDArray[np.int64]:
+        """Indices of the cells of :meth:`mass`, in its order."""
+        if channel == 0:
+            return np.arange(self._fine)
+        return np.concatenate([[self._fine], np.arange(self._edge + 1, self._fine)])
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Plain arrays for a file, empty cells left out; :meth:`from_arrays` reads them."""
+        flat = self.cells.reshape(-1, 3)
+        index = np.flatnonzero(flat[:, 0])
+        return {
+            "index": index,
+            "cells": flat[index],
+            "shape": np.array([*self.cells.shape[:2], self.bins]),
+            "sums": np.array([self.threshold, self.nll_sum, self.brier_sum]),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Tally:
+        """Read what :meth:`to_arrays` wrote.
+
+        Raises:
+            ValueError: arrays that are missing or do not fit.
+        """
+        if missing := {"index", "cells", "shape", "sums"} - set(arrays):
+            raise ValueError(f"tally: {', '.join(sorted(missing))} missing")
+        try:
+            channels, cells, bins = (int(n) for n in arrays["shape"])
+            threshold, nll_sum, brier_sum = (float(x) for x in arrays["sums"])
+            flat = np.zeros((channels * cells, 3), np.int64)
+            flat[arrays["index"]] = arrays["cells"]
+        except (IndexError, ValueError) as error:
+            raise ValueError(f"tally: arrays do not fit each other ({error})") from None
+        return cls(flat.reshape(channels, cells, 3), bins, threshold, nll_sum, brier_sum)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes without the empty cells."""
+        return Tally.from_arrays, (self.to_arrays(),)
+
+    @property
+    def _fine(self) -> int:
+        return self.cells.shape[1] - 1
+
+    @property
+    def _edge(self) -> int:
+        """Cell that the threshold lies in."""
+        return int(cell_of(self.threshold, self.bins, self._fine // self.bins))
+
+    def _statistics(self, channel: int, order: NDArray[np.int64]) -> BinStatistics:
+        count, hits, offset = self.cells[channel, order].T
+        lower = np.where(order == self._fine, self._edge, order) * (UNITS // self._fine)
+        return BinStatistics(count, (count * lower.astype(np.float64) + offset) / UNITS, hits)
+
+    def _bins(self, channel: int, *, kept: bool = False) -> BinStatistics:
+        order = self.by_confidence(channel) if kept else np.arange(self._fine + 1)
+        part = self._statistics(channel, order)
+        index = np.where(order == self._fine, self._edge, order) // (self._fine // self.bins)
+
+        def summed(values: NDArray[Any]) -> NDArray[Any]:
+            total = np.zeros(self.bins, values.dtype)
+            np.add.at(total, index, values)
+            return total
+
+        return BinStatistics(summed(part.count), summed(part.confidence_sum), summed(part.hit_sum))
+
+
+class Voxels:
+    """Probabilities and labels of a case, and which of its voxels are in which scope."""
+
+    def __init__(
+        self,
+        probs: Any,
+        labels: Any,
+        scopes: Mapping[str, Any] | None = None,
+        *,
+        ignore_index: int | None = None,
+    ) -> None:
+        """Check and prepare; nothing of the size of the probabilities is copied.
+
+        Args:
+            probs: probabilities ``(K, *S)``, floating (array or tensor); with one channel that of
+                label 1, the rest being 0's.
+            labels: integer ``(*S)``.
+            scopes: bool ``(*S)`` by name, at most eight; None as a value takes every voxel. None
+                instead of the mapping is ``{"all": None}``.
+            ignore_index: label to leave out.
+
+        Raises:
+            ValueError: shapes or types that do not fit.
+        """
+        p, y = as_array(probs), as_array(labels)
+        if p.dtype.kind != "f" or p.ndim < 2 or p.shape[1:] != y.shape or y.dtype.kind not in "iu":
+            raise ValueError(
+                f"probs {p.dtype} {p.shape} and labels {y.dtype} {y.shape}: expected floating "
+                "(K, *S) and integer (*S)"
+            )
+        scopes = {"all": None} if scopes is None else scopes
+        if not 0 < len(scopes) <= MAX_SCOPES:
+            raise ValueError(f"scopes: expected 1 to {MAX_SCOPES}, got {len(scopes)}")
+        member = np.zeros(y.size, np.uint8)  # a bit a scope
+        for bit, (name, mask) in enumerate(scopes.items()):
+            chosen = np.ones((1,), bool) if mask is None else as_array(mask)
+            if chosen.dtype != np.bool_ or (mask is not None and chosen.shape != y.shape):
+                raise ValueError(
+                    f"scope {name}: expected bool {y.shape}, got {chosen.dtype} {chosen.shape}"
+                )
+            member |= chosen.reshape(-1).view(np.uint8) << np.uint8(bit)
+        if ignore_index is not None:
+            member *= y.reshape(-1) != ignore_index
+        used = torch.bincount(torch.from_numpy(member), minlength=256)
+        self._members = [m for m in range(1, 256) if used[m]]
+        zones = np.full(256, -1, np.int8)  # voxels of the same scopes are a zone
+        zones[self._members] = np.arange(len(self._members))
+        self._zone = zones[member]
+        self._scopes = list(scopes)
+        self._p, self._y = p.reshape(len(p), -1), y.reshape(-1)
+        self._num_classes = max(2, len(p))
+        self._ignore_index = ignore_index
+
+    def tally(self, *, bins: int = 15, threshold: float = 1e-3) -> dict[str, Tally]:
+        """Sums over each scope, in one pass.
+
+        Args:
+            bins: M.
+            threshold: probabilities up to this are left out of TACE.
+
+        Raises:
+            ValueError: values that are no probabilities or no labels; arguments out of range.
+        """
+        if bins < 1 or not 0 <= threshold <= 1:
+            raise ValueError(
+                f"bins, threshold: expected at least 1 and 0 to 1, got {bins}, {threshold}"
+            )
+        zones, k = len(self._members), self._num_classes
+        fine = bins * -(-FINEST // bins)
+        shape = (zones, k + 1, fine + 1, 2)
+        sums = np.zeros((self._pieces, zones, 2))
+
+        def count(pieces: range) -> Cells:
+            packed = np.zeros(shape, np.int64)
+            for i in pieces:
+                wrong = count_cells(*self._piece(i), threshold, bins, packed, sums[i])
+                if wrong:
+                    self._refuse(wrong)
+            return packed
+
+        packed = sum(_on_threads(count, self._pieces), start=np.zeros(shape, np.int64))
+        total = sums.sum(0)
+        found = {}
+        for name in self._scopes:
+            inside = self._inside(name)
+            both, offset = np.moveaxis(packed[inside].sum(0), -1, 0)
+            cells = np.stack([both & (2**32 - 1), both >> 32, offset], -1)
+            nll_sum, brier_sum = total[inside].sum(0)
+            found[name] = Tally(cells, bins, threshold, float(nll_sum), float(brier_sum))
+        return found
+
+    def equal_mass_groups(
+        self, tallies: Mapping[str, Tally], groups: int
+    ) -> dict[str, list[BinStatistics]]:
+        """Groups of equal mass of the top label and of every class, exact, by scope.
+
+        See :func:`segcal.binning.equal_mass_statistics`.
+
+        Args:
+            tallies: what :meth:`tally` returned.
+            groups: R.
+        """
+        found: dict[str, list[BinStatistics]] = {name: [] for name in tallies}
+        for channel in range(self._num_classes + 1):
+            masses = {name: one.mass(channel) for name, one in tallies.items()}
+            cut = {
+                name: one.by_confidence(channel)[masses[name].cells_with_cuts(groups)]
+                for name, one in tallies.items()
+            }
+            which = np.unique(np.concatenate(list(cut.values())))
+            some = next(iter(tallies.values()))
+            table = self._distinct(channel, which, some)
+            for name, one in tallies.items():
+                if table is None:
+                    found[name].append(self._sorted(name, channel, one.threshold, groups))
+                    continue
+                values, counts = table
+                order = one.by_confidence(channel)
+                refined = _replace(
+                    masses[name].statistics, order, which, values, counts[self._inside(name)]
+                )
+                found[name].append(MassHistogram(refined, 0.0).groups(groups))
+        return found
+
+    @property
+    def _pieces(self) -> int:
+        return -(-len(self._y) // PIECE)
+
+    def _piece(
+        self, i: int, classes: slice = slice(None)
+    ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int8]]:
+        """Probabilities, labels and zones of some voxels, in types that are compiled for."""
+        part = slice(i * PIECE, (i + 1) * PIECE)
+        p = _widened(self._p[:, part], classes if len(self._p) > 1 else slice(None))
+        if len(self._p) == 1:
+            p = np.concatenate([1 - p, p])[classes]
+        return p, self._y[part].astype(np.int32), self._zone[part]
+
+    def _inside(self, scope: str) -> list[int]:
+        """Zones of a scope."""
+        bit = 1 << self._scopes.index(scope)
+        return [z for z, member in enumerate(self._members) if member & bit]
+
+    def _refuse(self, wrong: int) -> None:
+        if wrong == WRONG_LABEL:
+            check_label_values(as_tensor(self._y), self._num_classes, self._ignore_index)
+        raise ValueError(
+            "probs: expected values in [0, 1] (logits need a softmax first; NaN and inf are "
+            "refused)"
+        )
+
+    def _distinct(
+        self, channel: int, which: NDArray[np.int64], like: Tally
+    ) -> tuple[list[NDArray[np.float64]], NDArray[np.int64]] | None:
+        """Values that float32 can take in some cells, and how many there are of each by zone.
+
+        Returns:
+            values, an array a cell of `which`; predictions and hits int64 ``(zones, values, 2)``;
+            or None where they are too many to be told apart.
+        """
+        if self._p.dtype.itemsize > 4:
+            return None
+        fine, edge = like.cells.shape[1] - 1, like._edge
+        cell = np.where(which == fine, edge, which)
+        lower = np.where(cell > 0, cell / fine, 0).astype(np.float32).view(np.int32) - 2
+        top = np.where(cell == fine - 1, 1 + PROBABILITY_TOLERANCE, (cell + 1) / fine)
+        upper = (top + EDGE_TOLERANCE / like.bins).astype(np.float32).view(np.int32) + 2
+        lower = np.maximum(lower, 0)
+        start = np.concatenate([[0], np.cumsum(upper.astype(np.int64) - lower)])
+        if start[-1] > REFINED:
+            return None
+        position = np.full(fine + 1, NOT_REFINED)
+        position[which] = start[:-1] - lower
+        shape = (len(self._members), int(start[-1]), 2)
+        classes = slice(channel - 1, channel) if channel else slice(None)
+
+        def count(pieces: range) -> NDArray[np.int32]:
+            table = np.zeros(shape, np.int32)
+            for i in pieces:
+                count_values(
+                    *self._piece(i, classes),
+                    channel - 1,
+                    like.threshold,
+                    like.bins,
+                    position,
+                    table,
+                )
+            return table
+
+        counts = np.asarray(_on_threads(count, self._pieces)).sum(0, dtype=np.int64)
+        values = [
+            np.arange(a, b, dtype=np.int32).view(np.float32).astype(np.float64)
+            for a, b in zip(lower, upper, strict=True)
+        ]
+        return values, counts
+
+    def _sorted(self, scope: str, channel: int, threshold: float, groups: int) -> BinStatistics:
+        """Groups of equal mass the long way."""
+        inside = np.isin(self._zone, self._inside(scope))
+        p = as_tensor(_widened(self._p[:, inside]))
+        p = torch.cat([1 - p, p]) if len(p) == 1 else p
+        y = as_tensor(self._y[inside].astype(np.int32))
+        if channel == 0:
+            confidence, predicted = p.max(0)
+            return equal_mass_statistics(confidence.double(), predicted == y, groups)
+        kept = p[channel - 1].double() > threshold
+        hits = y[kept] == channel - 1
+        return equal_mass_statistics(p[channel - 1][kept].double(), hits, groups)
+
+
+def predicted_classes(probs: NDArray[Any]) -> NDArray[Any]:
+    """Most likely class of every voxel, the lowest of equals.
+
+    Args:
+        probs: floating ``(K, *S)``.
+
+    Returns:
+        uint8 ``(*S)``, int32 for more than 256 classes.
+    """
+    k = len(probs)
+    flat = probs.reshape(k, -1)
+    found = np.empty(flat.shape[1], np.uint8 if k <= 256 else np.int32)
+
+    def look(pieces: range) -> None:
+        for i in pieces:
+            part = slice(i * PIECE, (i + 1) * PIECE)
+            most_likely(_widened(flat[:, part]), found[part])
+
+    _on_threads(look, -(-flat.shape[1] // PIECE))
+    return found.reshape(probs.shape[1:])
+
+
+def _widened(p: NDArray[Any], classes: slice = slice(None)) -> NDArray[Any]:
+    """Contiguous copy in a type that is compiled for."""
+    wide = np.float64 if p.dtype.itemsize > 4 else np.float32
+    return np.ascontiguousarray(p[classes], dtype=wide)
+
+
+def _on_threads(work: Callable[[range], Result], pieces: int) -> list[Result]:
+    """Share out the pieces; compiled code lets go of the interpreter's lock."""
+    threads = max(1, min(torch.get_num_threads(), pieces))
+    shares = [range(t, pieces, threads) for t in range(threads)]
+    if threads == 1:
+        return [work(shares[0])]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, shares))
+
+
+def _replace(
+    statistics: BinStatistics,
+    order: NDArray[np.int64],
+    which: NDArray[np.int64],
+    values: list[NDArray[np.float64]],
+    counts: NDArray[np.int64],
+) -> BinStatistics:
+    """Statistics of cells, those of `which` replaced by their distinct values."""
+    count, hits = np.moveaxis(counts.sum(0), -1, 0)
+    ends = np.cumsum([len(v) for v in values])
+    place = np.where(which == order[0], 0, which - order[-1] + len(order) - 1)
+    old = (statistics.count, statistics.confidence_sum, statistics.hit_sum)
+    parts: list[tuple[NDArray[Any], ...]] = []
+    before = 0
+    for i in np.argsort(place):
+        new = slice(ends[i] - len(values[i]), ends[i])
+        parts.append(tuple(x[before : place[i]] for x in old))
+        parts.append((count[new], count[new] * values[i], hits[new]))
+        before = place[i] + 1
+    parts.append(tuple(x[before:] for x in old))
+    return BinStatistics(*(np.concatenate(p) for p in zip(*parts, strict=True)))

@@ -1,0 +1,280 @@
+"""Sums over the voxels of a case: equal to the metrics one by one, and they merge."""
+
+from __future__ import annotations
+
+import functools
+import io
+import operator
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segcal.binning import equal_mass_statistics
+from segcal.metrics.aece import aece
+from segcal.metrics.brier import brier, brier_parts
+from segcal.metrics.classwise_ece import classwise_ece
+from segcal.metrics.ece import ece, reliability
+from segcal.metrics.nll import nll
+from segcal.metrics.tace import tace, tace_ref
+from segcal.tally import PIECE, Tally, Voxels, predicted_classes
+from tests.conftest import close
+
+
+def tally(p, y, **options):
+    """Of every voxel of (K, n)."""
+    return Voxels(p, y).tally(**options)["all"]
+
+
+def probabilities(k, n, *, scale=3.0, seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(k, n)) * scale
+    p = np.exp(logits - logits.max(0))
+    return (p / p.sum(0)).astype(dtype), rng.integers(0, k, n)
+
+
+def cases(n=5, k=3, size=4000):
+    return [probabilities(k, size + 100 * i, scale=0.5 + i, seed=i) for i in range(n)]
+
+
+def expected(p, y, bins=15, threshold=1e-3, **which):
+    """Every number by the metric of its name."""
+    p, y = p[None], y[None]
+    which = {k: v[None] if k == "mask" else v for k, v in which.items()}
+    diagram = reliability(p, y, bins=bins, **which)
+    parts = brier_parts(p, y, bins=bins, **which)
+    return {
+        "accuracy": diagram.hit_sum.sum() / diagram.count.sum(),
+        "ece": ece(p, y, bins=bins, **which),
+        "over": diagram.overconfidence(),
+        "under": diagram.underconfidence(),
+        "ace": diagram.average_error(),
+        "mce": diagram.maximum_error(),
+        "aece": aece(p, y, bins=bins, **which),
+        "cece": classwise_ece(p, y, bins=bins, **which),
+        "tace": tace(p, y, bins=bins, threshold=threshold, **which),
+        "nll": nll(p, y, **which),
+        "brier": brier(p, y, **which),
+        "brier_reliability": parts.reliability,
+        "brier_resolution": parts.resolution,
+    }
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1, 6, 40])  # 40: most values saturate or vanish
+@pytest.mark.parametrize(("bins", "threshold"), [(15, 1e-3), (10, 0.01), (7, 0.3), (1, 0.0)])
+def test_equals_the_metrics(dtype, scale, bins, threshold):
+    p, y = probabilities(4, 3000, scale=scale, dtype=dtype)
+    p[:, :200] = np.array([1, 0, 0, 0])[:, None]  # exact zeros and ones
+    p[:, 200:300] = 0.25  # ties
+    fg, half = y != 0, np.arange(3000) % 2 == 0
+    labels = np.where(np.arange(3000) % 7 == 0, 9, y)
+    voxels = Voxels(p, labels, {"fg": fg, "half": half, "all": None}, ignore_index=9)
+    tallies = voxels.tally(bins=bins, threshold=threshold)
+    groups = voxels.equal_mass_groups(tallies, bins)
+    for scope, mask in (("fg", fg), ("half", half), ("all", np.ones_like(fg))):
+        wanted = expected(p, labels, bins, threshold, mask=mask, ignore_index=9)
+        found = tallies[scope].metrics(bins, groups[scope])
+        assert found.keys() == wanted.keys()
+        close(list(found.values()), list(wanted.values()), rtol=1e-11, atol=1e-12)
+        reference = tace_ref(p[None], labels[None], bins=bins, threshold=threshold,
+                             mask=mask[None], ignore_index=9)  # fmt: skip
+        close(tallies[scope].tace_ref(), reference, rtol=1e-11)
+    everything = reliability(p[None], labels[None], bins=bins, ignore_index=9)
+    assert (tallies["all"].top.count == everything.count).all()
+    assert (tallies["all"].top.hit_sum == everything.hit_sum).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    values=st.lists(st.floats(0, 1, width=32), min_size=1, max_size=80),
+    groups=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+def test_groups_are_exact_and_the_bound_of_the_histogram_holds(values, groups, seed):
+    p = np.array(values, np.float32)[None]
+    hits = np.random.default_rng(seed).random(len(values)) < 0.5
+    voxels = Voxels(p, hits.astype(int))
+    tallies = voxels.tally(threshold=0.0)
+    _, _, of_one = voxels.equal_mass_groups(tallies, groups)["all"]
+    kept = torch.from_numpy(p[0] > 0)
+    exact = equal_mass_statistics(
+        torch.from_numpy(p[0]).double()[kept], torch.from_numpy(hits)[kept], groups
+    )
+    close(of_one.count, exact.count, rtol=0)
+    close(of_one.hit_sum, exact.hit_sum, atol=1e-9)
+    close(of_one.confidence_sum, exact.confidence_sum, atol=1e-9)
+    histogram = tallies["all"].class_mass[1]
+    difference = abs(histogram.groups(groups).expected_error() - exact.expected_error())
+    assert not difference > histogram.error_bound(groups) + 1e-9  # NaN: nothing above 0
+
+
+def test_values_on_the_edges_of_bins_and_cells():
+    edges = np.arange(16) / 15
+    p1 = np.concatenate([edges, np.nextafter(edges, 2), np.nextafter(edges[1:], -1), edges + 5e-8])
+    p1 = np.clip(p1, 0, 1)
+    y = (np.arange(len(p1)) % 3 == 0).astype(int)
+    for dtype in (np.float32, np.float64):
+        p = np.stack([1 - p1, p1]).astype(dtype)
+        one = tally(p, y)
+        for k in range(2):
+            wanted = reliability(np.stack([p[k], 0 * p[k]])[None], 1 - (y == k)[None].astype(int))
+            assert (one.classes[k].count == wanted.count).all()
+
+
+def test_more_distinct_values_than_are_told_apart(monkeypatch):
+    p, y = probabilities(3, 5000, dtype=np.float32)
+    voxels = Voxels(p, y)
+    tallies = voxels.tally()
+    told_apart = voxels.equal_mass_groups(tallies, 15)["all"]
+    monkeypatch.setattr("segcal.tally.REFINED", 0)
+    for a, b in zip(told_apart, voxels.equal_mass_groups(tallies, 15)["all"], strict=True):
+        close(a.hit_sum, b.hit_sum)
+        close(a.confidence_sum, b.confidence_sum)
+
+
+def test_one_channel_is_that_of_label_one():
+    p, y = probabilities(2, 4000, dtype=np.float32)
+    both, one = Voxels(np.stack([1 - p[1], p[1]]), y), Voxels(p[1:], y)
+    a, b = both.tally(), one.tally()
+    assert (a["all"].cells == b["all"].cells).all()
+    for x, z in zip(both.equal_mass_groups(a, 15)["all"], one.equal_mass_groups(b, 15)["all"],
+                    strict=True):  # fmt: skip
+        assert (x.hit_sum == z.hit_sum).all()
+
+
+def test_threads_do_not_change_a_bit():
+    p, y = probabilities(3, 3 * PIECE + 5, dtype=np.float32)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            voxels = Voxels(p, y)
+            tallies = voxels.tally()
+            groups = voxels.equal_mass_groups(tallies, 15)
+            found.append(tallies["all"].metrics(15, groups["all"]))
+            assert (predicted_classes(p) == p.argmax(0)).all()
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+
+
+def test_most_likely_classes():
+    p = np.array([[0.3, 0.5, 0.1], [0.3, 0.2, 0.1], [0.4, 0.3, 0.8]], np.float16)
+    p[:, 0] = 1 / 3
+    assert predicted_classes(p).tolist() == [0, 0, 2]
+    assert predicted_classes(p).dtype == np.uint8
+    many = np.zeros((300, 2), np.float32)
+    many[299, 0] = 1
+    assert predicted_classes(many).tolist() == [299, 0]
+
+
+def test_the_sum_over_cases_is_the_whole():
+    whole_p = np.concatenate([p for p, _ in cases()], axis=1)
+    whole_y = np.concatenate([y for _, y in cases()])
+    parts = [tally(p, y) for p, y in cases()]
+    pooled = functools.reduce(operator.add, parts)
+    found, wanted = pooled.metrics(15), expected(whole_p, whole_y)
+    for name in wanted.keys() - {"aece", "tace"}:
+        close(found[name], wanted[name], rtol=1e-11)
+    assert abs(found["aece"] - wanted["aece"]) <= found["aece_bound"] + 1e-12
+    assert found["aece_bound"] < 0.01
+    close(found["tace"], wanted["tace"], atol=2e-4)
+    backwards = functools.reduce(operator.add, reversed(parts))
+    assert (backwards.cells == pooled.cells).all()
+
+
+def test_through_files_and_pickles():
+    pooled = functools.reduce(operator.add, (tally(p, y) for p, y in cases()))
+    buffer = io.BytesIO()
+    np.savez(buffer, **pooled.to_arrays())
+    buffer.seek(0)
+    with np.load(buffer, allow_pickle=False) as archive:
+        arrays = dict(archive)
+    for again in (Tally.from_arrays(arrays), pickle.loads(pickle.dumps(pooled))):
+        assert again.metrics(15) == pooled.metrics(15)
+        assert (again + pooled).voxels == 2 * pooled.voxels
+    with pytest.raises(ValueError, match="cells missing"):
+        Tally.from_arrays({k: v for k, v in arrays.items() if k != "cells"})
+    with pytest.raises(ValueError, match="do not fit"):
+        Tally.from_arrays({**arrays, "index": arrays["index"] + 10**9})
+
+
+def test_what_cannot_be_added():
+    (p, y), *_ = cases()
+    with pytest.raises(ValueError, match=r"\(3, 15, 0\.001\) and \(3, 15, 0\.01\)"):
+        tally(p, y) + tally(p, y, threshold=0.01)
+    with pytest.raises(ValueError, match="cannot add"):
+        tally(p, y) + tally(p, y, bins=10)
+
+
+def test_nothing_is_nan_and_does_not_change_a_sum():
+    (p, y), *_ = cases()
+    voxels = Voxels(p, np.full_like(y, 9), {"all": None, "none": y < 0}, ignore_index=9)
+    tallies = voxels.tally()
+    groups = voxels.equal_mass_groups(tallies, 15)
+    for scope in ("all", "none"):
+        assert all(np.isnan(v) for v in tallies[scope].metrics(15, groups[scope]).values())
+        assert np.isnan(tallies[scope].tace_ref())
+    one = tally(p, y)
+    assert (one + tallies["all"]).metrics(15) == one.metrics(15)
+    empty = tally(np.zeros((3, 0)), np.zeros(0, int))
+    assert empty.voxels == 0
+
+
+@pytest.mark.parametrize(
+    ("p", "y", "options", "message"),
+    [
+        (np.full((2, 4), 3.0), np.zeros(4, int), {}, "softmax"),
+        (np.full((2, 4), np.nan), np.zeros(4, int), {}, "softmax"),
+        (np.full((2, 4), 0.5), np.full(4, 2), {}, "labels: expected 0 to 1"),
+        (np.full((2, 4), 0.5), np.full(4, -1), {}, "labels: expected 0 to 1"),
+        (np.full((2, 4), 0.5), np.zeros(3, int), {}, r"probs float64 \(2, 4\) and labels"),
+        (np.full((2, 4), 1), np.zeros(4, int), {}, "expected floating"),
+        (np.full((2, 4), 0.5), np.zeros(4), {}, "integer"),
+        (np.full((2, 4), 0.5), np.zeros(4, int), {"a": np.ones(4)}, "scope a: expected bool"),
+        (np.full((2, 4), 0.5), np.zeros(4, int), {}, None),
+        (np.full((2, 4), 0.5), np.zeros(4, int), dict.fromkeys("abcdefghi"), "1 to 8, got 9"),
+    ],
+)
+def test_refuses(p, y, options, message):
+    if message is None:
+        for wrong in ({"bins": 0}, {"threshold": 1.5}):
+            with pytest.raises(ValueError, match="bins, threshold"):
+                Voxels(p, y).tally(**wrong)
+        return
+    with pytest.raises(ValueError, match=message):
+        Voxels(p, y, options or None).tally()
+
+
+@pytest.mark.slow
+def test_thirty_million_voxels_against_an_oracle():
+    """Perfectly calibrated: float32 counters would say 0.0137."""
+    rng = np.random.default_rng(0)
+    n = 30_000_000
+    confidence = rng.uniform(0.5, 1.0, n)
+    labels = (rng.random(n) >= confidence).astype(np.int64)
+    index = np.clip(np.ceil(confidence * 15 - 1e-6).astype(np.int64) - 1, 0, 14)
+    expected = sum(
+        abs(float(confidence[index == m].sum() - (labels[index == m] == 0).sum()))
+        for m in range(15)
+    )
+    for dtype in (np.float64, np.float32):
+        pieces = range(0, n, 10**7)
+        pooled = functools.reduce(
+            operator.add,
+            (
+                tally(np.stack([c, 1 - c]), labels[i : i + 10**7])
+                for i in pieces
+                for c in [confidence[i : i + 10**7].astype(dtype)]
+            ),
+        )
+        found = pooled.metrics(15)
+        if dtype is np.float64:
+            close(found["ece"], expected / n, rtol=0, atol=1e-12)
+        assert found["ece"] < 3e-4
+        assert found["aece"] < 4e-4
