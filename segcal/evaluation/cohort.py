@@ -16,9 +16,10 @@ from segcal.binning import BinStatistics
 from segcal.evaluation.case import CaseResult, Settings, evaluate_case
 from segcal.evaluation.compare import interval, result_columns
 from segcal.evaluation.engine import run
-from segcal.io.cases import Case, LabelSet, Pairing
-from segcal.io.probabilities import holds_probabilities, read_probabilities
-from segcal.io.volumes import Volume, read_labels
+from segcal.io.cases import Case, LabelSet, Pairing, num_channels
+from segcal.io.class_files import read_class_files
+from segcal.io.probabilities import holds_probabilities, most_likely, read_probabilities
+from segcal.io.volumes import Geometry, Volume, check_place, put_on, read_labels
 
 SURFACE_METRICS = ("hd_mm", "hd95_pooled_mm", "hd95_max_directed_mm", "assd_pooled_mm")
 
@@ -196,23 +197,32 @@ def read_case(
     if reference.note:
         note(f"{case.reference.name}: {reference.note}")
     ignore_index = None if label_set is None else label_set.ignore_index
+    at, tolerance = reference.geometry, settings.tolerance
     probabilities = None
-    if holds_probabilities(case.prediction):
+    if case.prediction.is_dir():
+        prediction = read_class_files(
+            case.prediction, at, label_set, tolerance=tolerance, note=note
+        )
+        probabilities = prediction if prediction.ndim == 4 else None
+    elif holds_probabilities(case.prediction):
         probabilities = read_probabilities(
             case.prediction,
-            reference.geometry,
+            at,
             num_classes=None if label_set is None else num_channels(label_set),
             reader=reader,
-            tolerance=settings.tolerance,
+            tolerance=tolerance,
+            note=note,
         )
-        prediction = probabilities.argmax(0)
+    else:
+        prediction = _read_on(case.prediction, at, tolerance, note)
+    if probabilities is not None:
+        prediction = most_likely(probabilities)
         if case.label_map is not None:
-            label_map = _read_on(case.label_map, reference, settings)
+            label_map = _read_on(case.label_map, at, tolerance, note)
             _compare(case, prediction, label_map, note)
             prediction = label_map
         names = {k: str(k) for k in range(1, len(probabilities))}
     else:
-        prediction = _read_on(case.prediction, reference, settings)
         found = np.union1d(np.unique(prediction), np.unique(reference.array))
         names = {int(v): str(v) for v in found if v > 0 and v != ignore_index}
     if label_set is not None:
@@ -223,26 +233,15 @@ def read_case(
     return CaseArrays(reference, prediction, probabilities, names, ignore_index)
 
 
-def num_channels(label_set: LabelSet) -> int:
-    """Channels that probabilities have, background included.
-
-    Raises:
-        ValueError: label values that are not 0 to K - 1.
-    """
-    if sorted(label_set.names) != list(range(len(label_set.names))):
-        raise ValueError(
-            f"{label_set.source}: label values {sorted(label_set.names)} are not 0 to K - 1, so "
-            "channels of probabilities cannot be told apart"
-        )
-    return len(label_set.names)
-
-
-def _read_on(path: Path, reference: Volume, settings: Settings) -> NDArray[Any]:
-    """Read a label map that must lie on the reference."""
-    volume = read_labels(path)
-    if differences := volume.geometry.differences(reference.geometry, settings.tolerance):
-        raise ValueError(f"{path}: does not lie on the reference: {'; '.join(differences)}")
-    return volume.array
+def _read_on(
+    path: Path, reference: Geometry, tolerance: float, note: Callable[[str], None]
+) -> NDArray[Any]:
+    """Read a label map that must lie on the reference, which its header tells before the rest."""
+    check_place(path, reference, tolerance)
+    array, done = put_on(path, read_labels(path), reference, tolerance)
+    if done:
+        note(f"{path.name}: {done}")
+    return array
 
 
 def _compare(
