@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TEMPORARY = ".segcal-"
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 VOLUME_ENDINGS = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 
 

@@ -52,7 +52,7 @@ def read_crop(npz: Path) -> Crop:
             "be put back into the image"
         )
     content = _read_plain(path)
-    box = content.get("crop_bbox") if isinstance(content, dict) else None
+    box: Any = content.get("crop_bbox") if isinstance(content, dict) else None
     if not _is_box(box):
         raise ValueError(
             f"{path}: expected nnU-Net v1's crop_bbox [[z0, z1], [y0, y1], [x0, x1]], got "

@@ -414,7 +414,7 @@ def _read_nifti(path: Path) -> tuple[Array, list[float], NDArray[np.float64], bo
                 )
             raw = content.view(dtype).reshape(shape, order="F")
         else:
-            raw = np.memmap(path, dtype, "r", offset, shape, order="F")
+            raw = np.memmap(path, dtype, "c", offset, shape, order="F")
     scaled = nib.volumeutils.apply_read_scaling(raw, *header.get_slope_inter())
     return scaled, *_nifti_frame(header)
 
