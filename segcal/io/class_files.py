@@ -89,6 +89,8 @@ def read_class_files(
     def read(path: Path) -> Array:
         _check_header(path, geometry, tolerance)
         array, done = put_on(path, read_volume(path), geometry, tolerance)
+        if array.dtype.kind not in "iufb":
+            raise ValueError(f"{path}: expected a mask or probabilities, got {array.dtype}")
         notes.add(done)
         return array
 
@@ -114,12 +116,13 @@ def _label_map(
     for k, path in files.items():
         array = read(path)
         mask = array > 0.5
-        if not (np.abs(array - mask.astype(array.dtype)) <= MASK_ROUNDING).all():
-            if array.dtype.kind == "f":
+        if array.dtype.kind == "f":
+            if not (np.abs(array - mask.astype(array.dtype)) <= MASK_ROUNDING).all():
                 return None
+        elif (values := (array.min(), array.max()))[0] < 0 or values[1] > 1:
             raise ValueError(
                 f"{path}: expected a mask of 0 and 1, or floating probabilities, got {array.dtype} "
-                f"from {array.min()} to {array.max()}"
+                f"from {values[0]} to {values[1]}"
             )
         twice += int(np.count_nonzero(mask & taken))
         labels[mask] = k

@@ -103,7 +103,7 @@ def most_likely(array: Array) -> Array:
     """
     labels: Array = np.empty(array.shape[1:], np.int16 if len(array) < 2**15 else np.int32)
     for z in range(len(labels)):
-        labels[z] = array[:, z].argmax(0)
+        labels[z] = _slice(array, z).argmax(0)
     return labels
 
 
@@ -140,11 +140,15 @@ def check_probabilities(array: Array, name: str, num_classes: int | None = None)
         ValueError: starting with `name`.
     """
     check_classes(name, array.shape[0], num_classes)
-    for k, channel in enumerate(array):
-        check_range(channel, f"{name}: class {k}")
+    if array.dtype.kind != "f":
+        raise ValueError(f"{name}: expected floating probabilities, got {array.dtype}")
     off, low, high = 0, np.inf, -np.inf
-    for z in range(array.shape[1]):  # slices, so that sums cost no memory
-        total = array[:, z].sum(0, dtype=np.float32)
+    for z in range(array.shape[1]):
+        values = _slice(array, z)
+        if not (values.min() >= -RANGE_TOLERANCE and values.max() <= 1 + RANGE_TOLERANCE):
+            for k, channel in enumerate(array):  # one of them is refused
+                check_range(channel, f"{name}: class {k}")
+        total = values.sum(0)
         wrong = total[np.abs(total - 1) > SUM_TOLERANCE]
         if wrong.size:
             off += wrong.size
@@ -154,6 +158,11 @@ def check_probabilities(array: Array, name: str, num_classes: int | None = None)
             f"{name}: in {off} voxels the classes sum to {low:.4g} - {high:.4g} instead of 1 "
             "(overlapping regions from sigmoid heads are not supported here)"
         )
+
+
+def _slice(array: Array, z: int) -> Array:
+    """One slice of all classes, in a type that is computed with fast (float16 is not)."""
+    return array[:, z].astype(np.promote_types(array.dtype, np.float32), copy=False)
 
 
 def check_range(channel: Array, name: str) -> None:

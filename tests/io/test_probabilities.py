@@ -112,7 +112,7 @@ def test_sum_to_one_at_half_precision(tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_reading_takes_one_copy(tmp_path, dtype):
-    many = RNG.dirichlet(np.ones(16), (8, 96, 96)).transpose(3, 0, 1, 2).astype(dtype)
+    many = RNG.dirichlet(np.ones(16), (32, 48, 48)).transpose(3, 0, 1, 2).astype(dtype)
     path = npz(tmp_path / "a.npz", probabilities=many)
     at = Geometry(many.shape[1:], (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), np.eye(3))
     read_probabilities(path, at)  # what is imported on the way does not count
@@ -121,7 +121,7 @@ def test_reading_takes_one_copy(tmp_path, dtype):
     assert used < 1.1 * many.nbytes + 2**21, used / many.nbytes
     labels, used = peak(lambda: most_likely(array))
     np.testing.assert_array_equal(labels, many.argmax(0))
-    assert used < 0.4 * many.nbytes  # 2 bytes a voxel, and a slice
+    assert used < 0.25 * many.nbytes  # 2 bytes a voxel, and slices
 
 
 def test_archives_that_unpack_to_more(tmp_path):
