@@ -35,7 +35,8 @@ class Pairing:
     Attributes:
         cases: matched, by name.
         without_prediction: names of references that nothing was predicted for.
-        without_reference: names of predictions that have no reference.
+        without_reference: names of predictions that have no reference, with a hint where a name
+            is nearly one.
     """
 
     cases: list[Case]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import reprlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,14 @@ def read_crop(npz: Path) -> Crop:
     if not _is_box(box):
         raise ValueError(
             f"{path}: expected nnU-Net v1's crop_bbox [[z0, z1], [y0, y1], [x0, x1]], got "
-            f"{str(box)[:100]}"
+            f"{reprlib.repr(box)}"
         )
     shape = content.get("original_size_of_raw_data")
     if isinstance(shape, _Array):
         shape = shape.values
+    known = isinstance(shape, (list, tuple)) and all(isinstance(n, int) for n in shape)
     return Crop(
-        tuple((start, stop) for start, stop in box),
-        tuple(map(int, shape)) if isinstance(shape, (list, tuple)) else None,
+        tuple((start, stop) for start, stop in box), tuple(shape) if known and shape else None
     )
 
 
@@ -72,7 +73,8 @@ def _is_box(box: Any) -> bool:
         isinstance(box, (list, tuple))
         and len(box) == 3
         and all(isinstance(side, (list, tuple)) and len(side) == 2 for side in box)
-        and all(isinstance(n, int) and n >= 0 for side in box for n in side)
+        and all(isinstance(n, int) for side in box for n in side)
+        and all(0 <= start < stop for start, stop in box)
     )
 
 
@@ -105,8 +107,10 @@ class _Dtype:
 class _Array:
     """Stand-in for a NumPy array, of which the numbers along one axis are kept."""
 
+    values: Sequence[Any] = ()
+
     def __init__(self, *_: Any) -> None:
-        self.values: list[Any] = []
+        pass
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         """Take the values."""

@@ -72,6 +72,7 @@ def test_pickles_of_every_numpy(tmp_path):
         ({}, r"expected nnU-Net v1's crop_bbox .*, got None"),
         ([1], r"expected nnU-Net v1's crop_bbox"),
         ({"crop_bbox": BOX[:2]}, r"expected nnU-Net v1's crop_bbox .*, got \[\[1, 5\], \[2, 7\]\]"),
+        ({"crop_bbox": [[1, 1], [2, 7], [3, 9]]}, "expected nnU-Net v1's crop_bbox"),
         ({"crop_bbox": [[-4, 0], [2, 7], [3, 9]]}, "expected nnU-Net v1's crop_bbox"),
         (
             {"crop_bbox": [[1, 5], [2, 7], [3, 8]]},
