@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from segcal.io.cases import Case, LabelSet
-from segcal.io.probabilities import check_classes, check_shape, stored_shape
-from segcal.io.volumes import Geometry, read_geometry
+from segcal.io.class_files import check_class_files
+from segcal.io.probabilities import check_classes, check_npz
+from segcal.io.volumes import Geometry, check_place, read_geometry
 
 
 def check_case(
@@ -42,47 +44,40 @@ def check_case(
         return [str(error)]
     if channels > 1:
         problems.append(f"{case.reference}: expected a label map, got {channels} channels")
-    if case.prediction.suffix == ".npz":
-        attempt(lambda: _check_npz(case, reference, label_set, reader))
+    if case.prediction.is_dir():
+        attempt(
+            lambda: check_class_files(case.prediction, reference, label_set, tolerance=tolerance)
+        )
+    elif case.prediction.suffix == ".npz":
+        attempt(lambda: _check_npz(case.prediction, reference, label_set, reader))
         if (label_map := case.label_map) is not None:
             attempt(lambda: _check_label_map(label_map, reference, tolerance))
     else:
-        attempt(lambda: _check_volume(case, reference, label_set, tolerance))
+        attempt(lambda: _check_volume(case.prediction, reference, label_set, tolerance))
     return problems
 
 
-def _check_channels(path: Path, found: int, label_set: LabelSet | None) -> None:
-    if label_set is not None:
-        check_classes(str(path), found, label_set.num_channels, regions=bool(label_set.regions))
+def _channels(label_set: LabelSet | None) -> dict[str, Any]:
+    if label_set is None:
+        return {"num_classes": None}
+    return {"num_classes": label_set.num_channels, "regions": bool(label_set.regions)}
 
 
 def _check_npz(
-    case: Case, reference: Geometry, label_set: LabelSet | None, reader: str | None
+    path: Path, reference: Geometry, label_set: LabelSet | None, reader: str | None
 ) -> None:
-    shape = stored_shape(case.prediction)
-    reorients = reader is not None and reader.endswith("WithReorient") and len(shape) == 4
-    if reorients and sorted(shape[1:]) == sorted(reference.shape):
-        shape = (shape[0], *reference.shape)  # its axes may be in another order
-    check_shape(case.prediction, shape, reference)
-    _check_channels(case.prediction, shape[0], label_set)
+    check_npz(path, reference, reader=reader, **_channels(label_set))
 
 
 def _check_label_map(path: Path, reference: Geometry, tolerance: float) -> None:
-    channels = _check_place(path, reference, tolerance)
+    channels = check_place(path, reference, tolerance)
     if channels > 1:
         raise ValueError(f"{path}: expected a label map, got {channels} channels")
 
 
 def _check_volume(
-    case: Case, reference: Geometry, label_set: LabelSet | None, tolerance: float
+    path: Path, reference: Geometry, label_set: LabelSet | None, tolerance: float
 ) -> None:
-    channels = _check_place(case.prediction, reference, tolerance)
+    channels = check_place(path, reference, tolerance)
     if channels > 1:
-        _check_channels(case.prediction, channels, label_set)
-
-
-def _check_place(path: Path, reference: Geometry, tolerance: float) -> int:
-    geometry, channels = read_geometry(path)
-    if differences := geometry.differences(reference, tolerance):
-        raise ValueError(f"{path}: does not lie on the reference: {'; '.join(differences)}")
-    return channels
+        check_classes(str(path), channels, **_channels(label_set))

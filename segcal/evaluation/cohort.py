@@ -17,8 +17,9 @@ from segcal.evaluation.compare import interval, result_columns
 from segcal.evaluation.engine import run
 from segcal.evaluation.store import Outcome, Store
 from segcal.io.cases import Case, LabelSet, Pairing
+from segcal.io.class_files import read_class_files
 from segcal.io.probabilities import holds_probabilities, read_probabilities
-from segcal.io.volumes import Volume, read_labels
+from segcal.io.volumes import Geometry, Volume, check_place, put_on, read_labels
 from segcal.tally import Tally, predicted_classes
 
 SURFACE_METRICS = (
@@ -214,28 +215,37 @@ def read_case(
         note(f"{case.reference.name}: {reference.note}")
     ignore_index = None if label_set is None else label_set.ignore_index
     regions = label_set is not None and bool(label_set.regions)
+    at, tolerance = reference.geometry, settings.tolerance
     probabilities = None
-    if holds_probabilities(case.prediction):
+    if case.prediction.is_dir():
+        prediction = read_class_files(
+            case.prediction, at, label_set, tolerance=tolerance, note=note
+        )
+        probabilities = prediction if prediction.ndim == 4 else None
+    elif holds_probabilities(case.prediction):
         probabilities = read_probabilities(
             case.prediction,
-            reference.geometry,
+            at,
             num_classes=None if label_set is None else label_set.num_channels,
             regions=regions,
             reader=reader,
-            tolerance=settings.tolerance,
+            tolerance=tolerance,
+            note=note,
         )
+    else:
+        prediction = _read_on(case.prediction, at, tolerance, note)
+    if probabilities is not None:
         prediction = (
             predicted_classes(probabilities)
             if label_set is None or not regions
             else _regions_to_labels(probabilities, label_set.class_order)
         )
         if case.label_map is not None:
-            label_map = _read_on(case.label_map, reference, settings)
+            label_map = _read_on(case.label_map, at, tolerance, note)
             _compare(case, prediction, label_map, note)
             prediction = label_map
         structures = [Structure(str(k), (k,), k) for k in range(1, len(probabilities))]
     else:
-        prediction = _read_on(case.prediction, reference, settings)
         found = np.union1d(np.unique(prediction), np.unique(reference.array))
         structures = [Structure(str(v), (int(v),), int(v)) for v in found if v > 0]
     allowed = {0, *(s.labels[0] for s in structures)}
@@ -248,7 +258,7 @@ def read_case(
     predicted = case.label_map or case.prediction
     for path, array in ((case.reference, reference.array), (predicted, prediction)):
         _check_labels(path, array, allowed, ignore_index)
-    roi = None if case.roi is None else _read_on(case.roi, reference, settings) != 0
+    roi = None if case.roi is None else _read_on(case.roi, at, tolerance, note) != 0
     return CaseArrays(reference, prediction, probabilities, structures, regions, ignore_index, roi)
 
 
@@ -262,12 +272,15 @@ def _regions_to_labels(
     return labels
 
 
-def _read_on(path: Path, reference: Volume, settings: Settings) -> NDArray[Any]:
-    """Read a label map that must lie on the reference."""
-    volume = read_labels(path)
-    if differences := volume.geometry.differences(reference.geometry, settings.tolerance):
-        raise ValueError(f"{path}: does not lie on the reference: {'; '.join(differences)}")
-    return volume.array
+def _read_on(
+    path: Path, reference: Geometry, tolerance: float, note: Callable[[str], None]
+) -> NDArray[Any]:
+    """Read a label map that must lie on the reference, which its header tells before the rest."""
+    check_place(path, reference, tolerance)
+    array, done = put_on(path, read_labels(path), reference, tolerance)
+    if done:
+        note(f"{path.name}: {done}")
+    return array
 
 
 def _compare(

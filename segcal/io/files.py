@@ -8,9 +8,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 TEMPORARY = ".segcal-"
+CHUNK = 1 << 18
 VOLUME_ENDINGS = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 
 
@@ -67,6 +71,25 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON; NaN and infinity are refused, write None instead."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
+    """Read `size` bytes into one array, bit by bit: what unpacks `file` never holds it all.
+
+    Memory is only taken as bytes come in, so a size that is not true costs nothing.
+
+    Raises:
+        EOFError: the file ends before.
+    """
+    content = np.empty(size, np.uint8)
+    filled = 0
+    while filled < size:
+        chunk = file.read(min(CHUNK, size - filled))
+        if not chunk:
+            raise EOFError(f"ends after {filled} of {size} bytes")
+        content[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        filled += len(chunk)
+    return content
 
 
 def case_name(path: Path) -> str | None:

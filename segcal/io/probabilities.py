@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import lzma
+import math
+import struct
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from segcal.io.volumes import Array, Geometry, from_canonical, read_volume, stored_axes
+from segcal.io.files import read_exactly
+from segcal.io.nnunet_v1 import KEY, Crop, read_crop
+from segcal.io.volumes import (
+    Array,
+    Geometry,
+    canonical_shape,
+    check_place,
+    from_canonical,
+    put_on,
+    read_volume,
+    stored_axes,
+)
 
 SUM_TOLERANCE = 1e-2
 """How far the sum over classes may be from 1 (float16 files)."""
 RANGE_TOLERANCE = 1e-3
+DAMAGE = (
+    OSError, EOFError, MemoryError, RuntimeError, UnicodeDecodeError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
+)  # fmt: skip
+"""What zipfile raises when a file is damaged."""
 
 
 def read_probabilities(
@@ -25,18 +46,23 @@ def read_probabilities(
     regions: bool = False,
     reader: str | None = None,
     tolerance: float = 1e-2,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Array:
-    """Read an nnU-Net v2 ``.npz`` or a 4-D NIfTI of class probabilities.
+    """Read an nnU-Net ``.npz`` or a 4-D volume of class probabilities.
+
+    Sizes are compared before the contents are read. An ``.npz`` of nnU-Net v1 (``softmax``, with
+    its ``.pkl`` beside it) is put back where it was cropped: outside, background has probability 1.
 
     Args:
-        path: ``.npz`` with the array ``probabilities`` ``(K, z, y, x)``, or a volume with the
-            classes on the fourth axis.
+        path: ``.npz`` with the array ``probabilities`` ``(K, z, y, x)``, ``softmax`` or a single
+            one of another name; or a volume with the classes on the fourth axis.
         geometry: of the reference labels, which the result shares.
         num_classes: K that is expected; None takes what comes.
         regions: whether channels are regions, one probability each, that may overlap.
         reader: nnU-Net's reader, as its plans name it: the ``.npz`` of a ``*WithReorient`` reader
             lies in a RAS-reoriented frame. None is a reader that leaves images as they are.
         tolerance: of the geometry, in voxels.
+        note: called with what is odd and was decided.
 
     Returns:
         floating ``(K, z, y, x)``, as stored.
@@ -46,34 +72,36 @@ def read_probabilities(
             values that are no probabilities (logits, NaN), a sum over classes other than one.
     """
     if path.suffix == ".npz":
-        array = _read_npz(path)
-        if reader is not None and reader.endswith("WithReorient") and array.ndim == 4:
-            array = from_canonical(array, geometry, reader=reader)
-        check_shape(path, array.shape, geometry)
+        array = _read_npz(path, geometry, num_classes, regions, reader, note)
     else:
+        check_place(path, geometry, tolerance)
         volume = read_volume(path)
-        array = volume.array
-        if array.ndim != 4:
-            raise ValueError(
-                f"{path}: expected a 4-D volume (x, y, z, class), got shape {array.shape[::-1]}"
-            )
-        if differences := volume.geometry.differences(geometry, tolerance):
-            raise ValueError(f"{path}: does not lie on the reference: {'; '.join(differences)}")
+        if volume.array.ndim != 4:
+            shape = volume.array.shape[::-1]
+            raise ValueError(f"{path}: expected a 4-D volume (x, y, z, class), got shape {shape}")
+        array, done = put_on(path, volume, geometry, tolerance)
+        if done:
+            note(f"{path.name}: {done}")
     check_probabilities(array, str(path), num_classes, regions=regions)
     return array
 
 
-def check_shape(path: Path, shape: tuple[int, ...], geometry: Geometry) -> None:
-    """Check that an array ``(K, z, y, x)`` has the reference's size.
+def check_npz(
+    path: Path,
+    geometry: Geometry,
+    *,
+    num_classes: int | None = None,
+    regions: bool = False,
+    reader: str | None = None,
+) -> None:
+    """Check an ``.npz`` as :func:`read_probabilities`, as far as its headers tell.
 
     Raises:
-        ValueError: it has not, with both sizes.
+        ValueError: naming the file and what is wrong with it.
     """
-    if len(shape) != 4 or shape[1:] != geometry.shape:
-        raise ValueError(
-            f"{path}: expected probabilities (K, z, y, x) = (K, {_shape(geometry.shape)}) like "
-            f"the reference, got {shape}" + _hint(shape, geometry.shape)
-        )
+    with _open_npz(path) as stored:
+        _check_stored(path, stored, geometry, reader)
+        check_classes(str(path), stored.shape[0], num_classes, regions=regions)
 
 
 def holds_probabilities(path: Path) -> bool:
@@ -91,6 +119,11 @@ def check_classes(name: str, found: int, num_classes: int | None, *, regions: bo
     Raises:
         ValueError: starting with `name`.
     """
+    if found < 2 and not regions:
+        raise ValueError(
+            f"{name}: expected a channel per class, background included, got {found}; write 1 - p "
+            "as channel 0"
+        )
     if num_classes is not None and found != num_classes:
         what = "regions" if regions else "classes (background included)"
         raise ValueError(f"{name}: expected {num_classes} {what}, got {found}")
@@ -99,7 +132,7 @@ def check_classes(name: str, found: int, num_classes: int | None, *, regions: bo
 def check_probabilities(
     array: Array, name: str, num_classes: int | None = None, *, regions: bool = False
 ) -> None:
-    """Check that ``(K, *S)`` holds probabilities that, but for regions, sum to one over K.
+    """Check that ``(K, z, y, x)`` holds probabilities that, but for regions, sum to one over K.
 
     Raises:
         ValueError: starting with `name`.
@@ -107,77 +140,192 @@ def check_probabilities(
     check_classes(name, array.shape[0], num_classes, regions=regions)
     if array.dtype.kind != "f":
         raise ValueError(f"{name}: expected floating probabilities, got {array.dtype}")
-    if array.shape[0] < 2 and not regions:
+    off, low, high = 0, np.inf, -np.inf
+    for z in range(array.shape[1]):
+        values = _slice(array, z)
+        if not (values.min() >= -RANGE_TOLERANCE and values.max() <= 1 + RANGE_TOLERANCE):
+            for k, channel in enumerate(array):  # one of them is refused
+                check_range(channel, f"{name}: class {k}")
+        if regions:
+            continue
+        total = values.sum(0)
+        wrong = total[np.abs(total - 1) > SUM_TOLERANCE]
+        if wrong.size:
+            off += wrong.size
+            low, high = min(low, float(wrong.min())), max(high, float(wrong.max()))
+    if off:
         raise ValueError(
-            f"{name}: expected a channel per class, background included, got {array.shape[0]}; "
-            "write 1 - p as channel 0"
-        )
-    total = np.zeros(array.shape[1:], np.float32)
-    for k, channel in enumerate(array):
-        low, high = float(channel.min(initial=0)), float(channel.max(initial=0))
-        if not (np.isfinite(low) and np.isfinite(high)):
-            bad = int(np.count_nonzero(~np.isfinite(channel)))
-            raise ValueError(f"{name}: {bad} voxels of class {k} are NaN or infinite")
-        if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
-            raise ValueError(
-                f"{name}: class {k} has values from {low:.4g} to {high:.4g}, which are no "
-                "probabilities; if these are logits, apply a softmax over the classes first"
-            )
-        total += channel
-    off = np.abs(total - 1) > SUM_TOLERANCE
-    if not regions and off.any():
-        raise ValueError(
-            f"{name}: in {np.count_nonzero(off)} voxels the classes sum to "
-            f"{float(total[off].min()):.4g} - {float(total[off].max()):.4g} instead of 1; if these "
-            "are overlapping regions from a sigmoid head, give the dataset.json that defines them"
+            f"{name}: in {off} voxels the classes sum to {low:.4g} - {high:.4g} instead of 1; if "
+            "these are overlapping regions from a sigmoid head, give the dataset.json that defines "
+            "them"
         )
 
 
-def stored_shape(path: Path) -> tuple[int, ...]:
-    """Shape of the probabilities in an ``.npz``, from its headers alone.
+def _slice(array: Array, z: int) -> Array:
+    """One slice of all classes, in a type that is computed with fast (float16 is not)."""
+    return array[:, z].astype(np.promote_types(array.dtype, np.float32), copy=False)
+
+
+def check_range(channel: Array, name: str) -> None:
+    """Check that an array holds floating values from 0 to 1.
 
     Raises:
-        ValueError: as :func:`read_probabilities`, but for damage behind the headers.
+        ValueError: starting with `name`.
     """
-    with _archive(path) as (archive, key), archive.zip.open(f"{key}.npy") as file:
-        header = np.lib.format.read_magic(file)
-        if header == (1, 0):
-            return np.lib.format.read_array_header_1_0(file)[0]
-        return np.lib.format.read_array_header_2_0(file)[0]
+    if channel.dtype.kind != "f":
+        raise ValueError(f"{name}: expected floating probabilities, got {channel.dtype}")
+    low, high = float(channel.min(initial=0)), float(channel.max(initial=0))
+    if not (np.isfinite(low) and np.isfinite(high)):
+        bad = int(np.count_nonzero(~np.isfinite(channel)))
+        raise ValueError(f"{name}: {bad} voxels are NaN or infinite")
+    if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
+        raise ValueError(
+            f"{name}: values from {low:.4g} to {high:.4g}, which are no probabilities; if these "
+            "are logits, apply a softmax over the classes first"
+        )
 
 
-def _read_npz(path: Path) -> Array:
-    with _archive(path) as (archive, key):
-        array = archive[key]
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+@dataclass(frozen=True)
+class _Stored:
+    """An array in an ``.npz`` that is open behind the array's header."""
+
+    key: str
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    file: IO[bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _read_npz(
+    path: Path,
+    geometry: Geometry,
+    num_classes: int | None,
+    regions: bool,
+    reader: str | None,
+    note: Callable[[str], None],
+) -> Array:
+    with _open_npz(path) as stored:
+        crop = _check_stored(path, stored, geometry, reader)
+        check_classes(str(path), stored.shape[0], num_classes, regions=regions)
+        if stored.key not in ("probabilities", KEY):
+            note(f"{path.name}: read from its only array, {stored.key!r}")
+        content = read_exactly(stored.file, stored.size)
+    array = content.view(stored.dtype).reshape(stored.shape, order="F" if stored.fortran else "C")
+    if not array.dtype.isnative:
+        array = array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
+    if crop is not None:
+        return _put_back(array, crop, geometry.shape, regions)
+    if _reorients(reader):
+        return from_canonical(array, geometry, reader=str(reader))
+    return array
+
+
+def _put_back(array: Array, crop: Crop, shape: tuple[int, ...], regions: bool) -> Array:
+    """Surround ``(K, z, y, x)`` of a crop by background, or by no region."""
+    full = np.zeros((len(array), *shape), array.dtype)
+    full[0] = not regions
+    z, y, x = (slice(*side) for side in crop.box)
+    full[:, z, y, x] = array
+    return full
+
+
+def _reorients(reader: str | None) -> bool:
+    return reader is not None and reader.endswith("WithReorient")
+
+
+def _check_stored(
+    path: Path,
+    stored: _Stored,
+    geometry: Geometry,
+    reader: str | None,
+) -> Crop | None:
+    """Check what is stored against the reference; give the crop of nnU-Net v1."""
+    shape, crop, frame = stored.shape, None, "the reference"
+    if stored.key == KEY:
+        crop = read_crop(path)
+        expected, frame = crop.shape, f"the crop_bbox in {path.with_suffix('.pkl').name}"
+        inside = all(stop <= n for (_, stop), n in zip(crop.box, geometry.shape, strict=True))
+        if not inside or crop.full_shape not in (None, geometry.shape):
+            raise ValueError(
+                f"{path}: its crop {list(map(list, crop.box))} of an image of size (z, y, x) "
+                f"{crop.full_shape or 'unknown'} is not of the reference, {geometry.shape}"
+            )
+    elif _reorients(reader):
+        expected, frame = canonical_shape(geometry, reader=str(reader)), "the reference in RAS"
+    else:
+        expected = geometry.shape
+    if len(shape) != 4 or shape[1:] != expected:
+        raise ValueError(
+            f"{path}: expected probabilities (K, z, y, x) = (K, {_shape(expected)}) like "
+            f"{frame}, got {shape}" + _hint(shape, expected)
+        )
+    if stored.dtype.kind != "f":
+        raise ValueError(f"{path}: expected floating probabilities, got {stored.dtype}")
+    return crop
 
 
 @contextmanager
-def _archive(path: Path) -> Iterator[tuple[Any, str]]:
-    """Open an ``.npz`` and name the array with the probabilities."""
+def _open_npz(path: Path) -> Iterator[_Stored]:
+    """Open an ``.npz`` behind the header of the array with the probabilities."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: not a complete .npz file (an .npz is a zip archive)")
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            keys = archive.files
-            key = "probabilities" if "probabilities" in keys or len(keys) != 1 else keys[0]
-            if f"{key}.npy" in archive.zip.namelist() and key != "softmax":
-                yield archive, key
-                return
-    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in zip and NumPy
+        with zipfile.ZipFile(path) as archive:
+            member = _member(path, archive)
+            with archive.open(member) as file:
+                yield _npy_header(path, member, file)
+    except DAMAGE as error:
         raise ValueError(
             f"{path}: not a readable array file ({type(error).__name__}: {error})"
         ) from None
-    raise ValueError(
-        f"{path}: expected nnU-Net v2's array 'probabilities', got {', '.join(keys) or 'nothing'}"
-        + (
-            "; this is nnU-Net v1, whose arrays are cropped: convert them first"
-            if "softmax" in keys
-            else ""
+
+
+def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    """The array with the probabilities."""
+    members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+    arrays = [key for key, member in members.items() if member.filename.endswith(".npy")]
+    for key in ("probabilities", KEY):
+        if key in arrays:
+            return members[key]
+    if len(arrays) != 1:
+        raise ValueError(
+            f"{path}: expected nnU-Net's array 'probabilities', got "
+            f"{', '.join(list(members)[:9]) or 'nothing'}"
         )
-    )
+    return members[arrays[0]]
+
+
+def _npy_header(path: Path, member: zipfile.ZipInfo, file: IO[bytes]) -> _Stored:
+    """Read the header of an array, whose values must fill the rest of the member.
+
+    Raises:
+        ValueError: a header that is none, or of another size than the member.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except ValueError as error:
+        raise ValueError(f"{path}: not a readable array file ({error})") from None
+    key = member.filename.removesuffix(".npy")
+    stored = _Stored(key, shape, fortran, dtype, file)
+    if dtype.hasobject or min(shape, default=1) < 0:
+        raise ValueError(f"{path}: its array is of shape {shape} and type {dtype}, not of numbers")
+    if (size := file.tell() + stored.size) != member.file_size:
+        raise ValueError(
+            f"{path}: damaged: its array of shape {shape} takes {size} bytes, the archive holds "
+            f"{member.file_size}"
+        )
+    return stored
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -9,23 +9,30 @@ that states no orientation (both codes 0) gets SimpleITK's: identity in LPS, ori
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import nibabel as nib
 import nibabel.orientations
+import nibabel.volumeutils
 import numpy as np
 import SimpleITK as sitk  # noqa: N813 - as everybody writes it
 from numpy.typing import NDArray
 
-from segcal.io.files import whole_file
+from segcal.io.files import read_exactly, whole_file
 
 Array = NDArray[Any]
 LABEL_ROUNDING = 0.05
 """Label values this near an integer are rounded to it (scaled headers give 2.0235 for 2)."""
 NIFTI = (".nii", ".nii.gz")
 MM_PER_UNIT = {"mm": 1.0, "micron": 1e-3, "meter": 1e3, "unknown": 1.0}
+NIFTI_HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
+SINGULAR = 1e-6
+"""Determinant of the unit axes below which they span no volume."""
+SKEWED = 1e-3
+"""Cosine between two axes from which a grid is noted as not rectangular."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,8 @@ class Geometry:
         shape: ``(z, y, x)``.
         spacing_mm: voxel size ``(z, y, x)``.
         origin_mm: RAS position of voxel (0, 0, 0), in x, y, z.
-        direction: unit vectors of the x, y, z index axes as columns ``(3, 3)``, RAS.
+        direction: unit vectors of the x, y, z index axes as columns ``(3, 3)``, RAS; at right
+            angles unless the file is sheared.
         stated: whether the file states an orientation; nibabel and SimpleITK make up different
             ones where it does not.
     """
@@ -76,6 +84,20 @@ class Geometry:
             cosine = np.clip((self.direction * other.direction).sum(0), -1, 1)
             found.append(f"direction, by {np.degrees(np.arccos(cosine)).max():.3g} degrees")
         return found
+
+    def reordered(self, orientation: NDArray[Any]) -> Geometry:
+        """Geometry of the same voxels when nibabel re-orders their x, y, z axes that way."""
+        size = self.shape[::-1]
+        affine = self.affine @ nib.orientations.inv_ornt_aff(orientation, size)
+        order = np.argsort(orientation[:, 0])
+        spacing = np.asarray(self.spacing_mm[::-1])[order]
+        return replace(
+            self,
+            shape=tuple(int(size[i]) for i in order[::-1]),
+            spacing_mm=tuple(spacing[::-1].tolist()),
+            origin_mm=tuple(affine[:3, 3].tolist()),
+            direction=affine[:3, :3] / spacing,
+        )
 
 
 @dataclass(frozen=True)
@@ -130,9 +152,9 @@ def read_geometry(path: Path) -> tuple[Geometry, int]:
         raise ValueError(f"{path}: no such file")
     try:
         if path.name.endswith(NIFTI):
-            image = nib.load(path)
-            shape: tuple[int, ...] = tuple(image.shape)
-            spacing, affine, stated = _nifti_frame(image)
+            with _open_nifti(path) as file:
+                header, shape = _nifti_header(file)
+            spacing, affine, stated = _nifti_frame(header)
         else:
             (shape, spacing, affine), stated = _sitk_header(path), True
     except Exception as error:  # noqa: BLE001 - as above
@@ -157,7 +179,11 @@ def _geometry(
     if not all(np.isfinite(s) and s > 0 for s in spacing):
         raise ValueError(f"{path}: voxel sizes {spacing} mm are not all positive")
     norms = np.linalg.norm(affine[:3, :3], axis=0)
-    if not np.all(np.isfinite(affine)) or np.any(norms == 0):
+    if (
+        not np.all(np.isfinite(affine))
+        or np.any(norms == 0)
+        or abs(np.linalg.det(affine[:3, :3] / norms)) < SINGULAR
+    ):
         raise ValueError(f"{path}: its affine is singular; repair the header")
     geometry = Geometry(
         shape=tuple(shape[2::-1]),
@@ -166,13 +192,78 @@ def _geometry(
         direction=affine[:3, :3] / norms,
         stated=stated,
     )
-    note = "" if stated else "states no orientation; identity in LPS is assumed, as SimpleITK does"
+    notes = (
+        [] if stated else ["states no orientation; identity in LPS is assumed, as SimpleITK does"]
+    )
     if stated and not np.allclose(norms, spacing, rtol=1e-2):
-        note = (
+        notes.append(
             f"voxel size {_mm(tuple(spacing))} mm in the header, {_mm(tuple(norms))} mm in the "
             "affine (x, y, z); the header's is used"
         )
-    return geometry, note
+    cosine = float(np.abs(geometry.direction.T @ geometry.direction - np.eye(3)).max())
+    if cosine > SKEWED:
+        notes.append(
+            f"its axes are {90 - np.degrees(np.arcsin(min(cosine, 1))):.4g} instead of 90 degrees "
+            "apart; distances in mm are computed as if they were at right angles"
+        )
+    return geometry, "; ".join(notes)
+
+
+def find_orientation(
+    path: Path, geometry: Geometry, reference: Geometry, tolerance: float = 1e-2
+) -> NDArray[Any] | None:
+    """How the axes of a file must be re-ordered to be the reference's; None if they are.
+
+    Only permutations and flips are considered, and only if both files state an orientation.
+
+    Returns:
+        orientation as nibabel's ``apply_orientation`` takes it, or None.
+
+    Raises:
+        ValueError: the voxels lie elsewhere, which is said in numbers.
+    """
+    orientation = nib.orientations.io_orientation(_turn(geometry, reference))
+    same = np.array_equal(orientation, [[0, 1], [1, 1], [2, 1]])
+    if same or not (geometry.stated and reference.stated) or np.isnan(orientation).any():
+        if found := geometry.differences(reference, tolerance):
+            raise ValueError(f"{path}: does not lie on the reference: {'; '.join(found)}")
+        return None
+    if found := geometry.reordered(orientation).differences(reference, tolerance):
+        raise ValueError(
+            f"{path}: does not lie on the reference, not even with its axes in the same order: "
+            f"{'; '.join(found)}"
+        )
+    return orientation
+
+
+def check_place(path: Path, reference: Geometry, tolerance: float = 1e-2) -> int:
+    """Check from the header that a file lies on the reference, if need be with axes re-ordered.
+
+    Returns:
+        size of its fourth axis, 1 without.
+
+    Raises:
+        ValueError: as :func:`read_geometry` and :func:`find_orientation`.
+    """
+    geometry, channels = read_geometry(path)
+    find_orientation(path, geometry, reference, tolerance)
+    return channels
+
+
+def put_on(
+    path: Path, volume: Volume, reference: Geometry, tolerance: float = 1e-2
+) -> tuple[Array, str]:
+    """The array of a volume on the reference's grid, and what was done to it (mostly nothing).
+
+    Raises:
+        ValueError: as :func:`find_orientation`.
+    """
+    orientation = find_orientation(path, volume.geometry, reference, tolerance)
+    if orientation is None:
+        return volume.array, ""
+    codes = ["".join(nib.orientations.aff2axcodes(g.affine)) for g in (volume.geometry, reference)]
+    note = f"stored as {codes[0]}, re-ordered to the reference's {codes[1]}"
+    return _reorder(volume.array, orientation), note
 
 
 def stored_axes(path: Path) -> int:
@@ -231,13 +322,34 @@ def from_canonical(array: Array, geometry: Geometry, *, reader: str) -> Array:
         reader: name of nnU-Net's reader; nibabel's takes a file that states no orientation for
             LAS, SimpleITK's for LPS.
     """
+    to_canonical = _to_canonical(geometry, reader)
+    back = nib.orientations.ornt_transform(nib.orientations.axcodes2ornt("RAS"), to_canonical)
+    return _reorder(array, back)
+
+
+def canonical_shape(geometry: Geometry, *, reader: str) -> tuple[int, ...]:
+    """Size ``(z, y, x)`` of a grid in the frame of :func:`from_canonical`."""
+    return geometry.reordered(_to_canonical(geometry, reader)).shape
+
+
+def _to_canonical(geometry: Geometry, reader: str) -> NDArray[Any]:
     affine = geometry.affine
     if not geometry.stated and reader.startswith("Nibabel"):
         affine = np.diag([-1.0, 1.0, 1.0, 1.0])
-    to_canonical = nib.orientations.io_orientation(affine)
-    back = nib.orientations.ornt_transform(nib.orientations.axcodes2ornt("RAS"), to_canonical)
-    spatial = array.transpose()  # x, y, z, ...
-    return nib.orientations.apply_orientation(spatial, back).transpose()
+    orientation: NDArray[Any] = nib.orientations.io_orientation(affine)
+    return orientation
+
+
+def _turn(geometry: Geometry, reference: Geometry) -> NDArray[np.float64]:
+    """Affine from unit steps along a grid's axes to unit steps along the reference's."""
+    turn = np.eye(4)
+    turn[:3, :3] = np.linalg.solve(reference.direction, geometry.direction)
+    return turn
+
+
+def _reorder(array: Array, orientation: NDArray[Any]) -> Array:
+    """View of ``(..., z, y, x)`` with its axes re-ordered."""
+    return nib.orientations.apply_orientation(array.transpose(), orientation).transpose()
 
 
 def write_nifti(path: Path, array: Array, geometry: Geometry) -> None:
@@ -270,28 +382,51 @@ def _unreadable(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path}: cannot be read as a volume ({reason})")
 
 
+def _open_nifti(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+def _nifti_header(file: IO[bytes]) -> tuple[Any, tuple[int, ...]]:
+    """Header at the beginning of a file, and the shape it states."""
+    start = file.read(4)
+    sizes = (int.from_bytes(start, "little"), int.from_bytes(start, "big"))
+    size = next((n for n in sizes if n in NIFTI_HEADERS), None)
+    if size is None:
+        raise ValueError("no NIfTI header")
+    header = NIFTI_HEADERS[size](start + read_exactly(file, size - 4).tobytes())
+    shape = tuple(int(n) for n in header.get_data_shape())
+    if min(shape, default=0) < 1:
+        raise ValueError(f"a header of shape {shape}, which holds no voxels")
+    return header, shape
+
+
 def _read_nifti(path: Path) -> tuple[Array, list[float], NDArray[np.float64], bool]:
-    image = _load_nifti(path)
-    return np.asanyarray(image.dataobj), *_nifti_frame(image)
+    """Read a file that is as long as its header says, a compressed one up to its checksum."""
+    with _open_nifti(path) as file:
+        header, shape = _nifti_header(file)
+        dtype, offset = header.get_data_dtype(), int(header.get_data_offset())
+        if path.suffix == ".gz":
+            file.seek(offset)
+            content = read_exactly(file, math.prod(shape) * dtype.itemsize)
+            if file.read(1):
+                raise ValueError(
+                    f"more behind the {offset + content.size} bytes that its header tells of"
+                )
+            raw = content.view(dtype).reshape(shape, order="F")
+        else:
+            raw = np.memmap(path, dtype, "c", offset, shape, order="F")
+    scaled = nib.volumeutils.apply_read_scaling(raw, *header.get_slope_inter())
+    return scaled, *_nifti_frame(header)
 
 
-def _nifti_frame(image: Any) -> tuple[list[float], NDArray[np.float64], bool]:
+def _nifti_frame(header: Any) -> tuple[list[float], NDArray[np.float64], bool]:
     """Voxel size in mm, affine to RAS mm, and whether the header states an orientation."""
-    scale = MM_PER_UNIT.get(image.header.get_xyzt_units()[0], 1.0)
-    spacing = [scale * float(s) for s in image.header.get_zooms()[:3]]
-    stated = bool(image.header["qform_code"] or image.header["sform_code"])
-    affine = image.affine.copy() if stated else np.diag([-1.0, -1.0, 1.0, 1.0])
+    scale = MM_PER_UNIT.get(header.get_xyzt_units()[0], 1.0)
+    spacing = [scale * float(s) for s in header.get_zooms()[:3]]
+    stated = bool(header["qform_code"] or header["sform_code"])
+    affine = header.get_best_affine() if stated else np.diag([-1.0, -1.0, 1.0, 1.0])
     affine[:3] *= scale
     return spacing, affine, stated
-
-
-def _load_nifti(path: Path) -> Any:
-    """Load a NIfTI file; a compressed one is read to its end, so that its checksum is tested."""
-    if path.suffix != ".gz":
-        return nib.load(path)
-    content = gzip.decompress(path.read_bytes())
-    header_size = {int.from_bytes(content[:4], order) for order in ("little", "big")}
-    return (nib.Nifti2Image if 540 in header_size else nib.Nifti1Image).from_bytes(content)
 
 
 def _read_sitk(path: Path) -> tuple[Array, list[float], NDArray[np.float64]]:

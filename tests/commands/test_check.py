@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,6 @@ from typer.testing import CliRunner
 
 from segcal.commands.main import app
 from segcal.io.files import write_json
-from segcal.io.probabilities import stored_shape
 from segcal.io.volumes import read_geometry, read_volume, write_nifti
 from tests.evaluation.test_cohort import geometry, soft
 
@@ -55,7 +55,7 @@ def test_every_problem_is_listed(folders):
     text = " ".join(done.output.split())
     for part in (
         "a: ", "like the reference, got (3, 3, 11, 10)", "b: ", "expected 3 classes (background",
-        "c: ", "not a complete .npz", "d: ", "this is nnU-Net v1", "e: ", "9 mm apart",
+        "c: ", "not a complete .npz", "d: ", "needs d.pkl beside it", "e: ", "9 mm apart",
         "1 references without a prediction: f", "1 predictions without a reference: z",
         "1 of 6 cases can be evaluated",
     ):  # fmt: skip
@@ -93,13 +93,54 @@ def test_label_maps_need_no_consecutive_labels(folders):
     assert "1 of 1 cases can be evaluated" in done.output
 
 
+def test_one_file_per_class(folders):
+    root, y = folders
+    write_json(root / "dataset.json", {"labels": {"background": 0, "liver": 1, "spleen": 2}})
+    p = root / "classes"
+    for case in "abcd":
+        for k, name in enumerate(("liver", "spleen"), 1):
+            write_nifti(p / case / f"{name}.nii.gz", y == k, geometry(y.shape))
+    (p / "b" / "liver.nii.gz").unlink()
+    write_nifti(p / "c" / "spleen.nii.gz", y[:, 1:], geometry((3, 11, 10)))
+    write_nifti(p / "d" / "spleen.nii.gz", soft(y, 3), geometry(y.shape))
+    done = CliRunner().invoke(app, ["check", str(p), str(root / "gt")])
+    text = " ".join(done.output.split())
+    assert done.exit_code == 1
+    for part in (
+        "b: ", "no file for label liver of", "c: ", "spleen.nii.gz: does not lie on the reference",
+        "d: ", "spleen.nii.gz: expected a volume of one class, got 3 channels",
+        "1 of 4 cases can be evaluated",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_nnunet_v1_and_turned_volumes(folders):
+    root, y = folders
+    for path in (root / "p").iterdir():
+        path.unlink()
+    for name in "ab":
+        np.savez(root / "p" / f"{name}.npz", softmax=soft(y[1:3, 2:9, 3:8], 3))
+    for name, box in (("a", [[1, 3], [2, 9], [3, 8]]), ("b", [[1, 3], [2, 9], [3, 9]])):
+        (root / "p" / f"{name}.pkl").write_bytes(pickle.dumps({"crop_bbox": box}))
+    flipped = replace(
+        geometry(y.shape), origin_mm=(9.0, 0.0, 0.0), direction=np.diag([-1.0, 1.0, 1.0])
+    )
+    write_nifti(root / "p" / "c.nii.gz", y[:, :, ::-1], flipped)
+    write_nifti(root / "p" / "d.nii.gz", y, replace(flipped, origin_mm=(5.0, 0.0, 0.0)))
+    done = run(root)
+    text = " ".join(done.output.split())
+    assert "(K, 2, 7, 6) like the crop_bbox in b.pkl, got (3, 2, 7, 5)" in text
+    assert "d.nii.gz: does not lie on the reference, not even with its axes in the same" in text
+    assert "4 mm apart" in text
+    assert "2 of 4 cases can be evaluated" in text
+
+
 def test_wrong_usage(tmp_path):
     assert run(tmp_path).exit_code == 2
 
 
 def test_headers_say_what_the_whole_file_says(folders):
     root, y = folders
-    assert stored_shape(root / "p" / "a.npz") == (3, *y.shape)
     for ending in (".nii.gz", ".nii"):
         for array, channels in ((y, 1), (soft(y, 3), 3), (y[:1], 1)):
             shape = array.shape[-3:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from segcal.commands.main import app
 from segcal.evaluation.case import Settings, Structure, evaluate_case
 from segcal.evaluation.cohort import _regions_to_labels, evaluate_cohort, summarise
-from segcal.io.cases import pair
+from segcal.io.cases import pair, read_label_set
 from segcal.io.volumes import Geometry, read_labels, write_nifti
 from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier, brier_parts
@@ -343,3 +344,68 @@ def test_acdc_distances_are_in_true_millimetres(tmp_path):
     cohort = evaluate_cohort(pair(copy, reference))
     assert cohort.failed == {}
     assert cohort.rows.iloc[0]["dsc"] == 1
+
+
+def test_every_layout_gives_the_same_numbers(tmp_path):
+    """One prediction: v2 and v1 of nnU-Net, 4-D with turned axes, one file per class, two folds."""
+    rng = np.random.default_rng(0)
+    y = np.zeros((4, 14, 12), int)
+    y[1:3, 3:9, 4:9], y[2, 5:8, 5:8] = 1, 2
+    at = Geometry(y.shape, (4.0, 1.5, 1.25), (-3.0, 7.0, 11.0), np.diag([-1.0, -1.0, 1.0]))
+    p = np.zeros((3, *y.shape), np.float32)
+    p[0] = 1
+    inside = soft(y, 3)[:, 1:4, 2:10, 3:10] + rng.random((3, 3, 8, 7), np.float32) / 5
+    p[:, 1:4, 2:10, 3:10] = inside / inside.sum(0)
+    names = {"labels": {"background": 0, "myo": 1, "lv": 2}}
+    (tmp_path / "dataset.json").write_text(json.dumps(names))
+    write_nifti(tmp_path / "gt" / "a.nii.gz", y, at)
+    for folder in ("v1", "v2", "model/fold_3/validation"):
+        (tmp_path / folder).mkdir(parents=True)
+    np.savez(tmp_path / "v2" / "a.npz", probabilities=p)
+    np.savez(tmp_path / "model" / "fold_3" / "validation" / "a.npz", probabilities=p)
+    np.savez(tmp_path / "v1" / "a.npz", softmax=p[:, 1:4, 2:10, 3:10])
+    box = {"crop_bbox": [[1, 4], [2, 10], [3, 10]], "original_size_of_raw_data": np.array(y.shape)}
+    (tmp_path / "v1" / "a.pkl").write_bytes(pickle.dumps(box))
+    canonical = Geometry(  # RAS: both axes of the plane run the other way
+        y.shape, (3.999999, 1.5, 1.25), (-3.0 - 11 * 1.25, 7.0 - 13 * 1.5, 11.0), np.eye(3)
+    )
+    write_nifti(tmp_path / "turned" / "a.nii", p[:, :, ::-1, ::-1], canonical)
+    for k, name in ((1, "myo"), (2, "lv")):
+        write_nifti(tmp_path / "classes" / "a" / f"{name}.nii.gz", p[k], at)
+    label_set = read_label_set(tmp_path / "dataset.json")
+    cohorts = {
+        folder: evaluate_cohort(pair(tmp_path / folder, tmp_path / "gt"), label_set=label_set)
+        for folder in ("v2", "v1", "turned", "classes", "model")
+    }
+    expected = cohorts["v2"].rows.loc["a"]
+    assert 0 < expected["ece_all"] < 0.3
+    assert expected["dsc/myo"] > 0.5
+    for folder, cohort in cohorts.items():
+        assert cohort.failed == {}
+        np.testing.assert_allclose(cohort.rows.loc["a"], expected, rtol=1e-5, atol=1e-6)
+        turned = {"a": ["a.nii: stored as RAS, re-ordered to the reference's LPS"]}
+        assert cohort.notes == (turned if folder == "turned" else {})
+
+
+def test_masks_and_turned_label_maps(tmp_path):
+    y = np.zeros((3, 9, 8), int)
+    y[1, 2:6, 2:5], y[2, 5:8, 4:7] = 1, 2
+    at = geometry(y.shape, (2.0, 1.0, 1.0))
+    write_nifti(tmp_path / "gt" / "a.nii.gz", y, at)
+    write_nifti(tmp_path / "gt" / "b.nii.gz", y, at)
+    write_nifti(tmp_path / "gt" / "c.nii.gz", y, at)
+    names = {"labels": {"background": 0, "liver": 1, "spleen": 2}}
+    (tmp_path / "dataset.json").write_text(json.dumps(names))
+    for k, name in ((1, "liver"), (2, "spleen")):
+        write_nifti(tmp_path / "p" / "a" / f"{name}.nii.gz", y == k, at)
+    upside_down = Geometry(y.shape, (2.0, 1.0, 1.0), (0.0, 0.0, 4.0), np.diag([1.0, 1.0, -1.0]))
+    write_nifti(tmp_path / "p" / "b" / "liver.nii.gz", (y == 1)[::-1], upside_down)
+    write_nifti(tmp_path / "p" / "b" / "spleen.nii.gz", y == 2, upside_down)
+    write_nifti(tmp_path / "p" / "c.nii", y[::-1], upside_down)
+    label_set = read_label_set(tmp_path / "dataset.json")
+    cohort = evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt"), label_set=label_set)
+    assert cohort.failed == {}
+    assert cohort.rows["dsc/liver"].tolist() == [1, 1, 1]
+    assert cohort.rows["dsc/spleen"].tolist() == [1, 0, 1]  # its slices are in the wrong order
+    assert "stored as RAI, re-ordered to the reference's RAS" in cohort.notes["b"][0]
+    assert evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt")).failed.keys() == {"a", "b"}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 
+import nibabel as nib
 import numpy as np
 import pytest
 
 from segcal.io.probabilities import holds_probabilities, read_probabilities
 from segcal.io.volumes import Geometry, write_nifti
-from tests.io.test_volumes import GEOMETRY
+from tests.io.test_volumes import GEOMETRY, peak
 
 RNG = np.random.default_rng(0)
 P = RNG.dirichlet(np.ones(3), (3, 4, 5)).transpose(3, 0, 1, 2).astype(np.float32)
@@ -30,7 +32,13 @@ def test_reads_npz_and_nifti_alike(tmp_path):
     write_nifti(tmp_path / "labels.nii.gz", P.argmax(0), GEOMETRY)
     assert not holds_probabilities(tmp_path / "labels.nii.gz")
     b = npz(tmp_path / "b.npz", anything=P.astype(np.float16))  # a single array of another name
-    np.testing.assert_allclose(read_probabilities(b, GEOMETRY), P, atol=1e-3)
+    notes = []
+    np.testing.assert_allclose(read_probabilities(b, GEOMETRY, note=notes.append), P, atol=1e-3)
+    assert notes == ["b.npz: read from its only array, 'anything'"]
+    for stored in (np.asfortranarray(P), P.astype(">f4"), np.asfortranarray(P.astype(">f8"))):
+        array = read_probabilities(npz(tmp_path / "c.npz", probabilities=stored), GEOMETRY)
+        np.testing.assert_array_equal(array, P)
+        assert array.dtype.isnative
 
 
 @pytest.mark.parametrize(
@@ -39,15 +47,15 @@ def test_reads_npz_and_nifti_alike(tmp_path):
         ({"probabilities": np.log(P + 1e-3)}, "if these are logits, apply a softmax"),
         ({"probabilities": 3 * P}, "which are no probabilities"),
         ({"probabilities": P * 0.9}, "the classes sum to 0.9"),
-        ({"probabilities": np.where(P.max() == P, np.nan, P)}, "1 voxels of class . are NaN"),
+        ({"probabilities": np.where(P.max() == P, np.nan, P)}, "class .: 1 voxels are NaN"),
         ({"probabilities": P[:, :, :, :4]}, r"expected probabilities \(K, z, y, x\)"),
         ({"probabilities": P.transpose(0, 3, 2, 1)}, "the axes look reversed"),
         ({"probabilities": P.transpose(0, 2, 1, 3)}, "the axes look permuted"),
         ({"probabilities": P[:2] / P[:2].sum(0)}, "expected 3 classes"),
         ({"probabilities": (P > 0.5).astype(np.uint8)}, "expected floating probabilities"),
-        ({"softmax": P}, "this is nnU-Net v1"),
-        ({"a": P, "b": P}, "expected nnU-Net v2's array 'probabilities', got a, b"),
-        ({"probabilities": np.array([object()])}, "not a readable array file"),
+        ({"softmax": P}, r"cropped softmax of nnU-Net v1, which needs case\.pkl beside it"),
+        ({"a": P, "b": P}, "expected nnU-Net's array 'probabilities', got a, b"),
+        ({"probabilities": np.array([object()])}, "type object, not of numbers"),
     ],
 )
 def test_refuses_npz(tmp_path, arrays, message):
@@ -75,7 +83,7 @@ def test_refuses_what_only_looks_like_npz(tmp_path):
         read_probabilities(path, GEOMETRY)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("probabilities", "no array")
-    with pytest.raises(ValueError, match="expected nnU-Net v2's array"):
+    with pytest.raises(ValueError, match="expected nnU-Net's array"):
         read_probabilities(path, GEOMETRY)
     with zipfile.ZipFile(path, "w"):
         pass
@@ -100,3 +108,82 @@ def test_sum_to_one_at_half_precision(tmp_path):
     many = RNG.dirichlet(np.ones(40), (3, 4, 5)).transpose(3, 0, 1, 2).astype(np.float16)
     a = npz(tmp_path / "a.npz", probabilities=many)
     assert read_probabilities(a, GEOMETRY).dtype == np.float16
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_reading_takes_one_copy(tmp_path, dtype):
+    many = RNG.dirichlet(np.ones(16), (32, 48, 48)).transpose(3, 0, 1, 2).astype(dtype)
+    path = npz(tmp_path / "a.npz", probabilities=many)
+    at = Geometry(many.shape[1:], (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), np.eye(3))
+    read_probabilities(path, at)  # what is imported on the way does not count
+    array, used = peak(lambda: read_probabilities(path, at))
+    np.testing.assert_array_equal(array, many)
+    assert used < 1.1 * many.nbytes + 2**21, used / many.nbytes
+
+
+def test_archives_that_unpack_to_more(tmp_path):
+    """What an array's header claims is compared with the reference and with the archive's size."""
+    path = tmp_path / "case.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": P.shape}
+    )
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("probabilities.npy", header.getvalue() + bytes(1 << 26))
+    assert path.stat().st_size < 1 << 17
+    size = len(header.getvalue()) + P.nbytes
+    with pytest.raises(ValueError, match=f"takes {size} bytes, the archive holds 6"):
+        read_probabilities(path, GEOMETRY)
+    huge = np.zeros((3, 64, 256, 256), np.float32)
+    npz(path, probabilities=huge)
+    cut = path.read_bytes()
+    del huge
+
+    def refused():
+        with pytest.raises(ValueError, match=r"got \(3, 64, 256, 256\)"):
+            read_probabilities(path, GEOMETRY)
+
+    _, used = peak(refused)
+    assert used < 1 << 22
+    damaged = bytearray(cut)
+    damaged[len(cut) // 2] ^= 255  # the sizes are compared first
+    path.write_bytes(bytes(damaged))
+    refused()
+
+
+def test_damage_anywhere_is_noticed(tmp_path):
+    """Of a file with a flipped byte comes what was stored, or an error that names the file."""
+    path = npz(tmp_path / "case.npz", probabilities=P)
+    content = path.read_bytes()
+    refused = 0
+    for position, byte in enumerate(content):
+        path.write_bytes(content[:position] + bytes([byte ^ 0x5A]) + content[position + 1 :])
+        error = ""
+        try:
+            array = read_probabilities(path, GEOMETRY)
+        except ValueError as raised:
+            error = str(raised)
+            refused += 1
+        assert str(path) in error if error else (array == P).all()
+    assert refused > 0.9 * len(content)
+    for length in range(0, len(content), 7):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"case\.npz"):
+            read_probabilities(path, GEOMETRY)
+
+
+@pytest.mark.parametrize("axes", ["LPS", "RAS", "PIR", "SLA"])
+def test_volumes_are_put_on_the_reference(tmp_path, axes):
+    write_nifti(tmp_path / "a.nii.gz", P, GEOMETRY)
+    image = nib.load(tmp_path / "a.nii.gz")
+    turn = nib.orientations.ornt_transform(
+        nib.orientations.io_orientation(image.affine), nib.orientations.axcodes2ornt(axes)
+    )
+    nib.save(image.as_reoriented(turn), tmp_path / "b.nii.gz")
+    notes = []
+    b = read_probabilities(tmp_path / "b.nii.gz", GEOMETRY, note=notes.append)
+    np.testing.assert_array_equal(b, P)
+    expected = [] if axes == "LPS" else [
+        f"b.nii.gz: stored as {axes}, re-ordered to the reference's LPS"
+    ]  # fmt: skip
+    assert notes == expected

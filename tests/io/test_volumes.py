@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import itertools
+import tracemalloc
 
 import nibabel as nib
 import numpy as np
@@ -11,7 +13,11 @@ import SimpleITK as sitk  # noqa: N813
 
 from segcal.io.volumes import (
     Geometry,
+    canonical_shape,
+    check_place,
     from_canonical,
+    put_on,
+    read_geometry,
     read_labels,
     read_volume,
     stored_axes,
@@ -20,6 +26,16 @@ from segcal.io.volumes import (
 from tests.data_paths import real_data
 
 GEOMETRY = Geometry((3, 4, 5), (8.0, 1.5, 1.25), (10.0, -20.0, 30.0), np.diag([-1.0, -1.0, 1.0]))
+
+
+def peak(function):
+    """What `function` returns, and the bytes in use at most while it runs beyond those before."""
+    tracemalloc.start()
+    try:
+        result = function()
+        return result, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def save(path, array, affine=None, **header):
@@ -143,6 +159,117 @@ def test_from_canonical_undoes_nibabel(axes):
         np.asarray(canonical.dataobj).transpose(), geometry, reader="NibabelIOWithReorient"
     )
     np.testing.assert_array_equal(back, array)
+    shape = canonical_shape(geometry, reader="NibabelIOWithReorient")
+    assert shape == canonical.shape[2::-1]
+
+
+def oblique(shear=0.0):
+    """Affine of 0.7 x 0.9 x 5 mm voxels, turned by 20 and 10 degrees, the third axis leaning."""
+    a, b = np.radians([20, 10])
+    turn = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]]) @ np.array(
+        [[1, 0, 0], [0, np.cos(b), -np.sin(b)], [0, np.sin(b), np.cos(b)]]
+    )
+    lean = np.eye(3)
+    lean[1, 2], lean[2, 2] = np.sin(shear), np.cos(shear)
+    affine = np.eye(4)
+    affine[:3, :3] = turn @ lean @ np.diag([0.7, 0.9, 5.0])
+    affine[:3, 3] = (-341.66461, 12.5, 700.25)
+    return affine
+
+
+ORDERS = [
+    np.array(list(zip(order, flips, strict=True)))
+    for order in itertools.permutations(range(3))
+    for flips in itertools.product((1, -1), repeat=3)
+]
+
+
+@pytest.mark.parametrize("shear", [0.0, 0.3])
+def test_every_order_of_axes_is_put_on_the_reference(tmp_path, shear):
+    labels = np.random.default_rng(0).integers(0, 9, (6, 5, 4)).astype(np.uint8)
+    image = nib.Nifti1Image(labels, oblique(shear))
+    nib.save(image, tmp_path / "reference.nii.gz")
+    reference = read_labels(tmp_path / "reference.nii.gz")
+    assert len(ORDERS) == 48
+    path = tmp_path / "a.nii.gz"
+    for order in ORDERS:
+        nib.save(image.as_reoriented(order), path)
+        array, done = put_on(path, read_labels(path), reference.geometry)
+        np.testing.assert_array_equal(array, reference.array)
+        same = np.array_equal(order, ORDERS[0])
+        assert done == "" if same else "re-ordered to the reference's" in done
+        assert check_place(path, reference.geometry) == 1
+
+
+def test_simpleitk_orders_axes_alike(tmp_path):
+    write_nifti(tmp_path / "a.nii.gz", np.arange(60).reshape(3, 4, 5), GEOMETRY)
+    reference = read_labels(tmp_path / "a.nii.gz")
+    for code in ("RAS", "PIR", "SAL", "IPL"):  # its letters say where axes come from, or go to
+        turned = sitk.DICOMOrient(sitk.ReadImage(str(tmp_path / "a.nii.gz")), code)
+        sitk.WriteImage(turned, str(tmp_path / "b.mha"))
+        volume = read_labels(tmp_path / "b.mha")
+        array, done = put_on(tmp_path / "b.mha", volume, reference.geometry)
+        np.testing.assert_array_equal(array, reference.array)
+        assert done
+
+
+def test_nothing_else_is_put_on_the_reference(tmp_path):
+    labels = np.arange(120, dtype=np.uint8).reshape(6, 5, 4)
+    reference = read_labels(save(tmp_path / "r.nii.gz", labels, oblique())).geometry
+    turned = nib.load(tmp_path / "r.nii.gz").as_reoriented(ORDERS[13])
+    path = tmp_path / "a.nii.gz"
+    origin, smaller, coarser = turned.affine.copy(), turned.affine.copy(), turned.affine.copy()
+    origin[2, 3] += 3
+    smaller[:3, :3] *= 0.98
+    for affine, array, message in (
+        (origin, turned.dataobj, "same order: origin .* 3 mm apart"),
+        (smaller, turned.dataobj, r"same order: spacing .*\(4.9, 0.882, 0.686\) and \(5, 0.9, 0.7"),
+        (turned.affine, turned.dataobj[1:], r"same order: size \(z, y, x\) "),
+        (oblique(0.05), labels, "reference: direction, by 2.86 degrees"),
+    ):
+        save(path, np.asarray(array), affine)
+        with pytest.raises(ValueError, match=message):
+            put_on(path, read_labels(path), reference)
+        with pytest.raises(ValueError, match=message):
+            check_place(path, reference)
+    coarser[:3, 3] += 1e-3  # within a hundredth of a voxel
+    save(path, np.asarray(turned.dataobj), coarser)
+    assert put_on(path, read_labels(path), reference)[1]
+    image = nib.Nifti1Image(np.asarray(turned.dataobj), turned.affine)
+    image.set_qform(None, 0)
+    image.set_sform(None, 0)
+    nib.save(image, path)
+    with pytest.raises(ValueError, match="does not lie on the reference: "):
+        put_on(path, read_labels(path), reference)
+
+
+@pytest.mark.parametrize("degrees", [0.5, 10, 40])
+def test_a_shear_survives(tmp_path, degrees):
+    affine = oblique(np.radians(degrees))
+    volume = read_labels(save(tmp_path / "a.nii.gz", np.ones((6, 5, 4), np.uint8), affine))
+    assert f"{90 - degrees:.4g} instead of 90 degrees apart" in volume.note
+    np.testing.assert_allclose(volume.geometry.affine, affine, rtol=1e-6, atol=1e-6)
+    write_nifti(tmp_path / "b.nii.gz", volume.array, volume.geometry)
+    again = read_geometry(tmp_path / "b.nii.gz")[0]
+    assert again.differences(volume.geometry) == []
+    np.testing.assert_allclose(again.affine, affine, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(nib.load(tmp_path / "b.nii.gz").affine, affine, rtol=1e-6, atol=1e-6)
+    upright = read_labels(save(tmp_path / "c.nii.gz", np.ones((6, 5, 4), np.uint8), oblique()))
+    assert upright.note == ""
+    assert "direction" in str(volume.geometry.differences(upright.geometry))
+
+
+def test_axes_that_span_no_volume(tmp_path):
+    flat = np.diag([1.0, 1.0, 1.0, 1.0])
+    flat[:3, 2] = (1, 1, 0)
+    header = nib.Nifti1Header()
+    header.set_data_shape((2, 2, 2))
+    header.set_sform(flat, 1)
+    header["magic"], header["vox_offset"] = b"n+1", 352
+    content = header.binaryblock + bytes(4) + np.zeros(8, np.float32).tobytes()
+    (tmp_path / "a.nii").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.nii: its affine is singular"):
+        read_volume(tmp_path / "a.nii")
 
 
 def test_unreadable_files_are_named(tmp_path):
@@ -178,15 +305,93 @@ def test_damage_is_noticed(tmp_path, damage):
         read_volume(whole)
 
 
-def test_units_of_the_header(tmp_path):
+def test_nothing_is_unpacked_that_the_header_does_not_tell_of(tmp_path):
+    whole = save(tmp_path / "a.nii", np.ones((6, 5, 4), np.uint8))
+    content, path = whole.read_bytes(), tmp_path / "a.nii.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(content)
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    assert path.stat().st_size < 1 << 17
+
+    def refused():
+        with pytest.raises(ValueError, match=r"more behind the 472 bytes"):
+            read_volume(path)
+
+    _, used = peak(refused)
+    assert used < 1 << 22
+    wide = nib.Nifti1Image(np.zeros((2, 2, 2), np.uint8), np.eye(4))
+    wide.header.set_data_shape((30000, 30000, 30000))
+    header = wide.header.copy()
+    header["magic"], header["vox_offset"] = b"n+1", 352
+    path.write_bytes(gzip.compress(header.binaryblock + bytes(4 + 8)))
+    with pytest.raises(ValueError, match=r"a\.nii\.gz: cannot be read as a volume"):
+        read_volume(path)
+    with pytest.raises(ValueError, match=r"size \(z, y, x\) \(30000, 30000, 30000\) and \(3, 4, 5"):
+        check_place(path, GEOMETRY)
+    whole.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=r"a\.nii: cannot be read as a volume"):
+        read_volume(whole)
+    path.write_bytes(gzip.compress(content[:-1]))
+    with pytest.raises(ValueError, match="ends after 119 of 120 bytes"):
+        read_volume(path)
+
+
+def test_a_cut_or_damaged_file_never_gives_other_values(tmp_path):
+    labels = np.random.default_rng(0).integers(0, 3, (6, 5, 4)).astype(np.uint8)
+    path = save(tmp_path / "a.nii.gz", labels)
+    content = path.read_bytes()
+    for length in range(0, len(content), 3):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"a\.nii\.gz: cannot be read as a volume"):
+            read_labels(path)
+    refused = 0
+    for position, byte in enumerate(content):
+        path.write_bytes(content[:position] + bytes([byte ^ 0x5A]) + content[position + 1 :])
+        error = ""
+        try:
+            array = read_labels(path).array
+        except ValueError as raised:
+            error = str(raised)
+            refused += 1
+        assert str(path) in error if error else (array == labels.transpose()).all()
+    assert refused > 0.8 * len(content)  # the header of gzip holds a name and a time
+
+
+def test_reading_takes_one_copy(tmp_path):
+    many = np.random.default_rng(0).random((8, 8, 96, 96), np.float32)
+    geometry = Geometry(many.shape[1:], (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), np.eye(3))
+    write_nifti(tmp_path / "a.nii.gz", many, geometry)
+    read_volume(tmp_path / "a.nii.gz")
+    volume, used = peak(lambda: read_volume(tmp_path / "a.nii.gz"))
+    np.testing.assert_array_equal(volume.array, many)
+    assert used < 1.1 * many.nbytes + 2**21, used / many.nbytes
+
+
+def test_a_header_extension_is_passed_over(tmp_path):
+    labels = np.arange(120, dtype=np.int16).reshape(6, 5, 4)
+    image = nib.Nifti1Image(labels, np.eye(4))
+    image.header.extensions.append(nib.nifti1.Nifti1Extension("comment", b"x" * 5000))
+    for name in ("a.nii", "a.nii.gz"):
+        nib.save(image, tmp_path / name)
+        assert (read_labels(tmp_path / name).array == labels.transpose()).all()
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("micron", 1e3), ("meter", 1e-3), ("mm", 1)])
+def test_units_of_the_header(tmp_path, unit, scale):
     """1500 micron are 1.5 mm, as SimpleITK reads it."""
-    image = nib.Nifti1Image(np.zeros((4, 5, 6), np.uint8), np.diag([1500.0, 2000, 3000, 1]))
-    image.header.set_xyzt_units("micron")
+    affine = np.diag([1.5, 2.0, 3.0, 1])
+    affine[:3, 3] = (-10, 20, 30)
+    affine[:3] *= scale
+    image = nib.Nifti1Image(np.zeros((4, 5, 6), np.uint8), affine)
+    image.header.set_xyzt_units(unit)
     nib.save(image, tmp_path / "a.nii.gz")
     geometry = read_volume(tmp_path / "a.nii.gz").geometry
-    np.testing.assert_allclose(geometry.spacing_mm, (3, 2, 1.5))
+    np.testing.assert_allclose(geometry.spacing_mm, (3, 2, 1.5), rtol=1e-6)
+    np.testing.assert_allclose(geometry.origin_mm, (-10, 20, 30), rtol=1e-6)
     other = sitk.ReadImage(str(tmp_path / "a.nii.gz"))
-    np.testing.assert_allclose(other.GetSpacing()[::-1], geometry.spacing_mm)
+    np.testing.assert_allclose(other.GetSpacing()[::-1], geometry.spacing_mm, rtol=1e-6)
+    np.testing.assert_allclose(other.GetOrigin(), (10, -20, 30), rtol=1e-6)  # LPS
 
 
 @pytest.mark.parametrize("dtype", [">i2", ">f4", np.uint16, np.uint32, np.int64, np.float64])

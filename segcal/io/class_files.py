@@ -1,0 +1,165 @@
+"""A case as one volume per class, in a folder of its own, named by the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from segcal.io.cases import LabelSet, scan
+from segcal.io.probabilities import SUM_TOLERANCE, check_probabilities, check_range
+from segcal.io.volumes import Array, Geometry, check_place, put_on, read_volume
+
+MASK_ROUNDING = 1e-4
+"""Values this near 0 or 1 are those of a mask (scaled headers)."""
+
+
+def find_class_files(folder: Path, label_set: LabelSet) -> dict[int, Path]:
+    """Files of the labels, by value; background only if there is a file of it.
+
+    Raises:
+        ValueError: a label without a file.
+    """
+    files = scan(folder, npz=False)
+    if missing := [name for name in label_set.foreground if name not in files]:
+        raise ValueError(
+            f"{folder}: no file for label {', '.join(missing[:9])} of {label_set.source}; expected "
+            f"{missing[0]}.nii.gz beside {', '.join(sorted(files)[:3])}"
+        )
+    return {k: files[name] for k, name in label_set.names.items() if name in files}
+
+
+def _known(folder: Path, label_set: LabelSet | None) -> LabelSet:
+    if label_set is None:
+        raise ValueError(
+            f"{folder}: holds one file per class; a dataset.json is needed to say which label "
+            "each of them is"
+        )
+    if label_set.regions:
+        raise ValueError(
+            f"{folder}: holds one file per class, but {label_set.source} defines regions that "
+            "overlap; write them as channels of one file"
+        )
+    return label_set
+
+
+def check_class_files(
+    folder: Path, geometry: Geometry, label_set: LabelSet | None, *, tolerance: float = 1e-2
+) -> None:
+    """Check names and headers of the files of a case.
+
+    Raises:
+        ValueError: as :func:`read_class_files`, but for what the values tell.
+    """
+    for path in find_class_files(folder, _known(folder, label_set)).values():
+        _check_header(path, geometry, tolerance)
+
+
+def read_class_files(
+    folder: Path,
+    geometry: Geometry,
+    label_set: LabelSet | None,
+    *,
+    tolerance: float = 1e-2,
+    note: Callable[[str], None] = lambda text: None,
+) -> Array:
+    """Read a case of one file per class.
+
+    Files of 0 and 1 are masks and give a label map. Files of other floating values are
+    probabilities; background, where it has no file, is what they leave of 1.
+
+    Args:
+        folder: of the case.
+        geometry: of the reference labels, which the result shares.
+        label_set: which label a name is.
+        tolerance: of the geometry, in voxels.
+        note: called with what is odd and was decided.
+
+    Returns:
+        label map ``(z, y, x)`` of integers, or probabilities ``(K, z, y, x)``.
+
+    Raises:
+        ValueError: naming the file: missing, not readable, another size or place than the
+            reference, neither mask nor probabilities, masks that overlap, probabilities that do
+            not sum to one.
+    """
+    label_set = _known(folder, label_set)
+    files = find_class_files(folder, label_set)
+    if unused := sorted(set(scan(folder, npz=False).values()) - set(files.values())):
+        names = ", ".join(path.name for path in unused[:9])
+        note(f"{folder.name}: {len(unused)} files are of no label and left out: {names}")
+    notes: set[str] = set()
+
+    def read(path: Path) -> Array:
+        _check_header(path, geometry, tolerance)
+        array, done = put_on(path, read_volume(path), geometry, tolerance)
+        if array.dtype.kind not in "iufb":
+            raise ValueError(f"{path}: expected a mask or probabilities, got {array.dtype}")
+        notes.add(done)
+        return array
+
+    array = _label_map(folder, files, geometry.shape, read)
+    if array is None:
+        array = _probabilities(folder, files, geometry.shape, read, label_set.num_channels)
+    for text in sorted(notes - {""}):
+        note(f"{folder.name}: {text}")
+    return array
+
+
+def _check_header(path: Path, geometry: Geometry, tolerance: float) -> None:
+    channels = check_place(path, geometry, tolerance)
+    if channels > 1:
+        raise ValueError(f"{path}: expected a volume of one class, got {channels} channels")
+
+
+def _label_map(
+    folder: Path, files: dict[int, Path], shape: tuple[int, ...], read: Callable[[Path], Array]
+) -> Array | None:
+    """Label map of masks; None as soon as a file has other floating values."""
+    labels, taken, twice = np.zeros(shape, np.int32), np.zeros(shape, bool), 0
+    for k, path in files.items():
+        array = read(path)
+        mask = array > 0.5
+        if array.dtype.kind == "f":
+            if not (np.abs(array - mask.astype(array.dtype)) <= MASK_ROUNDING).all():
+                return None
+        elif (values := (array.min(), array.max()))[0] < 0 or values[1] > 1:
+            raise ValueError(
+                f"{path}: expected a mask of 0 and 1, or floating probabilities, got {array.dtype} "
+                f"from {values[0]} to {values[1]}"
+            )
+        twice += int(np.count_nonzero(mask & taken))
+        labels[mask] = k
+        taken |= mask
+    if twice:
+        raise ValueError(f"{folder}: masks overlap in {twice} voxels, which then have two labels")
+    return labels
+
+
+def _probabilities(
+    folder: Path,
+    files: dict[int, Path],
+    shape: tuple[int, ...],
+    read: Callable[[Path], Array],
+    num_classes: int,
+) -> Array:
+    probabilities = np.zeros((num_classes, *shape), np.float32)
+    for k, path in files.items():
+        array = read(path)
+        check_range(array, str(path))
+        probabilities[k] = array
+    if 0 not in files:
+        over, most = 0, 0.0
+        for z in range(shape[0]):
+            total = probabilities[:, z].sum(0)
+            over += int(np.count_nonzero(total > 1 + SUM_TOLERANCE))
+            most = max(most, float(total.max()))
+            probabilities[0, z] = np.maximum(1 - total, 0)
+        if over:
+            raise ValueError(
+                f"{folder}: in {over} voxels the classes sum to more than 1, up to {most:.4g}; "
+                "background, which has no file, cannot be what is left"
+            )
+    check_probabilities(probabilities, str(folder), num_classes)
+    return probabilities
