@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from segcal.tensors import check_choice
+
+Reduction = Literal["expected", "average", "maximum"]
 
 EDGE_TOLERANCE = 1e-6
 """A value within this (in bin widths) above an edge counts as on it, so that float32 and float64
@@ -79,6 +83,17 @@ class BinStatistics:
         """MCE: largest gap of a non-empty bin; NaN when there is no prediction."""
         gap = self.gap[self.count > 0]
         return float(gap.max()) if gap.size else float("nan")
+
+    def error(self, reduction: Reduction) -> float:
+        """Expected, average or maximum error, by name.
+
+        Raises:
+            ValueError: an unknown reduction.
+        """
+        check_choice("reduction", reduction, get_args(Reduction))
+        if reduction == "expected":
+            return self.expected_error()
+        return self.average_error() if reduction == "average" else self.maximum_error()
 
     def _mean(self, sums: NDArray[np.float64]) -> float:
         n = self.count.sum()
