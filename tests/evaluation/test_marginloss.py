@@ -149,6 +149,27 @@ def test_probabilities_of_0_are_in_no_bin_of_the_classwise_error():
     close(classwise_ece(p, y), (0.5 + 0.5 + 0.0) / 3)
 
 
+TOP = 1.01666666667 / 2  # in two bins: (1 - 14/15 + .95) / 2
+BOTH = 0.88333333333 / 2  # in one bin: (14/15 + .95 - 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("metric", "own"),
+    [(ece, TOP), (classwise_ece, (TOP + BOTH) / 2), (tace_ref, (TOP + BOTH) / 2)],
+)
+def test_a_hair_above_an_edge(metric, own):
+    """Confidences 14/15 and a hair, right, and .95, wrong, share a bin in the published code.
+
+    Here the first counts as on the edge, in the bin below. Class 1 has one bin either way.
+    """
+    hair = torch.nextafter(torch.linspace(0, 1, 16)[14], torch.tensor(1.0))
+    top = torch.stack([hair, torch.tensor(0.95)])
+    p, y = torch.stack([top, 1 - top])[None], torch.tensor([[0, 1]])
+    everything = torch.ones(1, 2, dtype=torch.bool)
+    close(metric(p, y, compat="crac", mask=everything), BOTH, rtol=1e-6)
+    close(metric(p, y, mask=everything), own, rtol=1e-6)
+
+
 @pytest.mark.parametrize("metric", [ece, aece, classwise_ece, tace_ref])
 def test_compat_of_the_published_code(metric):
     p, y = torch.full((1, 2, 4), 0.5), torch.ones(1, 4, dtype=torch.long)
