@@ -277,14 +277,20 @@ def select_voxels(
         flat, y = flat[:, keep], y[keep]
     if flat.dtype in HALF:
         flat = flat.float()
-    if flat.numel():
-        low, high = torch.aminmax(flat)
-        if not bool(low >= -PROBABILITY_TOLERANCE) or not bool(high <= 1 + PROBABILITY_TOLERANCE):
-            raise ValueError(
-                f"probs: expected values in [0, 1], got {float(low):.4g} to {float(high):.4g}"
-                " (logits need a softmax first; NaN and inf are refused)"
-            )
+    check_probabilities(flat)
     return flat, y
+
+
+def check_probabilities(probs: Tensor) -> None:
+    """Raise ValueError unless all values lie in [0, 1], but for rounding."""
+    if probs.numel() == 0:
+        return
+    low, high = torch.aminmax(probs)
+    if not bool(low >= -PROBABILITY_TOLERANCE) or not bool(high <= 1 + PROBABILITY_TOLERANCE):
+        raise ValueError(
+            f"probs: expected values in [0, 1], got {float(low):.4g} to {float(high):.4g}"
+            " (logits need a softmax first; NaN and inf are refused)"
+        )
 
 
 def _class_axis(probs: Tensor, labels: Tensor) -> int:

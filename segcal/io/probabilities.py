@@ -27,10 +27,10 @@ from segcal.io.volumes import (
     read_volume,
     stored_axes,
 )
+from segcal.tensors import PROBABILITY_TOLERANCE
 
 SUM_TOLERANCE = 1e-2
 """How far the sum over classes may be from 1 (float16 files)."""
-RANGE_TOLERANCE = 1e-3
 DAMAGE = (
     OSError, EOFError, MemoryError, RuntimeError, UnicodeDecodeError,
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
@@ -143,7 +143,9 @@ def check_probabilities(
     off, low, high = 0, np.inf, -np.inf
     for z in range(array.shape[1]):
         values = _slice(array, z)
-        if not (values.min() >= -RANGE_TOLERANCE and values.max() <= 1 + RANGE_TOLERANCE):
+        if not (
+            values.min() >= -PROBABILITY_TOLERANCE and values.max() <= 1 + PROBABILITY_TOLERANCE
+        ):
             for k, channel in enumerate(array):  # one of them is refused
                 check_range(channel, f"{name}: class {k}")
         if regions:
@@ -178,7 +180,7 @@ def check_range(channel: Array, name: str) -> None:
     if not (np.isfinite(low) and np.isfinite(high)):
         bad = int(np.count_nonzero(~np.isfinite(channel)))
         raise ValueError(f"{name}: {bad} voxels are NaN or infinite")
-    if low < -RANGE_TOLERANCE or high > 1 + RANGE_TOLERANCE:
+    if low < -PROBABILITY_TOLERANCE or high > 1 + PROBABILITY_TOLERANCE:
         raise ValueError(
             f"{name}: values from {low:.4g} to {high:.4g}, which are no probabilities; if these "
             "are logits, apply a softmax over the classes first"

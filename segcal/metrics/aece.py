@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from segcal.binning import BinStatistics, equal_mass_statistics
+from segcal.binning import equal_mass_statistics, error_between_edges
 from segcal.tensors import check_choice, select_voxels
 
 Compat = Literal["crac"]
@@ -48,20 +48,9 @@ def aece(
     hits = predicted == y
     if compat is None:
         return equal_mass_statistics(confidence, hits, bins).expected_error()
-    return _between_interpolated_edges(confidence, hits, bins)
-
-
-def _between_interpolated_edges(confidence: torch.Tensor, hits: torch.Tensor, bins: int) -> float:
-    c, h = confidence.double().numpy(force=True), hits.numpy(force=True)
-    n = len(c)
+    n = len(confidence)
     if not n:
         return float("nan")
-    edges = np.interp(np.linspace(0, n, bins + 1), np.arange(n), np.sort(c))
-    index = np.searchsorted(edges, c, side="left") - 1  # (lo, hi]; -1 is in no bin
-    inside = (index >= 0) & (index < bins)
-    statistics = BinStatistics(
-        np.bincount(index[inside], minlength=bins),
-        np.bincount(index[inside], c[inside], minlength=bins).astype(np.float64),
-        np.bincount(index[inside][h[inside]], minlength=bins),
-    )
-    return statistics.expected_error() * statistics.count.sum() / n
+    ordered = np.sort(confidence.numpy(force=True))
+    edges = np.interp(np.linspace(0, n, bins + 1), np.arange(n), ordered)
+    return error_between_edges(confidence, hits, torch.as_tensor(edges))

@@ -82,8 +82,8 @@ def soft_brier(
 ) -> float:
     """Mean over voxels of ``sum_k (p_k - tau_k)^2``, tau the class proportions of the patch.
 
-    What the published CRaC evaluation reports as Brier score, over foreground-labelled voxels (its
-    labels are padded with nothing: ``padding="zeros"``).
+    What the published CRaC evaluation reports as Brier score, over foreground-labelled voxels and
+    slice by slice (its labels are padded with 0: ``padding="background"``).
 
     Args:
         probs: ``(N, K, *S)``.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.binning import Reduction, equal_width_statistics
 from segcal.tensors import check_choice, select_voxels
-
-Reduction = Literal["expected", "average", "maximum"]
 
 
 def calibration_error(
@@ -47,11 +45,6 @@ def calibration_error(
     check_choice("reduction", reduction, get_args(Reduction))
     p, y = select_voxels(probs, labels, mask, ignore_index)
     first = 0 if include_background else 1
-    reduce = {
-        "expected": BinStatistics.expected_error,
-        "average": BinStatistics.average_error,
-        "maximum": BinStatistics.maximum_error,
-    }[reduction]
     return np.array(
-        [reduce(equal_width_statistics(p[k], y == k, bins)) for k in range(first, len(p))]
+        [equal_width_statistics(p[k], y == k, bins).error(reduction) for k in range(first, len(p))]
     )

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
-from segcal.binning import BinStatistics, equal_width_statistics
-from segcal.tensors import select_voxels
+import torch
+
+from segcal.binning import BinStatistics, equal_width_statistics, error_between_edges
+from segcal.tensors import check_choice, select_voxels
+
+Compat = Literal["crac"]
 
 
 def ece(
-    probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None
+    probs: Any,
+    labels: Any,
+    *,
+    bins: int = 15,
+    compat: Compat | None = None,
+    mask: Any = None,
+    ignore_index: int | None = None,
 ) -> float:
     """Top-label ECE: ``sum_m (n_m / n) |accuracy_m - confidence_m|``.
 
     Confidence is the largest probability of a voxel, a hit that its class is the label's (ties go
     to the lowest class). Bins are (lo, hi] of equal width, 0 in the first; a value within 1e-6
-    bin widths above an edge counts as on it (Guo et al. 2017; 15 bins as in CALS and CRaC, whose
-    code drops confidences of exactly 0 or above 1, ours does not).
+    bin widths above an edge counts as on it (Guo et al. 2017; 15 bins as in CALS and CRaC).
 
     Args:
         probs: probabilities ``(N, K, *S)`` (array or tensor), or ``(K, *S)`` with labels ``(*S)``.
         labels: integer ``(N, *S)``.
         bins: M.
+        compat: ``crac`` rounds the edges to the precision of `probs`, without tolerance, and has
+            no bin for a confidence above 1, as the published code.
         mask: bool like `labels`, the voxels to count; None counts all.
         ignore_index: label to leave out.
 
@@ -29,11 +40,17 @@ def ece(
         a fraction of 1; NaN when no voxel counts.
 
     Raises:
-        ValueError: shapes, labels or probabilities that do not fit.
+        ValueError: shapes, labels or probabilities that do not fit, or an unknown `compat`.
     """
-    return reliability(
-        probs, labels, bins=bins, mask=mask, ignore_index=ignore_index
-    ).expected_error()
+    if compat is None:
+        return reliability(
+            probs, labels, bins=bins, mask=mask, ignore_index=ignore_index
+        ).expected_error()
+    check_choice("compat", compat, get_args(Compat))
+    p, y = select_voxels(probs, labels, mask, ignore_index)
+    confidence, predicted = p.max(dim=0)
+    edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype)
+    return error_between_edges(confidence, predicted == y, edges)
 
 
 def reliability(

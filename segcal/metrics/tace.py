@@ -9,10 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.binning import equal_mass_statistics, equal_width_statistics
+from segcal.binning import (
+    equal_mass_statistics,
+    equal_width_statistics,
+    error_between_edges,
+)
 from segcal.tensors import as_tensor, check_choice, select_voxels
 
 Compat = Literal["svls"]
+RefCompat = Literal["crac"]
 
 
 def tace(
@@ -88,6 +93,7 @@ def tace_ref(
     *,
     threshold: float = 1e-3,
     bins: int = 15,
+    compat: RefCompat | None = None,
     mask: Any = None,
     ignore_index: int | None = None,
 ) -> float:
@@ -103,6 +109,8 @@ def tace_ref(
         labels: see there.
         threshold: see there.
         bins: M.
+        compat: ``crac`` rounds the edges to the precision of `probs`, without tolerance, and has
+            no bin for a probability above 1, as the published code, bit for bit.
         mask: the voxels to count; None takes the foreground-LABELLED ones, as the publication
             does, so that false positives in the background are never counted.
         ignore_index: see there.
@@ -111,16 +119,23 @@ def tace_ref(
         a fraction of 1; NaN when no voxel counts.
 
     Raises:
-        ValueError: as :func:`segcal.metrics.ece.ece`.
+        ValueError: as :func:`segcal.metrics.ece.ece`, or an unknown `compat`.
     """
+    if compat is not None:
+        check_choice("compat", compat, get_args(RefCompat))
     if mask is None:
         mask = as_tensor(labels) != 0
     p, y = select_voxels(probs, labels, mask, ignore_index)
     if not y.numel():
         return float("nan")
+    edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype)
     errors = []
     for k in range(int(y.max()) + 1):
         kept = p[k] > threshold
-        error = equal_width_statistics(p[k][kept], y[kept] == k, bins).expected_error()
+        confidence, hits = p[k][kept], y[kept] == k
+        if compat is None:
+            error = equal_width_statistics(confidence, hits, bins).expected_error()
+        else:
+            error = error_between_edges(confidence, hits, edges)
         errors.append(0.0 if np.isnan(error) else error)
     return float(np.mean(errors))

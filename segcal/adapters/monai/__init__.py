@@ -1,0 +1,1 @@
+"""MONAI: metrics for its evaluators."""
