@@ -186,7 +186,7 @@ def _overlap(
     if valid is not None:
         p, r = p & valid, r & valid
     distances = surface_distances(p, r, spacing_mm=spacing_mm)
-    dsc = dice(p.astype(np.uint8), r.astype(np.uint8), 1)
+    dsc = dice(p.view(np.uint8), r.view(np.uint8), 1)
     return {
         f"voxels_prediction/{name}": float(np.count_nonzero(p)),
         f"voxels_reference/{name}": float(np.count_nonzero(r)),
