@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from segcal.binning import EDGE_TOLERANCE
+from segcal.compiling import compiled
 from segcal.tensors import PROBABILITY_TOLERANCE
 
 UNITS = 2**40
@@ -17,7 +18,7 @@ WRONG_VALUE, WRONG_LABEL = 1, 2
 NOT_REFINED = -(2**62)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(inline="always")
 def cell_of(value, bins, per):
     """Cell of a confidence: the bin (lo, hi], by the rule of equal_width_index, then within it."""
     x = value * bins
@@ -25,7 +26,7 @@ def cell_of(value, bins, per):
     return np.int32(m * per + min(max(np.floor((x - m) * per), 0.0), per - 1.0))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_cells(p, y, zone, threshold, bins, packed, sums):
     """Add some voxels to `packed` (zones, 1 + K, F + 1, 2) and `sums` (zones, 2).
 
@@ -90,7 +91,7 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
     return 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def count_values(p, y, zone, channel, threshold, bins, position, table):
     """Count predictions and hits of every distinct float32 value in the cells with a position.
 
@@ -128,7 +129,7 @@ def count_values(p, y, zone, channel, threshold, bins, position, table):
             table[z, start + bits[i], 1] += y[first + i] == best[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def most_likely(p, found):
     """Write the class of the largest of `p` (K, n), the lowest of equals, to `found` (n,)."""
     k, n = p.shape

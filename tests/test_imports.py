@@ -15,7 +15,7 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 import segcal
-names = "tensors penalty neighbourhood binning surface collapse alm".split()
+names = "tensors compiling penalty neighbourhood binning surface collapse alm".split()
 for package in ("losses", "penalties", "metrics", "sweep"):
     module = importlib.import_module(f"segcal.{package}")
     names += [f"{package}.{m.name}" for m in pkgutil.iter_modules(module.__path__)]

@@ -13,7 +13,7 @@ from scipy import ndimage
 from segcal.metrics.dice import dice
 from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
 from segcal.metrics.volume_difference import volume_difference
-from segcal.surface import bounding_box, surface_distances
+from segcal.surface import Box, label_boxes, surface_distances
 from segcal.tally import Tally, Voxels, predicted_classes
 from segcal.tensors import check_choice
 
@@ -202,8 +202,11 @@ def evaluate_case(
     valid = None if ignore_index is None else reference != ignore_index
     extent = np.asarray(spacing_mm) * reference.shape
     row: dict[str, float] = {"diagonal_mm": float(np.linalg.norm(extent))}
+    boxes = label_boxes((prediction, reference), [k for one in structures for k in one.labels])
     for one in structures:
-        row.update(_overlap(prediction, reference, one, spacing_mm, valid, settings))
+        box = _around([boxes[k] for k in one.labels])
+        inside = None if valid is None else valid[box]
+        row.update(_overlap(prediction[box], reference[box], one, spacing_mm, inside, settings))
     for metric in ("dsc", "iou"):
         scores = np.array([row[f"{metric}/{one.name}"] for one in structures])
         defined = scores[~np.isnan(scores)]
@@ -285,6 +288,15 @@ def _overlap(
     }
 
 
+def _around(boxes: list[Box]) -> Box:
+    """Smallest box around boxes, of which those of absent labels are empty."""
+    found = [box for box in boxes if all(s.stop > s.start for s in box)] or boxes[:1]
+    return tuple(
+        slice(min(s.start for s in sides), max(s.stop for s in sides))
+        for sides in zip(*found, strict=True)
+    )
+
+
 def _scopes(
     reference: NDArray[Any],
     probabilities: NDArray[Any],
@@ -315,9 +327,7 @@ def _scopes(
             for channel in channels:
                 used |= channel > 0
             mask = np.zeros_like(used)
-            box = bounding_box(used)
-            if box is not None:
-                mask[box] = True
+            mask[label_boxes((used.view(np.uint8),), [1])[1]] = True
         elif scope == "roi":
             if roi is None:
                 raise ValueError("scope roi: no mask was given")
@@ -329,8 +339,8 @@ def _scopes(
 def _near(mask: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
     """Dilate by a box of `reach` voxels to every side."""
     near = np.zeros_like(mask)
-    box = bounding_box(mask)
-    if box is None:
+    box = label_boxes((mask.view(np.uint8),), [1])[1]
+    if not mask[box].size:
         return near
     around = tuple(
         slice(max(0, s.start - reach), min(n, s.stop + reach))

@@ -16,7 +16,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ from numba.extending import overload
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.compiling import compiled
 from segcal.sweep.terms import (
     ABS,
     EQUALITY,
@@ -330,16 +331,7 @@ def _penalise(penalty, absolute, signed, u, lam, rho, weight, value, slope, pull
         pull[x] = s * (absolute * side + signed) * weight[x]
 
 
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile without the interpreter's lock; keep the result on disk where there is a place."""
-    options = {"nogil": True, "fastmath": EXACT}
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # neither the package's folder nor the user's can be written
-        return njit(**options)(function)
-
-
-@_compiled
+@partial(compiled, fastmath=EXACT)
 def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, block):
     """Sweep the stretches of one block, adding to its row of the sums and statistics."""
     T = logits.dtype.type

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from segcal.metrics.dice import dice
 from segcal.metrics.hausdorff import assd, hausdorff
-from segcal.surface import surface_voxels
+from segcal.surface import surface_distances
 from tests.conftest import close
+from tests.oracles.surface import directed_distances
 
 
 def box(shape, *ranges):
@@ -67,8 +68,9 @@ def test_spacing_is_in_array_order(spacing):
 def test_the_edge_of_the_image_is_a_boundary():
     full, inner = np.ones((5, 5), bool), box((5, 5), (1, 4), (1, 4))
     close(hausdorff(full, inner, spacing_mm=(1, 1)), math.sqrt(2))
-    assert surface_voxels(full).sum() == 16
-    assert surface_voxels(inner).sum() == 8
+    distances = surface_distances(full, inner, spacing_mm=(1, 1))
+    assert len(distances.prediction_to_reference) == 16
+    assert len(distances.reference_to_prediction) == 8
     full, inner = np.ones((5, 5, 5), bool), box((5, 5, 5), (1, 4), (1, 4), (1, 4))
     close(hausdorff(full, inner, spacing_mm=(1, 1, 1)), math.sqrt(3))
     reference, prediction = box((8, 8, 8), (0, 4)), box((8, 8, 8), (0, 2))
@@ -115,19 +117,7 @@ def test_against_all_pairs(shape, seed, density):
     if not p.any() or not r.any():
         return
     mm = rng.uniform(0.5, 5, len(shape))
-
-    def surface(mask):
-        padded = np.pad(mask, 1)
-        points = []
-        for i in np.argwhere(padded):
-            steps = np.concatenate([np.eye(len(shape), dtype=int), -np.eye(len(shape), dtype=int)])
-            if not all(padded[tuple(i + s)] for s in steps):
-                points.append(i * mm)
-        return np.array(points)
-
-    a, b = surface(p), surface(r)
-    pairs = np.linalg.norm(a[:, None] - b[None], axis=-1)
-    directed = pairs.min(1), pairs.min(0)
+    directed = directed_distances(p, r, mm)
     close(hausdorff(p, r, spacing_mm=mm), max(d.max() for d in directed))
     close(
         hausdorff(p, r, spacing_mm=mm, percentile=95), np.percentile(np.concatenate(directed), 95)

@@ -1,0 +1,406 @@
+"""Time of surface distances, calibration errors and a whole case, beside other packages.
+
+Every round runs every candidate once, in a new order, in one process on the same input; the
+tables give the fastest run of each, how many times as long it took as segcal, and the values, so
+that agreement can be seen. A candidate that has used up its share of seconds sits out the later
+rounds. MedPy, MONAI, surface-distance and torchmetrics take part where they are installed.
+
+    python scripts/bench_metrics.py                      # volumes of full size, minutes
+    python scripts/bench_metrics.py --quick              # a 32nd of the voxels
+    python scripts/bench_metrics.py --section surface --without MedPy --json bench.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from scipy import ndimage
+
+from segcal.evaluation.case import Settings
+from segcal.evaluation.cohort import evaluate_files
+from segcal.io.cases import Case, LabelSet
+from segcal.io.volumes import Geometry, write_nifti
+from segcal.metrics.classwise_ece import classwise_ece
+from segcal.metrics.ece import ece
+from segcal.metrics.hausdorff import hausdorff_of, nsd_of
+from segcal.metrics.tace import tace
+from segcal.surface import label_boxes, surface_distances
+
+PACKAGES = {
+    "MedPy": "medpy",
+    "MONAI": "monai",
+    "surface-distance": "surface_distance",
+    "torchmetrics": "torchmetrics",
+}
+BINS = 15
+TOLERANCE_MM = 2.0
+Masks = tuple[NDArray[np.bool_], NDArray[np.bool_]]
+Values = dict[str, float]
+
+# ml, and the centre as fractions of the volume; later ones lie over earlier ones
+LIVER = (1500, (0.5, 0.45, 0.35))
+SPLEEN, PANCREAS = (220, (0.55, 0.55, 0.8)), (80, (0.45, 0.45, 0.55))
+RIGHT_KIDNEY, LEFT_KIDNEY = (160, (0.3, 0.65, 0.3)), (160, (0.35, 0.65, 0.7))
+FLARE_5 = (LIVER, RIGHT_KIDNEY, SPLEEN, PANCREAS)
+FLARE_14 = (
+    LIVER, RIGHT_KIDNEY, SPLEEN, PANCREAS, (100, (0.5, 0.6, 0.52)), (80, (0.5, 0.58, 0.46)),
+    (5, (0.45, 0.6, 0.42)), (5, (0.45, 0.6, 0.6)), (40, (0.4, 0.38, 0.42)), (25, (0.85, 0.55, 0.5)),
+    (300, (0.6, 0.35, 0.65)), (80, (0.35, 0.45, 0.48)), LEFT_KIDNEY,
+)  # fmt: skip
+HEART = ((140, (0.5, 0.45, 0.4)), (260, (0.5, 0.5, 0.55)), (130, (0.5, 0.5, 0.55)))
+CLASSES = {5: FLARE_5, 14: FLARE_14}
+SCENES = {"liver": ((LIVER,),), "heart": (HEART, True), "13 organs": (FLARE_14,)}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Label maps of a made-up patient: what was predicted, and the reference."""
+
+    prediction: NDArray[np.uint8]
+    reference: NDArray[np.uint8]
+    spacing_mm: tuple[float, float, float]
+    num_classes: int
+
+
+def scene(quick: bool, organs: tuple[Any, ...], heart: bool = False) -> Scene:
+    """Wobbly ellipsoids; predictions are moved, a little too big, rough, and have stray islands."""
+    rng = np.random.default_rng(0)
+    if heart:
+        shape, spacing = (10, 256, 216), (10.0, 1.4, 1.4)
+    elif quick:
+        shape, spacing = (50, 128, 128), (5.0, 3.2, 3.2)
+    else:
+        shape, spacing = (100, 512, 512), (2.5, 0.8, 0.8)
+
+    def noise(mm: float) -> NDArray[np.float32]:
+        coarse = [max(2, round(n * s / mm)) for n, s in zip(shape, spacing, strict=True)]
+        values = rng.standard_normal(coarse).astype(np.float32)
+        factors = [n / m for n, m in zip(shape, coarse, strict=True)]
+        return ndimage.zoom(values, factors, order=1, mode="nearest", grid_mode=True)
+
+    wobble, roughness = 0.12 * noise(30), 0.03 * noise(8)
+    prediction, reference = np.zeros((2, *shape), np.uint8)
+    for label, (ml, centre) in enumerate(organs, 1):
+        radius = (3000 * ml / (4 * np.pi)) ** (1 / 3)
+        stretch = np.exp(rng.uniform(-0.25, 0.25, 3))
+        semi = radius * stretch / np.cbrt(stretch.prod())
+        middle = np.multiply(centre, shape)
+        for moved in (np.zeros(3), np.array([0, 1, -1])):
+            at = middle + moved
+            low = np.maximum(at - 1.5 * semi / spacing, 0).astype(int)
+            high = np.minimum(at + 1.5 * semi / spacing, shape).astype(int)
+            box = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
+            squares = [
+                ((np.arange(b.start, b.stop) - c) * s / r) ** 2
+                for b, c, s, r in zip(box, at, spacing, semi, strict=True)
+            ]
+            far = np.sqrt(sum(np.ix_(*squares))).astype(np.float32) + wobble[box]
+            if moved.any():
+                prediction[box][far + roughness[box] < 1.01] = label
+            else:
+                reference[box][far < 1] = label
+        for _ in range(2):
+            reach = np.array([10, 3, 3] if heart else [3, 6, 6]) / spacing
+            at = middle + rng.uniform(-60, 60, 3) / spacing
+            low = np.clip((at - reach).astype(int), 0, np.array(shape) - 1)
+            high = np.maximum((at + reach).astype(int), low + 1)
+            prediction[tuple(slice(a, b) for a, b in zip(low, high, strict=True))] = label
+    return Scene(prediction, reference, spacing, len(organs) + 1)
+
+
+def probabilities(made: Scene) -> NDArray[np.float32]:
+    """Softmax ``(K, z, y, x)`` that follows the predicted labels: sure inside, soft at borders."""
+    rng = np.random.default_rng(1)
+    p = np.empty((made.num_classes, *made.prediction.shape), np.float32)
+    for k, plane in enumerate(p):
+        rng.standard_normal(dtype=np.float32, out=plane)
+        plane += 9 * ndimage.uniform_filter((made.prediction == k).astype(np.float32), (1, 5, 5))
+        np.exp(plane, out=plane)
+    total = p.sum(0)
+    for plane in p:
+        plane /= total
+    return p
+
+
+def installed(package: str, without: list[str], console: Console) -> bool:
+    if package in without:
+        return False
+    if importlib.util.find_spec(PACKAGES[package]) is None:
+        console.print(f"{package} is not installed: left out")
+        return False
+    return True
+
+
+def rounds_of(
+    candidates: dict[str, Callable[[], Values]], rounds: int, seconds: float
+) -> dict[str, tuple[list[float], Values]]:
+    """Times and values of every candidate; the first run of each, which compiles, does not count
+    unless it was too long for another.
+    """
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    values = {}
+    order = list(candidates)
+    shuffle = random.Random(0)
+    for _ in range(rounds + 1):
+        shuffle.shuffle(order)
+        for name in order:
+            if sum(times[name]) > seconds:
+                continue
+            start = time.perf_counter()
+            values[name] = candidates[name]()
+            times[name].append(time.perf_counter() - start)
+    return {name: (t[1:] or t, values[name]) for name, t in times.items()}
+
+
+def show(
+    title: str, results: dict[str, tuple[list[float], Values]], console: Console
+) -> dict[str, Any]:
+    columns = list(dict.fromkeys(key for _, values in results.values() for key in values))
+    table = Table(title=title)
+    for column in ("", "ms", "runs", "x segcal", *columns):
+        table.add_column(column, justify="right" if column else "left")
+    ours = min(results["segcal"][0])
+    found = {}
+    for name, (times, values) in results.items():
+        cells = [f"{values[c]:.6g}" if c in values else "" for c in columns]
+        ratio = min(times) / ours
+        table.add_row(name, f"{1e3 * min(times):.1f}", str(len(times)), f"{ratio:.1f}", *cells)
+        found[name] = {"ms": 1e3 * min(times), "runs": len(times), "ratio": ratio, **values}
+    console.print(table)
+    return found
+
+
+def surface_candidates(
+    spacing: tuple[float, ...], without: list[str], console: Console
+) -> dict[str, Callable[[Masks], Values]]:
+    """What each package makes of a pair of masks; segcal gives all that the others give."""
+
+    def ours(masks: Masks) -> Values:
+        distances = surface_distances(*masks, spacing_mm=spacing)
+        directed = hausdorff_of(distances, percentile=95, definition="max_directed")
+        return {
+            "HD": hausdorff_of(distances),
+            "HD95 pooled": hausdorff_of(distances, percentile=95),
+            "HD95 directed": directed,
+            "NSD": nsd_of(distances, tolerance_mm=TOLERANCE_MM),
+        }
+
+    found: dict[str, Callable[[Masks], Values]] = {"segcal": ours}
+    if installed("MedPy", without, console):
+        from medpy.metric.binary import hd, hd95
+
+        found["MedPy"] = lambda masks: {
+            "HD": hd(*masks, voxelspacing=spacing),
+            "HD95 pooled": hd95(*masks, voxelspacing=spacing),
+        }
+    if installed("MONAI", without, console):
+        from monai.metrics import HausdorffDistanceMetric
+
+        metrics = {
+            name: HausdorffDistanceMetric(include_background=True, percentile=percentile)
+            for name, percentile in (("HD", None), ("HD95 directed", 95))
+        }
+
+        def monai(masks: Masks) -> Values:
+            p, r = (torch.from_numpy(m)[None, None] for m in masks)
+            return {name: float(m(p, r, spacing=spacing)) for name, m in metrics.items()}
+
+        found["MONAI"] = monai
+    if installed("surface-distance", without, console):
+        import surface_distance
+
+        def deepmind(masks: Masks) -> Values:
+            d = surface_distance.compute_surface_distances(*masks[::-1], spacing)
+            return {
+                "HD": surface_distance.compute_robust_hausdorff(d, 100),
+                "HD95 directed": surface_distance.compute_robust_hausdorff(d, 95),
+                "NSD": surface_distance.compute_surface_dice_at_tolerance(d, TOLERANCE_MM),
+            }
+
+        found["surface-distance"] = deepmind
+    return found
+
+
+def bench_surface(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    console.print(
+        f"HD and HD95 in mm; NSD at {TOLERANCE_MM:g} mm (surface-distance weighs by area, and its "
+        "surface lies between the voxels)"
+    )
+    found = {}
+    for name in options.scene or SCENES:
+        made = scene(options.quick, *SCENES[name])
+        candidates = {}
+        for package, one in surface_candidates(made.spacing_mm, options.without, console).items():
+            if name == "liver":  # masks are at hand
+                masks = (made.prediction == 1, made.reference == 1)
+                candidates[package] = partial(one, masks)
+            else:
+                candidates[package] = partial(mean_values, one, made, package == "segcal")
+        results = rounds_of(candidates, options.rounds, options.seconds)
+        title = f"{name}, {made.prediction.shape} {made.spacing_mm} mm"
+        title += ", masks" if name == "liver" else ", from label maps; means"
+        found[name] = show(title, results, console)
+    return found
+
+
+def mean_values(one: Callable[[Masks], Values], made: Scene, boxes: bool) -> Values:
+    """Means over the labels; segcal's way to masks is by boxes."""
+    labels = range(1, made.num_classes)
+    maps = (made.prediction, made.reference)
+    cuts = label_boxes(maps, labels) if boxes else dict.fromkeys(labels, (slice(None),) * 3)
+    rows = [one(tuple(m[cuts[label]] == label for m in maps)) for label in labels]
+    return {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+
+
+def ours_calibration(probs: NDArray[np.float32], labels: NDArray[np.uint8]) -> Values:
+    return {
+        "ECE": ece(probs, labels, bins=BINS),
+        "classwise ECE": classwise_ece(probs, labels, bins=BINS),
+        "TACE": tace(probs, labels, bins=BINS),
+    }
+
+
+def their_calibration(metric: Any, probs: torch.Tensor, labels: torch.Tensor) -> Values:
+    metric.reset()
+    metric.update(probs, labels)
+    return {"ECE": float(metric.compute())}
+
+
+def bench_calibration(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    found = {}
+    console.print(
+        "torchmetrics adds up in float32: its ECE is segcal's on some thousand voxels and drifts "
+        "away on millions"
+    )
+    for k in options.classes or CLASSES:
+        made = scene(options.quick, CLASSES[k])
+        probs = probabilities(made)
+        candidates = {"segcal": partial(ours_calibration, probs, made.reference)}
+        if installed("torchmetrics", options.without, console):
+            from torchmetrics.classification import MulticlassCalibrationError
+
+            y = torch.from_numpy(made.reference.astype(np.int64))[None]
+            theirs = MulticlassCalibrationError(k, n_bins=BINS, norm="l1", validate_args=False)
+            candidates["torchmetrics, ECE alone"] = partial(
+                their_calibration, theirs, torch.from_numpy(probs)[None], y
+            )
+        title = f"calibration, {k} classes, {made.reference.size / 1e6:.1f} million voxels"
+        results = rounds_of(candidates, options.rounds, options.seconds)
+        found[f"{k} classes"] = show(title, results, console)
+        del probs, candidates
+    return found
+
+
+def bench_case(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    made = scene(options.quick, FLARE_5)
+    probs = probabilities(made)
+    geometry = Geometry(made.reference.shape, made.spacing_mm, (0.0, 0.0, 0.0), np.eye(3))
+    with tempfile.TemporaryDirectory() as folder:
+        prediction, reference = Path(folder) / "case.npz", Path(folder) / "case.nii.gz"
+        np.savez_compressed(prediction, probabilities=probs)
+        write_nifti(reference, made.reference, geometry)
+        size = probs.nbytes
+        del probs
+        runs = [in_fresh_process(prediction, reference) for _ in range(options.rounds)]
+    reading, whole = (min(run[key] for run in runs) for key in ("reading", "whole"))
+    peak = max(run["peak"] - run["before"] for run in runs)
+    table = Table(title=f"a case of {made.num_classes} classes from a file, {size / 1e6:.0f} MB")
+    for column in ("np.load, s", "evaluated, s", "x np.load", "peak memory, MB", "x array"):
+        table.add_column(column, justify="right")
+    found = {
+        "np_load_s": reading,
+        "evaluated_s": whole,
+        "x_np_load": whole / reading,
+        "peak_mb": peak / 1e6,
+        "x_array": peak / size,
+    }
+    table.add_row(*(f"{value:.2f}" for value in found.values()))
+    console.print(table)
+    return found
+
+
+def in_fresh_process(prediction: Path, reference: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--worker", str(prediction), str(reference)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def worker(prediction: Path, reference: Path) -> None:
+    """Evaluate one case, then read it with NumPy alone, and print seconds and bytes as JSON."""
+
+    def most() -> int:
+        """Bytes at most so far; getrusage would start from those of the process before exec."""
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+    before = most()
+    names = {k: str(k) for k in range(len(FLARE_5) + 1)}
+    case = Case("case", prediction, reference)
+    start = time.perf_counter()
+    evaluate_files(case, LabelSet(names, None, "benchmark"), settings=Settings())
+    whole = time.perf_counter() - start
+    peak = most()
+    start = time.perf_counter()
+    with np.load(prediction) as archive:
+        archive["probabilities"]
+    reading = time.perf_counter() - start
+    print(json.dumps({"before": before, "peak": peak, "whole": whole, "reading": reading}))
+
+
+SECTIONS = {"surface": bench_surface, "calibration": bench_calibration, "case": bench_case}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--section", action="append", choices=SECTIONS, help="may be repeated")
+    parser.add_argument("--scene", action="append", choices=SCENES, help="of the surfaces' section")
+    parser.add_argument(
+        "--classes", action="append", type=int, choices=CLASSES, help="of the calibration's section"
+    )
+    parser.add_argument("--quick", action="store_true", help="small volumes")
+    parser.add_argument("--rounds", type=int, default=5, help="after a first one to warm up")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="after which a candidate sits out"
+    )
+    parser.add_argument("--without", action="append", default=[], choices=PACKAGES)
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--worker", nargs=2, type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(*options.worker)
+        return
+    warnings.simplefilter("ignore")
+    console = Console(width=120)
+    console.print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load "
+        f"{os.getloadavg()[0]:.1f}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
+    found = {name: SECTIONS[name](options, console) for name in options.section or SECTIONS}
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

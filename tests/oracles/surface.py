@@ -1,0 +1,25 @@
+"""Distances between surfaces from all pairs of surface voxels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def surface_points(mask, spacing_mm):
+    """Places in mm of the voxels that have a face neighbour outside the mask or the image."""
+    padded = np.pad(mask, 1)
+    axes = np.eye(mask.ndim, dtype=int)
+    return np.array(
+        [
+            (i - 1) * spacing_mm
+            for i in np.argwhere(padded)
+            if not all(padded[tuple(i + step)] for step in (*axes, *-axes))
+        ]
+    )
+
+
+def directed_distances(prediction, reference, spacing_mm):
+    """From each surface voxel of one to the nearest of the other, and the other way."""
+    a, b = (surface_points(m, np.asarray(spacing_mm)) for m in (prediction, reference))
+    pairs = np.linalg.norm(a[:, None] - b[None], axis=-1)
+    return pairs.min(1), pairs.min(0)
