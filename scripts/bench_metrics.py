@@ -40,11 +40,9 @@ from segcal.evaluation.case import Settings
 from segcal.evaluation.cohort import evaluate_files
 from segcal.io.cases import Case, LabelSet
 from segcal.io.volumes import Geometry, write_nifti
-from segcal.metrics.classwise_ece import classwise_ece
-from segcal.metrics.ece import ece
 from segcal.metrics.hausdorff import hausdorff_of, nsd_of
-from segcal.metrics.tace import tace
 from segcal.surface import label_boxes, surface_distances
+from segcal.tally import Voxels
 
 PACKAGES = {
     "MedPy": "medpy",
@@ -273,11 +271,10 @@ def mean_values(one: Callable[[Masks], Values], made: Scene, boxes: bool) -> Val
 
 
 def ours_calibration(probs: NDArray[np.float32], labels: NDArray[np.uint8]) -> Values:
-    return {
-        "ECE": ece(probs, labels, bins=BINS),
-        "classwise ECE": classwise_ece(probs, labels, bins=BINS),
-        "TACE": tace(probs, labels, bins=BINS),
-    }
+    voxels = Voxels(probs, labels)
+    tallies = voxels.tally(bins=BINS)
+    found = tallies["all"].metrics(BINS, voxels.equal_mass_groups(tallies, BINS)["all"])
+    return {"ECE": found["ece"], "classwise ECE": found["cece"], "TACE": found["tace"]}
 
 
 def their_calibration(metric: Any, probs: torch.Tensor, labels: torch.Tensor) -> Values:
