@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics
-from segcal.evaluation.case import CaseResult, Settings, evaluate_case
+from segcal.evaluation.case import CaseResult, Settings, _scopes, evaluate_case
 from segcal.evaluation.compare import interval, result_columns
 from segcal.evaluation.engine import run
+from segcal.evaluation.pooled import PooledCalibration
 from segcal.io.cases import Case, LabelSet, Pairing
 from segcal.io.probabilities import holds_probabilities, read_probabilities
 from segcal.io.volumes import Volume, read_labels
@@ -31,6 +32,7 @@ class Cohort:
         rows: one row per case, indexed by case name; columns as in
             :class:`segcal.evaluation.case.CaseResult`.
         reliability: bin statistics over all cases, by scope.
+        calibration: sums over all cases, by scope.
         failed: why a case could not be evaluated, by name.
         notes: what was odd about a case that was evaluated, by name.
         pairing: what was matched with what.
@@ -39,6 +41,7 @@ class Cohort:
 
     rows: pd.DataFrame
     reliability: dict[str, BinStatistics]
+    calibration: dict[str, PooledCalibration]
     failed: dict[str, str]
     notes: dict[str, list[str]]
     pairing: Pairing
@@ -56,6 +59,7 @@ class Outcome:
 
     result: CaseResult | str
     notes: list[str]
+    calibration: dict[str, PooledCalibration] = field(default_factory=dict)
 
 
 def evaluate_cohort(
@@ -90,6 +94,7 @@ def evaluate_cohort(
         interrupted = True
     rows: dict[str, dict[str, float]] = {}
     pooled: dict[str, BinStatistics] = {}
+    calibration: dict[str, PooledCalibration] = {}
     failed: dict[str, str] = {}
     notes: dict[str, list[str]] = {}
     for index in sorted(outcomes):  # so that sums do not depend on who was first
@@ -102,12 +107,14 @@ def evaluate_cohort(
         rows[name] = outcome.result.row
         for scope, statistics in outcome.result.reliability.items():
             pooled[scope] = pooled[scope] + statistics if scope in pooled else statistics
+        for scope, sums in outcome.calibration.items():
+            calibration[scope] = calibration[scope] + sums if scope in calibration else sums
     table = pd.DataFrame.from_dict(rows, orient="index")
     table.index.name = "case"
     if "ece_all" in table:
         for name in table.index[table["ece_all"].isna()]:
             notes.setdefault(name, []).append("a label map: not in the calibration errors")
-    return Cohort(table, pooled, failed, notes, pairing, interrupted)
+    return Cohort(table, pooled, calibration, failed, notes, pairing, interrupted)
 
 
 def _outcome(
@@ -122,7 +129,21 @@ def _outcome(
         return Outcome(str(error), [])
     except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
         return Outcome(f"{case.prediction}: {type(error).__name__}: {error}", [])
-    return Outcome(result, notes)
+    arrays = read_case(case, label_set, settings=settings, reader=reader)
+    p, y, ignore_index = arrays.probabilities, arrays.reference.array, arrays.ignore_index
+    if p is None:
+        return Outcome(result, notes)
+    return Outcome(
+        result,
+        notes,
+        {
+            scope: PooledCalibration.of(
+                p[None], y[None], bins=settings.bins, threshold=settings.tace_threshold,
+                mask=None if mask is None else mask[None], ignore_index=ignore_index,
+            )
+            for scope, mask in _scopes(y, ignore_index, settings).items()
+        },
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
