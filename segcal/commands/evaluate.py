@@ -18,13 +18,22 @@ from rich.text import Text
 from segcal.commands.errors import user_errors
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
     from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import Cohort
     from segcal.io.cases import LabelSet, Pairing
-    from segcal.reporting.page import Section
+    from segcal.io.volumes import Geometry
+    from segcal.reporting.tables import Table as PrintedTable
 
 MAX_NOTES = 5
 WORST = 3
+STALE = (
+    "cases.csv", "reliability.png", "reliability_classes.png", "confidence.png", "worst/*.png",
+)  # fmt: skip
+STALE_TABLES = ("tables.md", "tables.tex")
+"""Files of a report that the next one into the same folder may not have."""
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
 
@@ -85,6 +94,21 @@ def evaluate(
         float,
         typer.Option(min=0, help="How far, in voxels, a prediction may lie off its reference."),
     ] = 1e-2,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the images (CASE_0000.nii.gz or CASE.nii.gz), over which the worst "
+            "cases are drawn."
+        ),
+    ] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            help="Write the tables as markdown (tables.md) or latex (tables.tex), too; give it "
+            "twice, or with a comma, for both.",
+        ),
+    ] = None,
 ) -> None:
     """Overlap, surface distances and calibration of predictions, per case and in summary.
 
@@ -94,7 +118,8 @@ def evaluate(
 
     Files are matched by name (CASE.npz or CASE.nii.gz with CASE.nii.gz). The output folder gets
     index.html (to look at, in one file), cases.csv (one row a case), summary.json (means, counts,
-    conventions, versions) and reliability.png. Calibration is reported for three scopes: fg
+    conventions, versions), reliability.png, reliability_classes.png, confidence.png and worst/ with
+    a picture of each of the cases with the lowest DSC. Calibration is reported for three scopes: fg
     (foreground-labelled voxels, as published), dilated (near the foreground) and all. Distances
     are in mm.
 
@@ -111,6 +136,7 @@ def evaluate(
         console = Console(width=100)
     with user_errors():
         settings = Settings(bins, tace_threshold, dilation, tolerance)
+        extras = _extras(images, formats or [])
         *predictions, references = paths
         jobs = _jobs(console, predictions, references, names, output, dataset_json)
     cohorts = {}
@@ -119,13 +145,13 @@ def evaluate(
             say(console, f"{job.name}: {job.predictions}", "bold")
         cohort = cohorts[job.name] = _evaluate(job, settings, processes)
         with user_errors():
-            _report(console, job, cohort, settings, bootstrap)
+            _report(console, job, cohort, settings, bootstrap, extras)
         if cohort.interrupted:
             say(console, "Interrupted: the report is of the cases before.", "red")
             raise typer.Exit(130)
     if len(jobs) > 1 and all(len(cohort.rows) for cohort in cohorts.values()):
         with user_errors():
-            _report_comparison(console, jobs, cohorts, settings, bootstrap)
+            _report_comparison(console, jobs, cohorts, settings, bootstrap, extras)
     if any(cohort.failed or cohort.pairing.without_prediction for cohort in cohorts.values()):
         raise typer.Exit(1)
 
@@ -157,6 +183,37 @@ class Job:
             },
             "conventions": settings.conventions(),
         }
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a report holds beyond the usual.
+
+    Attributes:
+        images: folder of the images below the worst cases; None without.
+        forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
+    """
+
+    images: Path | None
+    forms: tuple[str, ...]
+
+
+def _extras(images: Path | None, formats: list[str]) -> Extras:
+    """Check what is asked for.
+
+    Raises:
+        ValueError: no such folder, or an unknown format.
+    """
+    from segcal.reporting.markup import FILES
+
+    if images is not None and not images.is_dir():
+        raise ValueError(f"--images: {images}: no such folder")
+    asked = [part.strip() for given in formats for part in given.split(",")]
+    if unknown := [form for form in asked if form not in FILES]:
+        raise ValueError(
+            f"--format: expected {' or '.join(FILES)}, got {', '.join(map(repr, unknown))}"
+        )
+    return Extras(images, tuple(dict.fromkeys(asked)))
 
 
 def _jobs(
@@ -224,68 +281,169 @@ def _evaluate(job: Job, settings: Settings, processes: int | None) -> Cohort:
         )
 
 
-def _report(console: Console, job: Job, cohort: Cohort, settings: Settings, bootstrap: int) -> None:
+def _report(
+    console: Console, job: Job, cohort: Cohort, settings: Settings, bootstrap: int, extras: Extras
+) -> None:
     """Write the files, each replacing that of an earlier run, and show the tables."""
     from segcal.evaluation.cohort import summarise
     from segcal.io.files import write_json, write_text
     from segcal.io.tables import write_csv
-    from segcal.reporting import page
-    from segcal.reporting.reliability import plot_reliability, save_figure
+    from segcal.reporting import page, tables
 
     summary = {**job.header(settings), **summarise(cohort, resamples=bootstrap)}
-    cases, picture = job.output / "cases.csv", job.output / "reliability.png"
-    written = ["summary.json", "index.html"]
+    earlier = (job.output / "summary.json").exists()
     write_json(job.output / "summary.json", summary)
-    sections = []
+    written = ["summary.json", "index.html"]
+    sections, printed = [], []
     if len(cohort.rows):
-        write_csv(cases, cohort.rows)
-        written.append(cases.name)
+        write_csv(job.output / "cases.csv", cohort.rows)
+        written.append("cases.csv")
         console.print(class_table(summary))
-        sections.append(page.class_section(summary))
-    else:
-        cases.unlink(missing_ok=True)
-    if cohort.reliability:
-        pooled = int(cohort.rows["ece_all"].notna().sum())
-        titled = {settings.scope_titles[k]: v for k, v in cohort.reliability.items()}
-        title = f"Reliability of the top label, {pooled} case(s) pooled"
-        figure = plot_reliability(titled, title)
-        save_figure(figure, picture)
-        written.append(picture.name)
+        printed.append(tables.class_table(summary))
+        sections.append(page.table_section(printed[-1]))
+    if cohort.calibration:
         console.print(calibration_table(summary, settings.scopes))
-        diagrams = [page.picture(figure, title)]
-        sections.append(page.calibration_section(summary, settings.scopes, diagrams))
-    else:
-        picture.unlink(missing_ok=True)
+        printed.append(tables.calibration_table(summary, settings.scopes))
+        figures = _diagrams(job, cohort, settings)
+        written += _save(job.output, {name: figure for name, (figure, _) in figures.items()})
+        sections.append(
+            page.table_section(
+                printed[-1],
+                "Fractions of 1, the lower the better. The scope decides the ranking of methods: "
+                "look at all of them. Over foreground-labelled voxels (fg) even the true "
+                "probabilities are not without error, because that scope knows the label.",
+                pictures=[page.picture(figure, title) for figure, title in figures.values()],
+            )
+        )
     if len(cohort.rows):
-        sections.append(page.case_section(cohort.rows))
-        sections.append(_worst(job, cohort, settings))
+        worst, notes = _worst(job, cohort, settings, extras.images)
+        written += _save(job.output, {f"worst/{name}.png": f for name, (f, _) in worst.items()})
+        pictures = [page.picture(figure, title) for figure, title in worst.values()]
+        if pictures:
+            sections.append(page.Section("Cases with the lowest DSC", notes, pictures=pictures))
+        cases = tables.case_table(cohort.rows, summary["conventions"])
+        note = "Click a heading to sort. All columns are in cases.csv."
+        sections.append(page.table_section(cases, note))
+    written += _write_tables(job.output, printed, extras.forms)
     write_text(job.output / "index.html", page.render(f"Evaluation: {job.name}", summary, sections))
+    if earlier:
+        _remove_stale(job.output, written, (*STALE, *STALE_TABLES))
     _say_problems(console, cohort)
     say(console, f"Written to {job.output}: {', '.join(written)}")
 
 
-def _worst(job: Job, cohort: Cohort, settings: Settings) -> Section:
-    """Pictures of the cases with the lowest DSC."""
+def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, tuple[Figure, str]]:
+    """Figures of the pooled calibration and their titles, by file name."""
+    from segcal.reporting.reliability import (
+        plot_class_reliability,
+        plot_confidence,
+        plot_reliability,
+    )
+
+    pooled = int(cohort.rows["ece_all"].notna().sum())
+    cases = f"{pooled} case{'' if pooled == 1 else 's'} pooled"
+    top = f"Reliability of the top label, {cases}"
+    classes = f"Reliability of every class, {cases}"
+    confidence = f"Confidence of right and wrong voxels, {cases}"
+    titled = {settings.scope_titles[k]: c for k, c in cohort.calibration.items()}
+    known = {} if job.label_set is None else job.label_set.names
+    count = len(next(iter(titled.values())).classes)
+    names = [known.get(k, "background" if k == 0 else str(k)) for k in range(count)]
+    return {
+        "reliability.png": (plot_reliability({k: c.top for k, c in titled.items()}, top), top),
+        "confidence.png": (
+            plot_confidence({k: c.top_mass.statistics for k, c in titled.items()}, confidence),
+            confidence,
+        ),
+        "reliability_classes.png": (
+            plot_class_reliability(
+                {k: c.classes for k, c in cohort.calibration.items()}, names, classes
+            ),
+            classes,
+        ),
+    }
+
+
+def _save(output: Path, figures: dict[str, Figure]) -> list[str]:
+    from segcal.reporting.reliability import save_figure
+
+    for name, figure in figures.items():
+        save_figure(figure, output / name)
+    return list(figures)
+
+
+def _write_tables(output: Path, tables: list[PrintedTable], forms: tuple[str, ...]) -> list[str]:
+    from segcal.io.files import write_text
+    from segcal.reporting.markup import FILES, render_tables
+
+    written = []
+    for form in forms if tables else ():
+        write_text(output / FILES[form], render_tables(tables, form))
+        written.append(FILES[form])
+    return written
+
+
+def _remove_stale(output: Path, written: list[str], patterns: tuple[str, ...]) -> None:
+    """Remove files of an earlier report that this one does not have."""
+    found = [path for pattern in patterns for path in output.glob(pattern)]
+    for path in found:
+        if path.relative_to(output).as_posix() not in written:
+            path.unlink()
+
+
+def _worst(
+    job: Job, cohort: Cohort, settings: Settings, images: Path | None
+) -> tuple[dict[str, tuple[Figure, str]], list[str]]:
+    """Figures of the cases with the lowest DSC and their titles, and what was odd."""
     from segcal.evaluation.cohort import read_case
-    from segcal.reporting.page import Section, picture
     from segcal.reporting.worst import plot_case
 
-    scores = cohort.rows["dsc"].dropna().sort_values().head(WORST)
+    scores = cohort.rows["dsc"].dropna().sort_values(kind="stable").head(WORST)
     by_name = {case.name: case for case in job.pairing.cases}
-    pictures = []
+    figures, notes = {}, []
     for name, score in scores.items():
         arrays = read_case(by_name[str(name)], job.label_set, settings=settings, reader=job.reader)
-        p = arrays.probabilities
+        p, geometry = arrays.probabilities, arrays.reference.geometry
+        image, note = None, ""
+        if images is not None:
+            image, note = _image(images, str(name), geometry, settings.tolerance)
+        if note:
+            notes.append(f"{name} is shown without its image: {note}")
         title = f"{name}: DSC {score:.3f}"
         figure = plot_case(
             arrays.reference.array,
             arrays.prediction,
             None if p is None else p.max(0),
-            spacing_mm=arrays.reference.geometry.spacing_mm,
+            names=arrays.names,
+            spacing_mm=geometry.spacing_mm,
             title=title,
+            image=image,
+            ignore_index=arrays.ignore_index,
         )
-        pictures.append(picture(figure, title))
-    return Section("Cases with the lowest DSC", pictures=pictures)
+        figures[str(name)] = (figure, title)
+    return figures, notes
+
+
+def _image(
+    folder: Path, name: str, geometry: Geometry, tolerance: float
+) -> tuple[NDArray[Any] | None, str]:
+    """Grey values of a case (the first channel), or why there are none."""
+    from segcal.io.files import VOLUME_ENDINGS
+    from segcal.io.volumes import read_volume
+
+    paths = [folder / f"{name}{channel}{e}" for channel in ("_0000", "") for e in VOLUME_ENDINGS]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return None, f"{folder} holds no {name}_0000.nii.gz or {name}.nii.gz"
+    try:
+        volume = read_volume(path)
+    except ValueError as error:
+        return None, str(error)
+    if differences := volume.geometry.differences(geometry, tolerance):
+        return None, f"{path} does not lie on the reference: {'; '.join(differences)}"
+    if volume.array.dtype.kind not in "fiub":
+        return None, f"{path} holds {volume.array.dtype}, which are no grey values"
+    return volume.array if volume.array.ndim == 3 else volume.array[0], ""
 
 
 def _report_comparison(
@@ -294,13 +452,14 @@ def _report_comparison(
     cohorts: dict[str, Cohort],
     settings: Settings,
     bootstrap: int,
+    extras: Extras,
 ) -> None:
-    from segcal.evaluation.compare import as_records, case_table, compare
+    from segcal.evaluation.compare import as_records, case_table, compare, shared_means
     from segcal.io.files import write_json, write_text
     from segcal.io.tables import write_csv
     from segcal.reporting import page
     from segcal.reporting.comparison import plot_comparison
-    from segcal.reporting.reliability import save_figure
+    from segcal.reporting.tables import difference_table, method_table
 
     output = jobs[0].output.parent
     tables = {name: cohort.rows for name, cohort in cohorts.items()}
@@ -317,6 +476,7 @@ def _report_comparison(
         },
     }
     differences = compare(tables, resamples=bootstrap)
+    earlier = (output / "comparison.json").exists()
     write_json(
         output / "comparison.json",
         {"differences": as_records(differences), "conventions": settings.conventions()},
@@ -325,12 +485,20 @@ def _report_comparison(
     shown = ["dsc", *(f"{m}_{scope}" for m in ("ece", "tace") for scope in settings.scopes)]
     chosen = [d for m in shown for d in differences if d.metric == m and d.mean is not None]
     figure = plot_comparison(chosen)
-    save_figure(figure, output / "comparison.png")
+    conventions = settings.conventions()
+    means = shared_means(tables, [*shown[:1], "hd95_pooled_mm", *shown[1:]], resamples=bootstrap)
+    methods = method_table(means, conventions)
+    written = _save(output, {"comparison.png": figure})
+    written += _write_tables(output, [methods], extras.forms)
+    if earlier:
+        _remove_stale(output, written, STALE_TABLES)
+    difference = page.picture(figure, "Differences between methods")
+    sections = [
+        page.table_section(methods, pictures=[difference]),
+        page.table_section(difference_table(as_records(differences)), "Click a heading to sort."),
+    ]
     title = f"Comparison: {', '.join(tables)}"
-    section = page.comparison_section(
-        as_records(differences), [page.picture(figure, "Differences between methods")]
-    )
-    write_text(output / "index.html", page.render(title, header, [section]))
+    write_text(output / "index.html", page.render(title, header, sections, list(tables)))
     table = _table(f"Differences to {next(iter(tables))}, mean over shared cases")
     for column in ("method", "metric"):
         table.add_column(column, no_wrap=True)
@@ -342,7 +510,8 @@ def _report_comparison(
         table.add_row(d.method, d.metric, str(d.n), f"{d.mean:+.4f}", bounds, p)
     table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
     console.print(table)
-    say(console, f"Written to {output}: index.html, comparison.json, comparison.csv and .png")
+    names = ["index.html", "comparison.json", "comparison.csv", *written]
+    say(console, f"Written to {output}: {', '.join(names)}")
 
 
 def find_label_set(

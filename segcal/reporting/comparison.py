@@ -22,7 +22,7 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
     columns = min(4, max(1, len(metrics)))
     rows = -(-max(1, len(metrics)) // columns)
     figure = Figure(
-        figsize=(3.2 * columns, (0.9 + 0.35 * len(methods)) * rows + 0.5), layout="constrained"
+        figsize=(3.2 * columns, (1.1 + 0.35 * len(methods)) * rows + 0.6), layout="constrained"
     )
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for axis in axes[len(metrics) :]:
