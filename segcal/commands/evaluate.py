@@ -18,13 +18,13 @@ from rich.text import Text
 from segcal.commands.errors import user_errors
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
-    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import Cohort
     from segcal.io.cases import LabelSet, Pairing
     from segcal.io.volumes import Geometry
+    from segcal.reporting.picture import Picture
     from segcal.reporting.tables import Table as PrintedTable
 
 MAX_NOTES = 5
@@ -304,23 +304,23 @@ def _report(
     if cohort.calibration:
         console.print(calibration_table(summary, settings.scopes))
         printed.append(tables.calibration_table(summary, settings.scopes))
-        figures = _diagrams(job, cohort, settings)
-        written += _save(job.output, {name: figure for name, (figure, _) in figures.items()})
+        diagrams = _diagrams(job, cohort, settings)
+        written += _save(job.output, diagrams)
         sections.append(
             page.table_section(
                 printed[-1],
                 "Fractions of 1, the lower the better. The scope decides the ranking of methods: "
                 "look at all of them. Over foreground-labelled voxels (fg) even the true "
                 "probabilities are not without error, because that scope knows the label.",
-                pictures=[page.picture(figure, title) for figure, title in figures.values()],
+                pictures=list(diagrams.values()),
             )
         )
     if len(cohort.rows):
         worst, notes = _worst(job, cohort, settings, extras.images)
-        written += _save(job.output, {f"worst/{name}.png": f for name, (f, _) in worst.items()})
-        pictures = [page.picture(figure, title) for figure, title in worst.values()]
-        if pictures:
-            sections.append(page.Section("Cases with the lowest DSC", notes, pictures=pictures))
+        written += _save(job.output, worst)
+        if worst:
+            title = "Cases with the lowest DSC"
+            sections.append(page.Section(title, notes, pictures=list(worst.values())))
         cases = tables.case_table(cohort.rows, summary["conventions"])
         note = "Click a heading to sort. All columns are in cases.csv."
         sections.append(page.table_section(cases, note))
@@ -332,8 +332,9 @@ def _report(
     say(console, f"Written to {job.output}: {', '.join(written)}")
 
 
-def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, tuple[Figure, str]]:
-    """Figures of the pooled calibration and their titles, by file name."""
+def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, Picture]:
+    """Pictures of the pooled calibration by file name."""
+    from segcal.reporting.picture import draw
     from segcal.reporting.reliability import (
         plot_class_reliability,
         plot_confidence,
@@ -343,33 +344,25 @@ def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, tuple[F
     pooled = int(cohort.rows["ece_all"].notna().sum())
     cases = f"{pooled} case{'' if pooled == 1 else 's'} pooled"
     top = f"Reliability of the top label, {cases}"
-    classes = f"Reliability of every class, {cases}"
     confidence = f"Confidence of right and wrong voxels, {cases}"
+    classes = f"Reliability of every class, {cases}"
     titled = {settings.scope_titles[k]: c for k, c in cohort.calibration.items()}
     known = {} if job.label_set is None else job.label_set.names
     count = len(next(iter(titled.values())).classes)
     names = [known.get(k, "background" if k == 0 else str(k)) for k in range(count)]
+    by_class = {k: c.classes for k, c in cohort.calibration.items()}
+    fine = {k: c.top_mass.statistics for k, c in titled.items()}
     return {
-        "reliability.png": (plot_reliability({k: c.top for k, c in titled.items()}, top), top),
-        "confidence.png": (
-            plot_confidence({k: c.top_mass.statistics for k, c in titled.items()}, confidence),
-            confidence,
-        ),
-        "reliability_classes.png": (
-            plot_class_reliability(
-                {k: c.classes for k, c in cohort.calibration.items()}, names, classes
-            ),
-            classes,
-        ),
+        "reliability.png": draw(plot_reliability({k: c.top for k, c in titled.items()}, top), top),
+        "confidence.png": draw(plot_confidence(fine, confidence), confidence),
+        "reliability_classes.png": draw(plot_class_reliability(by_class, names, classes), classes),
     }
 
 
-def _save(output: Path, figures: dict[str, Figure]) -> list[str]:
-    from segcal.reporting.reliability import save_figure
-
-    for name, figure in figures.items():
-        save_figure(figure, output / name)
-    return list(figures)
+def _save(output: Path, pictures: dict[str, Picture]) -> list[str]:
+    for name, picture in pictures.items():
+        picture.save(output / name)
+    return list(pictures)
 
 
 def _write_tables(output: Path, tables: list[PrintedTable], forms: tuple[str, ...]) -> list[str]:
@@ -393,14 +386,15 @@ def _remove_stale(output: Path, written: list[str], patterns: tuple[str, ...]) -
 
 def _worst(
     job: Job, cohort: Cohort, settings: Settings, images: Path | None
-) -> tuple[dict[str, tuple[Figure, str]], list[str]]:
-    """Figures of the cases with the lowest DSC and their titles, and what was odd."""
+) -> tuple[dict[str, Picture], list[str]]:
+    """Pictures of the cases with the lowest DSC by file name, and what was odd."""
     from segcal.evaluation.cohort import read_case
+    from segcal.reporting.picture import draw
     from segcal.reporting.worst import plot_case
 
     scores = cohort.rows["dsc"].dropna().sort_values(kind="stable").head(WORST)
     by_name = {case.name: case for case in job.pairing.cases}
-    figures, notes = {}, []
+    pictures, notes = {}, []
     for name, score in scores.items():
         arrays = read_case(by_name[str(name)], job.label_set, settings=settings, reader=job.reader)
         p, geometry = arrays.probabilities, arrays.reference.geometry
@@ -420,8 +414,8 @@ def _worst(
             image=image,
             ignore_index=arrays.ignore_index,
         )
-        figures[str(name)] = (figure, title)
-    return figures, notes
+        pictures[f"worst/{name}.png"] = draw(figure, title)
+    return pictures, notes
 
 
 def _image(
@@ -459,6 +453,7 @@ def _report_comparison(
     from segcal.io.tables import write_csv
     from segcal.reporting import page
     from segcal.reporting.comparison import plot_comparison
+    from segcal.reporting.picture import draw
     from segcal.reporting.tables import difference_table, method_table
 
     output = jobs[0].output.parent
@@ -484,17 +479,16 @@ def _report_comparison(
     write_csv(output / "comparison.csv", case_table(tables))
     shown = ["dsc", *(f"{m}_{scope}" for m in ("ece", "tace") for scope in settings.scopes)]
     chosen = [d for m in shown for d in differences if d.metric == m and d.mean is not None]
-    figure = plot_comparison(chosen)
+    picture = draw(plot_comparison(chosen), "Differences between methods")
     conventions = settings.conventions()
     means = shared_means(tables, [*shown[:1], "hd95_pooled_mm", *shown[1:]], resamples=bootstrap)
     methods = method_table(means, conventions)
-    written = _save(output, {"comparison.png": figure})
+    written = _save(output, {"comparison.png": picture})
     written += _write_tables(output, [methods], extras.forms)
     if earlier:
         _remove_stale(output, written, STALE_TABLES)
-    difference = page.picture(figure, "Differences between methods")
     sections = [
-        page.table_section(methods, pictures=[difference]),
+        page.table_section(methods, pictures=[picture]),
         page.table_section(difference_table(as_records(differences)), "Click a heading to sort."),
     ]
     title = f"Comparison: {', '.join(tables)}"

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from matplotlib.figure import Figure
 
+from segcal.reporting.picture import Picture
 from segcal.reporting.tables import Table
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A picture inside the page, and words for those who do not see it."""
-
-    uri: str
-    alt: str
 
 
 @dataclass(frozen=True)
@@ -31,14 +21,6 @@ class Section:
     notes: Sequence[str] = field(default_factory=tuple)
     table: Table | None = None
     pictures: Sequence[Picture] = field(default_factory=tuple)
-
-
-def picture(figure: Figure, alt: str) -> Picture:
-    """Put a figure into the page as PNG."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return Picture(f"data:image/png;base64,{data}", alt)
 
 
 def table_section(table: Table, *notes: str, pictures: Sequence[Picture] = ()) -> Section:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -11,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from segcal.binning import BinStatistics
-from segcal.io.files import whole_file
 
 BAR, OVER, UNDER, LINE = "#3b6ea5", "#c0504d", "#d9a13b", "#555555"
 STRIP, FLOOR = 0.3, 1e-5
@@ -49,7 +47,8 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
         total = max(float(np.sum(statistics.count)), 1.0)
         bottom.bar(left, np.asarray(statistics.count) / total, width, align="edge", color=BAR,
                    edgecolor="white", linewidth=0.6)  # fmt: skip
-        bottom.set(xlabel="confidence", yscale="log", ylim=(1e-5, 1.5))
+        _log_shares(bottom, 1e-5, 1.5)
+        bottom.set_xlabel("confidence")
         if column == 0:
             top.set_ylabel("accuracy")
             bottom.set_ylabel("share of voxels")
@@ -142,7 +141,8 @@ def plot_confidence(
                 transform=axis.transAxes, va="top", fontsize=8,
                 bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"},
             )  # fmt: skip
-        axis.set(xlim=(0, 1), yscale="log", ylim=(1e-6, 30), xlabel="confidence")
+        _log_shares(axis, 1e-6, 30)
+        axis.set(xlim=(0, 1), xlabel="confidence")
         axis.set_title(scope, fontsize=10)
     axes[0, 0].set_ylabel("share of voxels")
     _legend(figure, axes[0])
@@ -186,6 +186,15 @@ def _draw_small(axis: Axes, statistics: BinStatistics) -> None:
     axis.tick_params(labelsize=7)
 
 
+def _log_shares(axis: Axes, low: float, high: float) -> None:
+    """A log axis with few plain numbers, which are quick to set."""
+    axis.set_ylim(low, high)  # first, so that nothing is measured where there is no voxel
+    axis.set_yscale("log")
+    axis.set_yticks([tick for tick in (1, 1e-2, 1e-4, 1e-6) if tick >= low])
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
+
+
 def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
     figure.legend(
         *_entries(axes), loc="outside lower center", ncols=5, frameon=False, fontsize="small"
@@ -199,9 +208,3 @@ def _entries(axes: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
     return list(handles.values()), list(handles)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, whole or not at all."""
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")

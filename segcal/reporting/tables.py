@@ -57,9 +57,9 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Name, unit and arrow."""
-        unit = f"({self.unit})" if self.unit else ""
-        return " ".join(filter(None, (self.name, unit, self.better)))
+        """Name, unit and arrow; no line ends before the arrow."""
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"{self.name}{unit}" + (f"\N{NO-BREAK SPACE}{self.better}" if self.better else "")
 
 
 @dataclass(frozen=True)
