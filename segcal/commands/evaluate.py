@@ -317,6 +317,8 @@ def _report(
         )
     if len(cohort.rows):
         worst, notes = _worst(job, cohort, settings, extras.images)
+        for note in notes:
+            say(console, note, "yellow")
         written += _save(job.output, worst)
         if worst:
             title = "Cases with the lowest DSC"

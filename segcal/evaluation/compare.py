@@ -165,7 +165,10 @@ def shared_means(
 def _per_case(rows: pd.DataFrame, metric: str) -> pd.Series[float]:
     if metric in rows:
         return rows[metric]
-    values = rows[[c for c in rows.columns if c.startswith(f"{metric}/")]]
+    columns = [c for c in rows.columns if c.startswith(f"{metric}/")]
+    if not columns:
+        return pd.Series(np.nan, rows.index)
+    values = rows[columns]
     return values.where(~np.isinf(values), rows["diagonal_mm"], axis=0).mean(axis=1)
 
 

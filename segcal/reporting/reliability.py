@@ -96,7 +96,7 @@ def plot_class_reliability(
             if block == column == 0:
                 axis.set_ylabel("frequency", fontsize=8)
     figure.legend(
-        *_entries(axes.flat), loc="lower center", ncols=5, frameon=False, fontsize="small"
+        *_entries(axes.flat), loc="lower center", ncols=3, frameon=False, fontsize="small"
     )
     if title:
         figure.suptitle(title, y=1 - 0.1 / height, va="top", fontsize=11)
@@ -177,7 +177,8 @@ def _draw_small(axis: Axes, statistics: BinStatistics) -> None:
     _draw_bins(axis, statistics, "frequency")
     share = np.maximum(statistics.count / max(n, 1), FLOOR)
     height = STRIP * (1 - np.log10(share) / np.log10(FLOOR))
-    axis.bar(np.arange(m) / m, height, 1 / m, -STRIP - 0.03, align="edge", color="0.6")
+    axis.bar(np.arange(m) / m, height, 1 / m, -STRIP - 0.03, align="edge", color="0.6",
+             label="share of voxels, log, 1e-5 to 1")  # fmt: skip
     error = statistics.expected_error()
     axis.text(0.03, 0.97, f"ECE {error:.4f}\nn {n:,}" if n else "no voxels",
               transform=axis.transAxes, va="top", fontsize=7,
