@@ -74,10 +74,10 @@ def plot_class_reliability(
     """
     blocks = 1 if len(names) <= ONE_BLOCK else 2
     rows, columns = max(-(-len(names) // blocks), 1), max(blocks * len(diagrams), 1)
-    height = 1.8 * rows + 1.2
+    height = 1.8 * rows + 1.45
     figure = Figure(figsize=(2.1 * columns + 0.6 * blocks, height))
     figure.subplots_adjust(
-        left=0.55 / (2.1 * columns), right=0.99, bottom=0.75 / height, top=1 - 0.6 / height,
+        left=0.55 / (2.1 * columns), right=0.98, bottom=1.0 / height, top=1 - 0.6 / height,
         hspace=0.24, wspace=0.12,
     )  # fmt: skip
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)

@@ -116,3 +116,10 @@ def test_shared_means_without_a_shared_case():
     a, b = table([0.1, np.nan]), table([np.nan, 0.2])
     found = shared_means({"a": a, "b": b}, ["ece_all"])
     assert [(m.n, m.mean, m.ci95) for m in found] == [(0, None, None)] * 2
+
+
+def test_names_of_methods_are_no_formulas():
+    rows = table([0.1, 0.2, 0.3])
+    figure = plot_comparison(compare({"$a": rows, r"$\x$": rows + 0.1}, resamples=0))
+    figure.draw_without_rendering()
+    assert r"$\x$" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
