@@ -18,13 +18,22 @@ from rich.text import Text
 from segcal.commands.errors import user_errors
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
+    from numpy.typing import NDArray
+
     from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import Cohort
     from segcal.io.cases import LabelSet, Pairing
-    from segcal.reporting.page import Section
+    from segcal.io.volumes import Geometry
+    from segcal.reporting.picture import Picture
+    from segcal.reporting.tables import Table as PrintedTable
 
 MAX_NOTES = 5
 WORST = 3
+STALE = (
+    "cases.csv", "reliability.png", "reliability_classes.png", "confidence.png", "worst/*.png",
+)  # fmt: skip
+STALE_TABLES = ("tables.md", "tables.tex")
+"""Files of a report that the next one into the same folder may not have."""
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
 
@@ -85,6 +94,21 @@ def evaluate(
         float,
         typer.Option(min=0, help="How far, in voxels, a prediction may lie off its reference."),
     ] = 1e-2,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the images (CASE_0000.nii.gz or CASE.nii.gz), over which the worst "
+            "cases are drawn."
+        ),
+    ] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            help="Write the tables as markdown (tables.md) or latex (tables.tex), too; give it "
+            "twice, or with a comma, for both.",
+        ),
+    ] = None,
 ) -> None:
     """Overlap, surface distances and calibration of predictions, per case and in summary.
 
@@ -94,7 +118,8 @@ def evaluate(
 
     Files are matched by name (CASE.npz or CASE.nii.gz with CASE.nii.gz). The output folder gets
     index.html (to look at, in one file), cases.csv (one row a case), summary.json (means, counts,
-    conventions, versions) and reliability.png. Calibration is reported for three scopes: fg
+    conventions, versions), reliability.png, reliability_classes.png, confidence.png and worst/ with
+    a picture of each of the cases with the lowest DSC. Calibration is reported for three scopes: fg
     (foreground-labelled voxels, as published), dilated (near the foreground) and all. Distances
     are in mm.
 
@@ -113,6 +138,7 @@ def evaluate(
         settings = Settings(
             bins=bins, tace_threshold=tace_threshold, dilation=dilation, tolerance=tolerance
         )
+        extras = _extras(images, formats or [])
         *predictions, references = paths
         jobs = _jobs(console, predictions, references, names, output, dataset_json)
     cohorts = {}
@@ -121,13 +147,13 @@ def evaluate(
             say(console, f"{job.name}: {job.predictions}", "bold")
         cohort = cohorts[job.name] = _evaluate(job, settings, processes)
         with user_errors():
-            _report(console, job, cohort, settings, bootstrap)
+            _report(console, job, cohort, settings, bootstrap, extras)
         if cohort.interrupted:
             say(console, "Interrupted: the report is of the cases before.", "red")
             raise typer.Exit(130)
     if len(jobs) > 1 and all(len(cohort.rows) for cohort in cohorts.values()):
         with user_errors():
-            _report_comparison(console, jobs, cohorts, settings, bootstrap)
+            _report_comparison(console, jobs, cohorts, settings, bootstrap, extras)
     if any(cohort.failed or cohort.pairing.without_prediction for cohort in cohorts.values()):
         raise typer.Exit(1)
 
@@ -159,6 +185,37 @@ class Job:
             },
             "conventions": settings.conventions(),
         }
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a report holds beyond the usual.
+
+    Attributes:
+        images: folder of the images below the worst cases; None without.
+        forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
+    """
+
+    images: Path | None
+    forms: tuple[str, ...]
+
+
+def _extras(images: Path | None, formats: list[str]) -> Extras:
+    """Check what is asked for.
+
+    Raises:
+        ValueError: no such folder, or an unknown format.
+    """
+    from segcal.reporting.markup import FILES
+
+    if images is not None and not images.is_dir():
+        raise ValueError(f"--images: {images}: no such folder")
+    asked = [part.strip() for given in formats for part in given.split(",")]
+    if unknown := [form for form in asked if form not in FILES]:
+        raise ValueError(
+            f"--format: expected {' or '.join(FILES)}, got {', '.join(map(repr, unknown))}"
+        )
+    return Extras(images, tuple(dict.fromkeys(asked)))
 
 
 def _jobs(
@@ -226,68 +283,165 @@ def _evaluate(job: Job, settings: Settings, processes: int | None) -> Cohort:
         )
 
 
-def _report(console: Console, job: Job, cohort: Cohort, settings: Settings, bootstrap: int) -> None:
+def _report(
+    console: Console, job: Job, cohort: Cohort, settings: Settings, bootstrap: int, extras: Extras
+) -> None:
     """Write the files, each replacing that of an earlier run, and show the tables."""
     from segcal.evaluation.cohort import summarise
     from segcal.io.files import write_json, write_text
     from segcal.io.tables import write_csv
-    from segcal.reporting import page
-    from segcal.reporting.reliability import plot_reliability, save_figure
+    from segcal.reporting import page, tables
 
     summary = {**job.header(settings), **summarise(cohort, resamples=bootstrap)}
-    cases, picture = job.output / "cases.csv", job.output / "reliability.png"
-    written = ["summary.json", "index.html"]
+    earlier = (job.output / "summary.json").exists()
     write_json(job.output / "summary.json", summary)
-    sections = []
+    written = ["summary.json", "index.html"]
+    sections, printed = [], []
     if len(cohort.rows):
-        write_csv(cases, cohort.rows)
-        written.append(cases.name)
+        write_csv(job.output / "cases.csv", cohort.rows)
+        written.append("cases.csv")
         console.print(class_table(summary))
-        sections.append(page.class_section(summary))
-    else:
-        cases.unlink(missing_ok=True)
+        printed.append(tables.class_table(summary))
+        sections.append(page.table_section(printed[-1]))
     if cohort.calibration:
-        pooled = int(cohort.rows["ece_all"].notna().sum())
-        titled = {settings.scope_titles[k]: v.top for k, v in cohort.calibration.items()}
-        title = f"Reliability of the top label, {pooled} case(s) pooled"
-        figure = plot_reliability(titled, title)
-        save_figure(figure, picture)
-        written.append(picture.name)
         console.print(calibration_table(summary, settings.scopes))
-        diagrams = [page.picture(figure, title)]
-        sections.append(page.calibration_section(summary, settings.scopes, diagrams))
-    else:
-        picture.unlink(missing_ok=True)
+        printed.append(tables.calibration_table(summary, settings.scopes))
+        diagrams = _diagrams(job, cohort, settings)
+        written += _save(job.output, diagrams)
+        sections.append(
+            page.table_section(
+                printed[-1],
+                "Fractions of 1, the lower the better. The scope decides the ranking of methods: "
+                "look at all of them. Over foreground-labelled voxels (fg) even the true "
+                "probabilities are not without error, because that scope knows the label.",
+                pictures=list(diagrams.values()),
+            )
+        )
     if len(cohort.rows):
-        sections.append(page.case_section(cohort.rows))
-        sections.append(_worst(job, cohort, settings))
+        worst, notes = _worst(job, cohort, settings, extras.images)
+        for note in notes:
+            say(console, note, "yellow")
+        written += _save(job.output, worst)
+        if worst:
+            title = "Cases with the lowest DSC"
+            sections.append(page.Section(title, notes, pictures=list(worst.values())))
+        cases = tables.case_table(cohort.rows, summary["conventions"])
+        note = "Click a heading to sort. All columns are in cases.csv."
+        sections.append(page.table_section(cases, note))
+    written += _write_tables(job.output, printed, extras.forms)
     write_text(job.output / "index.html", page.render(f"Evaluation: {job.name}", summary, sections))
+    if earlier:
+        _remove_stale(job.output, written, (*STALE, *STALE_TABLES))
     _say_problems(console, cohort)
     say(console, f"Written to {job.output}: {', '.join(written)}")
 
 
-def _worst(job: Job, cohort: Cohort, settings: Settings) -> Section:
-    """Pictures of the cases with the lowest DSC."""
+def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, Picture]:
+    """Pictures of the pooled calibration by file name."""
+    from segcal.reporting.picture import draw
+    from segcal.reporting.reliability import (
+        plot_class_reliability,
+        plot_confidence,
+        plot_reliability,
+    )
+
+    pooled = int(cohort.rows["ece_all"].notna().sum())
+    cases = f"{pooled} case{'' if pooled == 1 else 's'} pooled"
+    top = f"Reliability of the top label, {cases}"
+    confidence = f"Confidence of right and wrong voxels, {cases}"
+    classes = f"Reliability of every class, {cases}"
+    titled = {settings.scope_titles[k]: c for k, c in cohort.calibration.items()}
+    known = {} if job.label_set is None else job.label_set.names
+    count = len(next(iter(titled.values())).classes)
+    names = [known.get(k, "background" if k == 0 else str(k)) for k in range(count)]
+    if job.label_set is not None and job.label_set.regions:
+        names = ["outside a region", "in it"]
+    by_class = {k: c.classes for k, c in cohort.calibration.items()}
+    fine = {k: c.top_mass.statistics for k, c in titled.items()}
+    return {
+        "reliability.png": draw(plot_reliability({k: c.top for k, c in titled.items()}, top), top),
+        "confidence.png": draw(plot_confidence(fine, confidence), confidence),
+        "reliability_classes.png": draw(plot_class_reliability(by_class, names, classes), classes),
+    }
+
+
+def _save(output: Path, pictures: dict[str, Picture]) -> list[str]:
+    for name, picture in pictures.items():
+        picture.save(output / name)
+    return list(pictures)
+
+
+def _write_tables(output: Path, tables: list[PrintedTable], forms: tuple[str, ...]) -> list[str]:
+    from segcal.io.files import write_text
+    from segcal.reporting.markup import FILES, render_tables
+
+    written = []
+    for form in forms if tables else ():
+        write_text(output / FILES[form], render_tables(tables, form))
+        written.append(FILES[form])
+    return written
+
+
+def _remove_stale(output: Path, written: list[str], patterns: tuple[str, ...]) -> None:
+    """Remove files of an earlier report that this one does not have."""
+    found = [path for pattern in patterns for path in output.glob(pattern)]
+    for path in found:
+        if path.relative_to(output).as_posix() not in written:
+            path.unlink()
+
+
+def _worst(
+    job: Job, cohort: Cohort, settings: Settings, images: Path | None
+) -> tuple[dict[str, Picture], list[str]]:
+    """Pictures of the cases with the lowest DSC by file name, and what was odd."""
     from segcal.evaluation.cohort import read_case
-    from segcal.reporting.page import Section, picture
+    from segcal.reporting.picture import draw
     from segcal.reporting.worst import plot_case
 
-    scores = cohort.rows["dsc"].dropna().sort_values().head(WORST)
+    scores = cohort.rows["dsc"].dropna().sort_values(kind="stable").head(WORST)
     by_name = {case.name: case for case in job.pairing.cases}
-    pictures = []
+    pictures, notes = {}, []
     for name, score in scores.items():
         arrays = read_case(by_name[str(name)], job.label_set, settings=settings, reader=job.reader)
-        p = arrays.probabilities
+        p, geometry = arrays.probabilities, arrays.reference.geometry
+        image, note = None, ""
+        if images is not None:
+            image, note = _image(images, str(name), geometry, settings.tolerance)
+        if note:
+            notes.append(f"{name} is shown without its image: {note}")
         title = f"{name}: DSC {score:.3f}"
         figure = plot_case(
             arrays.reference.array,
             arrays.prediction,
             None if p is None else p.max(0),
-            spacing_mm=arrays.reference.geometry.spacing_mm,
+            names=arrays.names,
+            spacing_mm=geometry.spacing_mm,
             title=title,
+            image=image,
+            ignore_index=arrays.ignore_index,
         )
-        pictures.append(picture(figure, title))
-    return Section("Cases with the lowest DSC", pictures=pictures)
+        pictures[f"worst/{name}.png"] = draw(figure, title)
+    return pictures, notes
+
+
+def _image(
+    folder: Path, name: str, geometry: Geometry, tolerance: float
+) -> tuple[NDArray[Any] | None, str]:
+    """Grey values of a case (the first channel), or why there are none."""
+    from segcal.io.files import VOLUME_ENDINGS
+    from segcal.io.volumes import put_on, read_volume
+
+    paths = [folder / f"{name}{channel}{e}" for channel in ("_0000", "") for e in VOLUME_ENDINGS]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return None, f"{folder} holds no {name}_0000.nii.gz or {name}.nii.gz"
+    try:
+        array, _ = put_on(path, read_volume(path), geometry, tolerance)
+    except ValueError as error:
+        return None, str(error)
+    if array.dtype.kind not in "fiub":
+        return None, f"{path} holds {array.dtype}, which are no grey values"
+    return array if array.ndim == 3 else array[0], ""
 
 
 def _report_comparison(
@@ -296,13 +450,15 @@ def _report_comparison(
     cohorts: dict[str, Cohort],
     settings: Settings,
     bootstrap: int,
+    extras: Extras,
 ) -> None:
-    from segcal.evaluation.compare import as_records, case_table, compare
+    from segcal.evaluation.compare import as_records, case_table, compare, shared_means
     from segcal.io.files import write_json, write_text
     from segcal.io.tables import write_csv
     from segcal.reporting import page
     from segcal.reporting.comparison import plot_comparison
-    from segcal.reporting.reliability import save_figure
+    from segcal.reporting.picture import draw
+    from segcal.reporting.tables import difference_table, method_table
 
     output = jobs[0].output.parent
     tables = {name: cohort.rows for name, cohort in cohorts.items()}
@@ -319,6 +475,7 @@ def _report_comparison(
         },
     }
     differences = compare(tables, resamples=bootstrap)
+    earlier = (output / "comparison.json").exists()
     write_json(
         output / "comparison.json",
         {"differences": as_records(differences), "conventions": settings.conventions()},
@@ -326,13 +483,20 @@ def _report_comparison(
     write_csv(output / "comparison.csv", case_table(tables))
     shown = ["dsc", *(f"{m}_{scope}" for m in ("ece", "tace") for scope in settings.scopes)]
     chosen = [d for m in shown for d in differences if d.metric == m and d.mean is not None]
-    figure = plot_comparison(chosen)
-    save_figure(figure, output / "comparison.png")
+    picture = draw(plot_comparison(chosen), "Differences between methods")
+    conventions = settings.conventions()
+    means = shared_means(tables, [*shown[:1], "hd95_pooled_mm", *shown[1:]], resamples=bootstrap)
+    methods = method_table(means, conventions)
+    written = _save(output, {"comparison.png": picture})
+    written += _write_tables(output, [methods], extras.forms)
+    if earlier:
+        _remove_stale(output, written, STALE_TABLES)
+    sections = [
+        page.table_section(methods, pictures=[picture]),
+        page.table_section(difference_table(as_records(differences)), "Click a heading to sort."),
+    ]
     title = f"Comparison: {', '.join(tables)}"
-    section = page.comparison_section(
-        as_records(differences), [page.picture(figure, "Differences between methods")]
-    )
-    write_text(output / "index.html", page.render(title, header, [section]))
+    write_text(output / "index.html", page.render(title, header, sections, list(tables)))
     table = _table(f"Differences to {next(iter(tables))}, mean over shared cases")
     for column in ("method", "metric"):
         table.add_column(column, no_wrap=True)
@@ -344,7 +508,8 @@ def _report_comparison(
         table.add_row(d.method, d.metric, str(d.n), f"{d.mean:+.4f}", bounds, p)
     table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
     console.print(table)
-    say(console, f"Written to {output}: index.html, comparison.json, comparison.csv and .png")
+    names = ["index.html", "comparison.json", "comparison.csv", *written]
+    say(console, f"Written to {output}: {', '.join(names)}")
 
 
 def find_label_set(

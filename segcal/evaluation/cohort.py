@@ -146,6 +146,7 @@ class CaseArrays:
         prediction: label map, ``(z, y, x)``.
         probabilities: ``(K, z, y, x)``, or None.
         structures: labels or regions to report.
+        names: of the labels in the maps.
         regions: whether the channels are regions.
         ignore_index: reference label that is left out.
         roi: mask of the region of interest, or None.
@@ -155,6 +156,7 @@ class CaseArrays:
     prediction: NDArray[Any]
     probabilities: NDArray[Any] | None
     structures: list[Structure]
+    names: dict[int, str]
     regions: bool
     ignore_index: int | None
     roi: NDArray[np.bool_] | None
@@ -248,8 +250,10 @@ def read_case(
     else:
         found = np.union1d(np.unique(prediction), np.unique(reference.array))
         structures = [Structure(str(v), (int(v),), int(v)) for v in found if v > 0]
-    allowed = {0, *(s.labels[0] for s in structures)}
+    names = {s.labels[0]: s.name for s in structures}
+    allowed = {0, *names}
     if label_set is not None:
+        names = label_set.map_names
         structures = [
             Structure(name, labels, index if regions else labels[0])
             for index, (name, labels) in enumerate(label_set.foreground.items())
@@ -259,7 +263,9 @@ def read_case(
     for path, array in ((case.reference, reference.array), (predicted, prediction)):
         _check_labels(path, array, allowed, ignore_index)
     roi = None if case.roi is None else _read_on(case.roi, at, tolerance, note) != 0
-    return CaseArrays(reference, prediction, probabilities, structures, regions, ignore_index, roi)
+    return CaseArrays(
+        reference, prediction, probabilities, structures, names, regions, ignore_index, roi
+    )
 
 
 def _regions_to_labels(

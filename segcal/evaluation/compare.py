@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,73 @@ def compare(
                 )
             )
     return found
+
+
+@dataclass(frozen=True)
+class SharedMean:
+    """Mean of one metric of one method over the cases in which every method has it.
+
+    Attributes:
+        metric: column of the tables.
+        method: whose.
+        n: cases.
+        mean: None without a case.
+        ci95: bootstrap interval of the mean; None for fewer than two cases.
+    """
+
+    metric: str
+    method: str
+    n: int
+    mean: float | None
+    ci95: tuple[float, float] | None
+
+
+def shared_means(
+    tables: Mapping[str, pd.DataFrame],
+    metrics: Sequence[str],
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> list[SharedMean]:
+    """Means of every method over the same cases, so that they can stand in one column.
+
+    A method without a value in any case has no mean of that metric and takes no case from the
+    others. A metric that is there per label only (surface distances) is first averaged over the
+    labels of a case, a miss or a false alarm costing the image diagonal.
+
+    Args:
+        tables: rows of :class:`segcal.evaluation.cohort.Cohort` by method.
+        metrics: columns.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+    """
+    found = []
+    for metric in metrics:
+        columns = {method: _per_case(rows, metric) for method, rows in tables.items()}
+        joined = pd.DataFrame({m: c for m, c in columns.items() if np.isfinite(c).any()})
+        values = joined.to_numpy(dtype=np.float64)
+        values = values[np.isfinite(values).all(axis=1)]
+        found += [
+            SharedMean(
+                metric=metric,
+                method=method,
+                n=len(values),
+                mean=float(column.mean()) if len(values) else None,
+                ci95=interval(column, resamples, seed),
+            )
+            for method, column in zip(joined, values.T, strict=True)
+        ]
+    return found
+
+
+def _per_case(rows: pd.DataFrame, metric: str) -> pd.Series[float]:
+    if metric in rows:
+        return rows[metric]
+    columns = [c for c in rows.columns if c.startswith(f"{metric}/")]
+    if not columns:
+        return pd.Series(np.nan, rows.index)
+    values = rows[columns]
+    return values.where(~np.isinf(values), rows["diagonal_mm"], axis=0).mean(axis=1)
 
 
 def paired(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> NDArray[np.float64]:

@@ -76,6 +76,12 @@ class LabelSet:
         return {0, *self.names, *(k for labels in self.regions.values() for k in labels)}
 
     @property
+    def map_names(self) -> dict[int, str]:
+        """Name of each foreground label of a label map; regions name what they leave in it."""
+        of_regions = dict(zip(self.class_order, self.regions, strict=True))
+        return {**{k: name for k, name in self.names.items() if k != 0}, **of_regions}
+
+    @property
     def num_channels(self) -> int:
         """Channels that probabilities have, background included where there are no regions.
 

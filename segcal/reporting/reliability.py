@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from segcal.binning import BinStatistics
-from segcal.io.files import whole_file
 
 BAR, OVER, UNDER, LINE = "#3b6ea5", "#c0504d", "#d9a13b", "#555555"
+STRIP, FLOOR = 0.3, 1e-5
+"""Height of the strip of shares below a small diagram, and the share at its bottom."""
+ONE_BLOCK = 6
+"""Classes up to which the small diagrams stand in one block."""
 
 
 def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> Figure:
@@ -34,20 +37,8 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
         top, bottom = axes[:, column]
         m = len(statistics.count)
         left, width = np.arange(m) / m, 1 / m
-        used = np.asarray(statistics.count) > 0
-        confidence, accuracy = statistics.confidence[used], statistics.accuracy[used]
         top.plot([0, 1], [0, 1], color=LINE, linestyle="--", linewidth=1, label="calibrated")
-        top.bar(left[used], accuracy, width, align="edge", color=BAR, alpha=0.85, label="accuracy",
-                edgecolor="white", linewidth=0.6)  # fmt: skip
-        over = confidence > accuracy
-        for sign, colour, name in ((over, OVER, "overconfident"), (~over, UNDER, "underconfident")):
-            if sign.any():
-                low = np.minimum(accuracy, confidence)[sign]
-                gap = np.abs(accuracy - confidence)[sign]
-                top.bar(left[used][sign], gap, width, low, align="edge", color=colour, alpha=0.45,
-                        edgecolor=colour, linewidth=0.6, label=name)  # fmt: skip
-        top.plot(confidence, accuracy, ".", color="black", markersize=4, label="bin mean",
-                 clip_on=False, zorder=5)  # fmt: skip
+        _draw_bins(top, statistics, "accuracy")
         error = statistics.expected_error()
         top.text(0.04, 0.95, f"ECE {error:.4f}" if np.isfinite(error) else "no voxels",
                  transform=top.transAxes, va="top",
@@ -56,25 +47,165 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
         total = max(float(np.sum(statistics.count)), 1.0)
         bottom.bar(left, np.asarray(statistics.count) / total, width, align="edge", color=BAR,
                    edgecolor="white", linewidth=0.6)  # fmt: skip
-        bottom.set(xlabel="confidence", yscale="log", ylim=(1e-5, 1.5))
+        _log_shares(bottom, 1e-5, 1.5)
+        bottom.set_xlabel("confidence")
         if column == 0:
             top.set_ylabel("accuracy")
             bottom.set_ylabel("share of voxels")
-    if diagrams:
-        handles: dict[str, Artist] = {}
-        for axis in axes[0]:
-            for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
-                handles.setdefault(name, handle)
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside lower center", ncols=5,
-            frameon=False, fontsize="small",
-        )  # fmt: skip
+    _legend(figure, axes[0])
     if title:
         figure.suptitle(title)
     return figure
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, whole or not at all."""
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
+def plot_class_reliability(
+    diagrams: Mapping[str, Sequence[BinStatistics]], names: Sequence[str], title: str = ""
+) -> Figure:
+    """Draw a small reliability diagram of ``p_k`` against ``y = k`` per class and scope.
+
+    Classes are rows and scopes columns; many classes stand in two blocks side by side. The strip
+    below each diagram shows the share of voxels per bin on a log scale from 1e-5 to 1. ECE is of
+    exactly the statistics that are drawn; n counts voxels.
+
+    Args:
+        diagrams: bin statistics of equal-width bins, one per class, by scope.
+        names: of the classes.
+        title: of the whole figure.
+    """
+    blocks = 1 if len(names) <= ONE_BLOCK else 2
+    rows, columns = max(-(-len(names) // blocks), 1), max(blocks * len(diagrams), 1)
+    height = 1.8 * rows + 1.45
+    figure = Figure(figsize=(2.1 * columns + 0.6 * blocks, height))
+    figure.subplots_adjust(
+        left=0.55 / (2.1 * columns), right=0.98, bottom=1.0 / height, top=1 - 0.6 / height,
+        hspace=0.24, wspace=0.12,
+    )  # fmt: skip
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for index, name in enumerate(names):
+        block, row = divmod(index, rows)
+        for column, (scope, classes) in enumerate(diagrams.items()):
+            axis = axes[row, block * len(diagrams) + column]
+            axis.set_axis_on()
+            _draw_small(axis, classes[index])
+            axis.set_title(f"{name}, {scope}", fontsize=8, parse_math=False, pad=3)
+            if row == rows - 1 or index == len(names) - 1:
+                axis.set_xlabel("probability", fontsize=8)
+                axis.tick_params(labelbottom=True)
+            if block == column == 0:
+                axis.set_ylabel("frequency", fontsize=8)
+    figure.legend(
+        *_entries(axes.flat), loc="lower center", ncols=3, frameon=False, fontsize="small"
+    )
+    if title:
+        figure.suptitle(title, y=1 - 0.1 / height, va="top", fontsize=11)
+    return figure
+
+
+def plot_confidence(
+    histograms: Mapping[str, BinStatistics], title: str = "", bins: int = 64
+) -> Figure:
+    """Draw how confident the right and the wrong voxels are, one panel per scope.
+
+    Shares are of all voxels of the scope, on a log scale. Where the mean confidence lies right of
+    the accuracy the predictions promise too much.
+
+    Args:
+        histograms: statistics of equal-width bins of the top label's confidence, by scope; many
+            fine bins are drawn as `bins`.
+        title: of the whole figure.
+        bins: to draw, at most.
+    """
+    n = max(len(histograms), 1)
+    figure = Figure(figsize=(3.6 * n + 0.3, 3.4), layout="constrained")
+    axes = figure.subplots(1, n, squeeze=False, sharey=True)
+    for axis, (scope, fine) in zip(axes[0], histograms.items(), strict=False):
+        m = len(fine.count)
+        starts = np.unique(np.arange(bins) * m // bins)
+        edges = np.append(starts, m) / m
+        total = max(int(fine.count.sum()), 1)
+        hits = np.add.reduceat(fine.hit_sum, starts) / total
+        misses = np.add.reduceat(fine.count - fine.hit_sum, starts) / total
+        for share, colour, name in ((hits, BAR, "right"), (misses, OVER, "wrong")):
+            axis.stairs(share, edges, fill=True, color=colour, alpha=0.3)
+            axis.stairs(share, edges, color=colour, linewidth=1.2, label=name)
+        if fine.count.any():
+            accuracy, promised = fine.hit_sum.sum() / total, fine.confidence_sum.sum() / total
+            axis.axvline(accuracy, color="black", linewidth=1,
+                         label="accuracy")  # fmt: skip
+            axis.axvline(promised, color="black", linestyle=":", linewidth=1.4,
+                         label="mean confidence")  # fmt: skip
+            axis.text(
+                0.04, 0.95, f"accuracy {accuracy:.4f}\nmean confidence {promised:.4f}",
+                transform=axis.transAxes, va="top", fontsize=8,
+                bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"},
+            )  # fmt: skip
+        _log_shares(axis, 1e-6, 30)
+        axis.set(xlim=(0, 1), xlabel="confidence")
+        axis.set_title(scope, fontsize=10)
+    axes[0, 0].set_ylabel("share of voxels")
+    _legend(figure, axes[0])
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def _draw_bins(axis: Axes, statistics: BinStatistics, true: str) -> None:
+    """Bars of what came `true`, the gap to what was promised, and the means; no bar if empty."""
+    used = np.asarray(statistics.count) > 0
+    m = len(statistics.count)
+    left, width = (np.arange(m) / m)[used], 1 / m
+    confidence, accuracy = statistics.confidence[used], statistics.accuracy[used]
+    axis.bar(left, accuracy, width, align="edge", color=BAR, alpha=0.85, label=true,
+             edgecolor="white", linewidth=0.6)  # fmt: skip
+    over = confidence > accuracy
+    for sign, colour, name in ((over, OVER, "overconfident"), (~over, UNDER, "underconfident")):
+        if sign.any():
+            low = np.minimum(accuracy, confidence)[sign]
+            gap = np.abs(accuracy - confidence)[sign]
+            axis.bar(left[sign], gap, width, low, align="edge", color=colour, alpha=0.45,
+                     edgecolor=colour, linewidth=0.6, label=name)  # fmt: skip
+    axis.plot(confidence, accuracy, ".", color="black", markersize=4, label="bin mean",
+              clip_on=False, zorder=5)  # fmt: skip
+
+
+def _draw_small(axis: Axes, statistics: BinStatistics) -> None:
+    """One diagram with its strip of shares in one axis: many axes are slow to lay out."""
+    n, m = int(statistics.count.sum()), len(statistics.count)
+    axis.plot([0, 1], [0, 1], color=LINE, linestyle="--", linewidth=0.8, label="calibrated")
+    _draw_bins(axis, statistics, "frequency")
+    share = np.maximum(statistics.count / max(n, 1), FLOOR)
+    height = STRIP * (1 - np.log10(share) / np.log10(FLOOR))
+    axis.bar(np.arange(m) / m, height, 1 / m, -STRIP - 0.03, align="edge", color="0.6",
+             label="share of voxels, log, 1e-5 to 1")  # fmt: skip
+    error = statistics.expected_error()
+    axis.text(0.03, 0.97, f"ECE {error:.4f}\nn {n:,}" if n else "no voxels",
+              transform=axis.transAxes, va="top", fontsize=7,
+              bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1})  # fmt: skip
+    axis.set(xlim=(0, 1), ylim=(-STRIP - 0.03, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+    axis.tick_params(labelsize=7)
+
+
+def _log_shares(axis: Axes, low: float, high: float) -> None:
+    """A log axis with few plain numbers, which are quick to set."""
+    axis.set_ylim(low, high)  # first, so that nothing is measured where there is no voxel
+    axis.set_yscale("log")
+    axis.set_yticks([tick for tick in (1, 1e-2, 1e-4, 1e-6) if tick >= low])
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.minorticks_off()
+
+
+def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
+    figure.legend(
+        *_entries(axes), loc="outside lower center", ncols=5, frameon=False, fontsize="small"
+    )
+
+
+def _entries(axes: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
+    """Handles and names of a legend that says everything once."""
+    handles: dict[str, Artist] = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
+    return list(handles.values()), list(handles)

@@ -1,15 +1,27 @@
-"""What a case looks like: reference, prediction, confidence and errors in one slice."""
+"""What a case looks like: image, reference, prediction, confidence and errors in one slice."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import matplotlib
 import numpy as np
-from matplotlib.colors import ListedColormap
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-COLOURS = ("#00000000", "#3b6ea5", "#d9a13b", "#5a9e6f", "#c0504d", "#8064a2", "#4bacc6", "#9c6b3f")
+FEW = ("#3b6ea5", "#d9a13b", "#5a9e6f", "#c0504d", "#8064a2", "#4bacc6", "#9c6b3f", "#d87fb0")
+MANY = tuple(matplotlib.colormaps["tab20"](range(20)))
+IGNORED = "ignored"
+ERRORS = {
+    "false positive": "#d1495b", "false negative": "#2e86ab", "wrong class": "#edae49",
+    IGNORED: "#b0b0b0",
+}  # fmt: skip
+SIDE = 2.6
+"""Inches of a panel."""
 
 
 def plot_case(
@@ -17,42 +29,123 @@ def plot_case(
     prediction: NDArray[Any],
     confidence: NDArray[Any] | None,
     *,
+    names: Mapping[int, str],
     spacing_mm: tuple[float, ...],
     title: str,
+    image: NDArray[Any] | None = None,
+    ignore_index: int | None = None,
 ) -> Figure:
-    """Draw the slice across the first axis with most errors.
+    """Draw the slice across the first axis with most errors, as it is stored.
+
+    Labels lie over the image if there is one; each class has an outline, too. Errors are false
+    positives (foreground where the reference has none), false negatives, and foreground of the
+    wrong class.
 
     Args:
         reference: labels ``(z, y, x)``.
         prediction: labels, same shape.
         confidence: largest probability, same shape; None without probabilities.
+        names: foreground labels by value.
         spacing_mm: voxel size along the axes.
         title: of the figure.
+        image: grey values, same shape; None without.
+        ignore_index: reference label in which nothing is an error.
     """
-    wrong = prediction != reference
-    z = int(np.argmax(wrong.sum((1, 2)))) if wrong.any() else reference.shape[0] // 2
-    aspect = spacing_mm[-2] / spacing_mm[-1]
-    panels = 3 if confidence is None else 4
-    figure = Figure(figsize=(3 * panels, 3.4), layout="constrained")
-    axes = figure.subplots(1, panels)
-    labels = ListedColormap([COLOURS[i % len(COLOURS)] if i else COLOURS[0] for i in range(256)])
-    for axis, (name, array) in zip(
-        axes, (("reference", reference[z]), ("prediction", prediction[z])), strict=False
-    ):
-        shown = array.astype(np.int64) % 256
-        axis.imshow(shown, cmap=labels, vmin=0, vmax=255, interpolation="nearest", aspect=aspect)
-        axis.set_title(name)
+    errors = error_map(prediction, reference, ignore_index)
+    z = _slice(errors, reference)
+    below = None if image is None else np.asarray(image[z], dtype=np.float32)
+    aspect = spacing_mm[1] / spacing_mm[2]
+    if ignore_index is not None:
+        names = {**names, ignore_index: IGNORED}
+    present = [v for v in names if (reference[z] == v).any() or (prediction[z] == v).any()]
+    panels = 3 + (image is not None) + (confidence is not None)
+    columns = panels - 1
+    _, high, wide = reference.shape
+    tall = min(max(aspect * high / wide, 0.3), 2.0)
+    lines = max(2, -(-len(present) // columns))
+    size = (SIDE * panels, SIDE * tall + 0.8 + 0.22 * lines)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = iter(figure.subplots(1, panels))
+    colours = dict(zip(names, _palette(len(names)), strict=True))
+    if ignore_index is not None:
+        colours[ignore_index] = ERRORS[IGNORED]
+    if below is not None:
+        _panel(next(axes), "image", below, aspect)
+    for name, labels in (("reference", reference[z]), ("prediction", prediction[z])):
+        axis = next(axes)
+        _panel(axis, name, below, aspect)
+        _overlay(axis, labels, colours, aspect, alpha=1 if below is None else 0.45)
     if confidence is not None:
-        levels = axes[2].imshow(
-            np.asarray(confidence[z], dtype=np.float32), cmap="viridis", vmin=0.25, vmax=1,
+        axis = next(axes)
+        _panel(axis, "confidence", None, aspect)
+        levels = axis.imshow(
+            np.asarray(confidence[z], dtype=np.float32), cmap="viridis", vmin=0, vmax=1,
             interpolation="nearest", aspect=aspect,
         )  # fmt: skip
-        axes[2].set_title("confidence")
-        figure.colorbar(levels, ax=axes[2], shrink=0.75)
-    axes[-1].imshow(wrong[z], cmap="Greys", vmin=0, vmax=1, interpolation="nearest", aspect=aspect)
-    axes[-1].set_title("errors")
-    for axis in axes:
-        axis.set_xticks([])
-        axis.set_yticks([])
-    figure.suptitle(f"{title}, slice {z + 1} of {reference.shape[0]}")
+        figure.colorbar(levels, ax=axis, shrink=0.75)
+    axis = next(axes)
+    _panel(axis, "errors", below, aspect)
+    _overlay(axis, errors[z], dict(enumerate(ERRORS.values(), 1)), aspect, alpha=0.85)
+    kinds = [k for v, k in enumerate(ERRORS, 1) if (errors[z] == v).any()]
+    figure.legend(
+        handles=[Patch(color=ERRORS[k], label=k) for k in kinds], loc="outside lower right",
+        ncols=2, frameon=False, fontsize="small",
+    )  # fmt: skip
+    legend = figure.legend(
+        handles=[Patch(color=colours[v]) for v in present], labels=["."] * len(present),
+        loc="outside lower left", ncols=columns, frameon=False, fontsize="small",
+    )  # fmt: skip
+    for text, value in zip(legend.get_texts(), present, strict=True):
+        text.set(text=names[value], parse_math=False)  # a name may hold _ or $
+    figure.suptitle(
+        f"{title}, slice {z + 1} of {len(reference)}, as stored", fontsize=11, parse_math=False
+    )
     return figure
+
+
+def error_map(
+    prediction: NDArray[Any], reference: NDArray[Any], ignore_index: int | None
+) -> NDArray[np.uint8]:
+    """Kind of error of every voxel: 0 none, then the entries of ``ERRORS`` counted from 1."""
+    kinds = [
+        (prediction != 0) & (reference == 0),
+        (prediction == 0) & (reference != 0),
+        prediction != reference,
+    ]
+    if ignore_index is not None:
+        return np.select([reference == ignore_index, *kinds], [4, 1, 2, 3], 0).astype(np.uint8)
+    return np.select(kinds, [1, 2, 3], 0).astype(np.uint8)
+
+
+def _slice(errors: NDArray[np.uint8], reference: NDArray[Any]) -> int:
+    """The slice with most errors; without any, that with most foreground."""
+    wrong = ((errors > 0) & (errors < 4)).sum((1, 2))
+    return int(np.argmax(wrong if wrong.any() else (reference != 0).sum((1, 2))))
+
+
+def _palette(n: int) -> list[Any]:
+    chosen = FEW if n <= len(FEW) else MANY
+    return [chosen[i % len(chosen)] for i in range(n)]
+
+
+def _panel(axis: Axes, title: str, image: NDArray[np.float32] | None, aspect: float) -> None:
+    """A titled frame without ticks, with the image between its 1st and 99th percentile."""
+    axis.set_title(title, fontsize=10)
+    axis.set(xticks=[], yticks=[])
+    if image is not None:
+        finite = image[np.isfinite(image)]
+        low, high = np.percentile(finite, (1, 99)) if finite.size else (0, 1)
+        axis.imshow(image, cmap="gray", vmin=low, vmax=high, interpolation="nearest", aspect=aspect)
+
+
+def _overlay(
+    axis: Axes, labels: NDArray[Any], colours: Mapping[int, Any], aspect: float, alpha: float
+) -> None:
+    """Labels in their colours; half transparent ones are outlined."""
+    painted = np.zeros((*labels.shape, 4))
+    for value, colour in colours.items():
+        mask = labels == value
+        painted[mask] = to_rgba(colour, alpha)
+        if alpha < 0.5 and mask.any() and not mask.all():
+            axis.contour(mask, levels=[0.5], colors=[colour], linewidths=1)
+    axis.imshow(painted, interpolation="nearest", aspect=aspect)

@@ -336,3 +336,82 @@ def test_tolerance(folders):
     write_nifti(root / "p" / "a.nii.gz", y, moved)
     assert evaluate(root).exit_code == 1
     assert evaluate(root, "--tolerance", 0.2).exit_code == 0
+
+
+def test_tables_for_a_paper(folders):
+    root, _ = folders
+    done = evaluate(root, "--format", "markdown,latex", "--format", "latex")
+    assert done.exit_code == 0, done.output
+    got = summary(root)
+    for name in ("tables.md", "tables.tex"):
+        text = (root / "out" / name).read_text(encoding="utf-8")
+        for metric, digits in (("ece_all", 4), ("brier_fg", 4)):
+            assert f"{got['metrics'][metric]['mean']:.{digits}f}" in text
+        assert f"{got['classes']['1']['dsc']['mean']:.3f}" in text
+        assert f"Written to {root / 'out'}" in done.output
+        assert name in done.output
+    assert evaluate(root).exit_code == 0
+    assert not (root / "out" / "tables.md").exists()  # its numbers would be of another run
+    assert not (root / "out" / "tables.tex").exists()
+    done = evaluate(root, "--format", "latex,word", out="other")
+    assert done.exit_code == 2
+    assert "--format: expected markdown or latex, got 'word'" in done.output
+    assert not (root / "other").exists()
+
+
+def test_what_others_left_in_the_folder_stays(folders):
+    root, _ = folders
+    (root / "out" / "worst").mkdir(parents=True)
+    for name in ("tables.tex", "worst/mine.png"):
+        (root / "out" / name).write_text("mine")
+    assert evaluate(root).exit_code == 0
+    assert (root / "out" / "tables.tex").read_text() == "mine"
+    assert (root / "out" / "worst" / "mine.png").read_text() == "mine"
+
+
+def test_methods_side_by_side(folders):
+    root, y = folders
+    (root / "q").mkdir()
+    for name in "ab":
+        np.savez(root / "q" / f"{name}.npz", probabilities=soft(y, 3, 0.6))
+    done = run(
+        root / "p", root / "q", root / "gt", "-o", root / "out", "--format", "markdown",
+        "--bootstrap", "0",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    lines = (root / "out" / "tables.md").read_text(encoding="utf-8").splitlines()
+    rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
+    assert "| 1.000 | 0.00 | **0.1000** |" in rows["p"]  # DSC and HD95 alike, ECE the better
+    assert "| 1.000 | 0.00 | 0.4000 |" in rows["q"]
+    assert rows["shared cases"].startswith("| shared cases | 2 | 2 |")
+    assert {p.name for p in (root / "out" / "p").glob("tables.*")} == {"tables.md"}
+    assert 'href="q/index.html"' in (root / "out" / "index.html").read_text(encoding="utf-8")
+
+
+def test_worst_cases_over_their_images(folders):
+    """a is stored as nnU-Net names it, b lies elsewhere, c is no volume, d is missing."""
+    root, y = folders
+    (root / "images").mkdir()
+    write_nifti(root / "images" / "a_0000.nii.gz", y * 1.5, geometry(y.shape))
+    write_nifti(root / "images" / "b.nii.gz", y * 1.5, geometry(y.shape, (1.0, 1.0, 2.0)))
+    (root / "images" / "c.nii.gz").write_bytes(b"broken")
+    for name in "abcd":
+        shutil.copytree(root / "gt", root / name / "gt")
+        (root / name / "gt" / "b.nii.gz").unlink()
+        (root / name / "gt" / "a.nii.gz").rename(root / name / "gt" / f"{name}.nii.gz")
+        (root / name / "p").mkdir()
+        shutil.copy(root / "p" / "a.npz", root / name / "p" / f"{name}.npz")
+        done = evaluate(root / name, "--images", root / "images", "--bootstrap", "0")
+        assert done.exit_code == 0, done.output
+        assert ("without its image" in done.output) == (name != "a")
+        picture = root / name / "out" / "worst" / f"{name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    pages = {n: (root / n / "out" / "index.html").read_text(encoding="utf-8") for n in "abcd"}
+    assert "without its image" not in pages["a"]
+    assert "b is shown without its image" in pages["b"]
+    assert "does not lie on the reference: spacing" in pages["b"]
+    assert "cannot be read as a volume" in pages["c"]
+    assert "holds no d_0000.nii.gz" in pages["d"]
+    done = evaluate(root, "--images", root / "nowhere", out="other")
+    assert done.exit_code == 2
+    assert "nowhere: no such folder" in done.output

@@ -9,7 +9,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from segcal.evaluation.compare import as_records, case_table, compare, interval, paired
+from segcal.evaluation.compare import (
+    as_records,
+    case_table,
+    compare,
+    interval,
+    paired,
+    shared_means,
+)
 from segcal.reporting.comparison import plot_comparison
 from tests.conftest import close
 
@@ -79,3 +86,40 @@ def test_case_table_and_plot():
     assert titles == ["ece_all (better to the left)", "dsc (better to the right)"]
     assert figure.axes[0].get_yticklabels()[0].get_text() == "b"
     assert plot_comparison([]).axes
+
+
+def test_shared_means_are_of_the_same_cases():
+    """c has no ECE at all (label maps), b lacks the second case: DSC is over 3, ECE over 2."""
+    a = table([0.1, 0.2, 0.6], dsc=[0.9, 0.8, 0.7])
+    b = table([0.3, np.nan, 0.5], dsc=[0.6, 0.6, 0.9])
+    c = table([np.nan] * 3, dsc=[0.5, 0.5, 0.5]).drop(columns="ece_all")
+    found = {(m.metric, m.method): m for m in shared_means({"a": a, "b": b, "c": c}, ["dsc"])}
+    assert {m.n for m in found.values()} == {3}
+    close([found["dsc", k].mean for k in "abc"], [0.8, 0.7, 0.5])
+    assert found["dsc", "a"].ci95 == interval(a["dsc"].to_numpy(), 2000)
+    errors = shared_means({"a": a, "b": b, "c": c}, ["ece_all"], resamples=0)
+    assert [(m.method, m.n, m.ci95) for m in errors] == [("a", 2, None), ("b", 2, None)]
+    close([m.mean for m in errors], [0.35, 0.4])
+
+
+def test_shared_means_of_distances_charge_a_miss():
+    """Case 1: (2 + 4) / 2. Case 2: a miss costs the diagonal, the absent label nothing."""
+    rows = table(
+        [0.1, 0.1], diagonal_mm=[50.0, 30.0], **{"hd/1": [2.0, np.inf], "hd/2": [4.0, np.nan]}
+    )
+    (mean,) = shared_means({"a": rows}, ["hd"], resamples=0)
+    close(mean.mean, (3 + 30) / 2)
+    assert shared_means({"a": table([0.1])}, ["hd"]) == []
+
+
+def test_shared_means_without_a_shared_case():
+    a, b = table([0.1, np.nan]), table([np.nan, 0.2])
+    found = shared_means({"a": a, "b": b}, ["ece_all"])
+    assert [(m.n, m.mean, m.ci95) for m in found] == [(0, None, None)] * 2
+
+
+def test_names_of_methods_are_no_formulas():
+    rows = table([0.1, 0.2, 0.3])
+    figure = plot_comparison(compare({"$a": rows, r"$\x$": rows + 0.1}, resamples=0))
+    figure.draw_without_rendering()
+    assert r"$\x$" in [text.get_text() for text in figure.axes[0].get_yticklabels()]

@@ -1,0 +1,90 @@
+"""Diagrams draw the statistics they are given: bars, shares, numbers, and no bar without data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.reporting.picture import draw
+from segcal.reporting.reliability import plot_class_reliability, plot_confidence, plot_reliability
+from tests.conftest import close
+
+CONFIDENCE = torch.tensor([0.55, 0.65, 0.65, 0.95, 0.95, 0.95, 0.95])
+HITS = torch.tensor([True, False, True, True, True, True, False])
+
+
+def bars(axis, colour_of):
+    """Heights of the bars with a label, by left edge."""
+    (container,) = [c for c in axis.containers if c.get_label() == colour_of]
+    return {round(bar.get_x(), 6): bar.get_height() for bar in container}
+
+
+def shares(axis):
+    """Steps by their label."""
+    return {p.get_label(): p.get_data() for p in axis.patches if p.get_label()}
+
+
+def text(axis):
+    return "\n".join(t.get_text() for t in axis.texts)
+
+
+def test_top_label():
+    statistics = equal_width_statistics(CONFIDENCE, HITS, 10)
+    axis = plot_reliability({"all": statistics}).axes[0]
+    assert bars(axis, "accuracy") == {0.5: 1.0, 0.6: 0.5, 0.9: 0.75}
+    close(list(bars(axis, "overconfident").values()), [0.15, 0.2], atol=1e-6)
+    close(list(bars(axis, "underconfident").values()), [0.45], atol=1e-6)
+    assert text(axis) == f"ECE {(0.45 + 2 * 0.15 + 4 * 0.2) / 7:.4f}"
+
+
+def test_every_class_has_its_diagram():
+    empty = BinStatistics(np.zeros(10, int), np.zeros(10), np.zeros(10, int))
+    one = equal_width_statistics(CONFIDENCE, HITS, 10)
+    figure = plot_class_reliability({"fg": [one, empty], "all": [one + one, one]}, ["a_$x", "b"])
+    found = {axis.get_title(): axis for axis in figure.axes}
+    assert list(found) == ["a_$x, fg", "a_$x, all", "b, fg", "b, all"]
+    assert bars(found["a_$x, fg"], "frequency") == {0.5: 1.0, 0.6: 0.5, 0.9: 0.75}
+    assert text(found["a_$x, all"]) == "ECE 0.2214\nn 14"
+    assert text(found["b, fg"]) == "no voxels"
+    assert not [p for p in found["b, fg"].patches if p.get_y() >= 0]
+    assert draw(figure, "").png.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("classes", [1, 6, 7, 15])
+def test_no_class_is_lost(classes):
+    one = equal_width_statistics(CONFIDENCE, HITS, 5)
+    names = [str(k) for k in range(classes)]
+    figure = plot_class_reliability({"fg": [one] * classes, "all": [one] * classes}, names)
+    shown = [axis.get_title() for axis in figure.axes if axis.axison]
+    assert sorted(shown) == sorted(f"{n}, {scope}" for n in names for scope in ("fg", "all"))
+
+
+def test_confidence_of_right_and_wrong():
+    fine = equal_width_statistics(CONFIDENCE, HITS, 2**16)
+    figure = plot_confidence({"all": fine}, bins=10)
+    (axis,) = figure.axes
+    steps = shares(axis)
+    close(steps["right"].edges, np.linspace(0, 1, 11), atol=1e-4)
+    close(7 * steps["right"].values, [0, 0, 0, 0, 0, 1, 1, 0, 0, 3])
+    close(7 * steps["wrong"].values, [0, 0, 0, 0, 0, 0, 1, 0, 0, 1])
+    assert text(axis) == f"accuracy {5 / 7:.4f}\nmean confidence {5.65 / 7:.4f}"
+
+
+def test_confidence_keeps_every_voxel_whatever_the_bins():
+    rng = np.random.default_rng(0)
+    count = rng.integers(0, 9, 100)
+    hits = rng.binomial(count, 0.7)
+    statistics = BinStatistics(count, count * 0.5, hits)
+    for bins in (1, 7, 64, 100, 300):
+        (axis,) = plot_confidence({"all": statistics}, bins=bins).axes
+        steps = shares(axis)
+        close(steps["right"].values.sum() * count.sum(), hits.sum())
+        close(steps["wrong"].values.sum() * count.sum(), (count - hits).sum())
+
+
+def test_nothing_to_draw():
+    empty = BinStatistics(np.zeros(10, int), np.zeros(10), np.zeros(10, int))
+    for figure in (plot_reliability({"a": empty}), plot_confidence({"a": empty})):
+        assert draw(figure, "").png.startswith(b"\x89PNG")
