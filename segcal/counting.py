@@ -15,7 +15,6 @@ NLL_FLOOR = 1e-12
 BLOCK = 2048
 """Voxels whose intermediate results stay in the fastest cache."""
 WRONG_VALUE, WRONG_LABEL = 1, 2
-NOT_REFINED = -(2**62)
 
 
 @njit(inline="always")
@@ -92,18 +91,23 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
 
 
 @compiled
-def count_values(p, y, zone, channel, threshold, bins, position, table):
-    """Count predictions and hits of every distinct float32 value in the cells with a position.
+def count_values(
+    p, y, zone, channel, threshold, bins, place, start, base, listed, table, bits, ends
+):
+    """Count predictions and hits of every distinct float32 value in some cells.
 
     Arguments as of :func:`count_cells`, but `p` of one class alone (of all for the top label, whose
-    channel is -1); `position` of the value with bits 0, by cell; `table` (zones, values, 2).
+    channel is -1). By cell, `place` (F + 1,) is its number among those to look at, or -1; by that
+    number, `start` is where it begins in `table` (zones, values, 2). A cell that is `listed` gets a
+    row a prediction, with the value's bits in `bits`, up to `ends`; another one a row a value,
+    from the one with bits `base`.
     """
     k, n = p.shape
-    fine = len(position) - 1
+    fine = len(place) - 1
     per = fine // bins
     edge = cell_of(threshold, bins, per)
     value = np.empty(BLOCK, np.float32)
-    bits = value.view(np.int32)
+    pattern = value.view(np.int32)
     best = np.empty(BLOCK, np.int32)
     cells = np.empty(BLOCK, np.int32)
     for first in range(0, n, BLOCK):
@@ -121,12 +125,18 @@ def count_values(p, y, zone, channel, threshold, bins, position, table):
             cell = cell_of(np.float64(value[i]), bins, per)
             cells[i] = fine if (channel >= 0) & (cell == edge) else cell
         for i in range(size):
+            j = place[cells[i]]
             z = zone[first + i]
-            start = position[cells[i]]
-            if z < 0 or start == NOT_REFINED or (channel >= 0 and value[i] <= threshold):
+            if j < 0 or z < 0 or (channel >= 0 and value[i] <= threshold):
                 continue
-            table[z, start + bits[i], 0] += 1
-            table[z, start + bits[i], 1] += y[first + i] == best[i]
+            if listed[j]:
+                row = ends[j]
+                bits[row] = pattern[i]
+                ends[j] += 1
+            else:
+                row = start[j] + pattern[i] - base[j]
+            table[z, row, 0] += 1
+            table[z, row, 1] += y[first + i] == best[i]
 
 
 @compiled

@@ -12,7 +12,7 @@ the few cells that hold a cut makes them exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from segcal.binning import EDGE_TOLERANCE, BinStatistics, MassHistogram, equal_mass_statistics
 from segcal.counting import (
-    NOT_REFINED,
     UNITS,
     WRONG_LABEL,
     cell_of,
@@ -38,8 +37,8 @@ FINEST = 2**16
 MAX_SCOPES = 8
 PIECE = 2**17
 """Voxels that one call of compiled code looks at."""
-REFINED = 2**21
-"""Distinct values that the second pass can tell apart; where there are more, they are sorted."""
+REFINED = 2**22
+"""Values that the second pass can tell apart; where there are more, all are sorted."""
 
 Cells = NDArray[np.int64]
 Result = TypeVar("Result")
@@ -170,7 +169,7 @@ class Tally:
         """Indices of the cells of :meth:`mass`, in its order."""
         if channel == 0:
             return np.arange(self._fine)
-        return np.concatenate([[self._fine], np.arange(self._edge + 1, self._fine)])
+        return np.concatenate([[self._fine], np.arange(self.edge + 1, self._fine)])
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Plain arrays for a file, empty cells left out; :meth:`from_arrays` reads them."""
@@ -210,19 +209,19 @@ class Tally:
         return self.cells.shape[1] - 1
 
     @property
-    def _edge(self) -> int:
+    def edge(self) -> int:
         """Cell that the threshold lies in."""
         return int(cell_of(self.threshold, self.bins, self._fine // self.bins))
 
     def _statistics(self, channel: int, order: NDArray[np.int64]) -> BinStatistics:
         count, hits, offset = self.cells[channel, order].T
-        lower = np.where(order == self._fine, self._edge, order) * (UNITS // self._fine)
+        lower = np.where(order == self._fine, self.edge, order) * (UNITS // self._fine)
         return BinStatistics(count, (count * lower.astype(np.float64) + offset) / UNITS, hits)
 
     def _bins(self, channel: int, *, kept: bool = False) -> BinStatistics:
         order = self.by_confidence(channel) if kept else np.arange(self._fine + 1)
         part = self._statistics(channel, order)
-        index = np.where(order == self._fine, self._edge, order) // (self._fine // self.bins)
+        index = np.where(order == self._fine, self.edge, order) // (self._fine // self.bins)
 
         def summed(values: NDArray[Any]) -> NDArray[Any]:
             total = np.zeros(self.bins, values.dtype)
@@ -239,7 +238,7 @@ class Voxels:
         self,
         probs: Any,
         labels: Any,
-        scopes: Mapping[str, Any] | None = None,
+        scopes: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
         *,
         ignore_index: int | None = None,
     ) -> None:
@@ -249,8 +248,8 @@ class Voxels:
             probs: probabilities ``(K, *S)``, floating (array or tensor); with one channel that of
                 label 1, the rest being 0's.
             labels: integer ``(*S)``.
-            scopes: bool ``(*S)`` by name, at most eight; None as a value takes every voxel. None
-                instead of the mapping is ``{"all": None}``.
+            scopes: bool ``(*S)`` by name, at most eight, as a mapping or as pairs; None as a value
+                takes every voxel. None instead of the mapping is ``{"all": None}``.
             ignore_index: label to leave out.
 
         Raises:
@@ -262,25 +261,27 @@ class Voxels:
                 f"probs {p.dtype} {p.shape} and labels {y.dtype} {y.shape}: expected floating "
                 "(K, *S) and integer (*S)"
             )
-        scopes = {"all": None} if scopes is None else scopes
-        if not 0 < len(scopes) <= MAX_SCOPES:
-            raise ValueError(f"scopes: expected 1 to {MAX_SCOPES}, got {len(scopes)}")
+        if scopes is None or isinstance(scopes, Mapping):
+            scopes = (scopes or {"all": None}).items()
+        self._scopes: list[str] = []
         member = np.zeros(y.size, np.uint8)  # a bit a scope
-        for bit, (name, mask) in enumerate(scopes.items()):
+        for name, mask in scopes:
+            if len(self._scopes) == MAX_SCOPES:
+                raise ValueError(f"scopes: expected at most {MAX_SCOPES}")
             chosen = np.ones((1,), bool) if mask is None else as_array(mask)
             if chosen.dtype != np.bool_ or (mask is not None and chosen.shape != y.shape):
                 raise ValueError(
                     f"scope {name}: expected bool {y.shape}, got {chosen.dtype} {chosen.shape}"
                 )
-            member |= chosen.reshape(-1).view(np.uint8) << np.uint8(bit)
+            member |= chosen.reshape(-1).view(np.uint8) << np.uint8(len(self._scopes))
+            self._scopes.append(name)
         if ignore_index is not None:
             member *= y.reshape(-1) != ignore_index
         used = torch.bincount(torch.from_numpy(member), minlength=256)
         self._members = [m for m in range(1, 256) if used[m]]
         zones = np.full(256, -1, np.int8)  # voxels of the same scopes are a zone
         zones[self._members] = np.arange(len(self._members))
-        self._zone = zones[member]
-        self._scopes = list(scopes)
+        self._zone = np.take(zones, member, out=member.view(np.int8), mode="clip")  # in its place
         self._p, self._y = p.reshape(len(p), -1), y.reshape(-1)
         self._num_classes = max(2, len(p))
         self._ignore_index = ignore_index
@@ -312,7 +313,9 @@ class Voxels:
                     self._refuse(wrong)
             return packed
 
-        packed = sum(_on_threads(count, self._pieces), start=np.zeros(shape, np.int64))
+        packed, *others = _on_threads(count, self._pieces)
+        while others:
+            packed += others.pop()
         total = sums.sum(0)
         found = {}
         for name in self._scopes:
@@ -337,21 +340,19 @@ class Voxels:
         found: dict[str, list[BinStatistics]] = {name: [] for name in tallies}
         for channel in range(self._num_classes + 1):
             masses = {name: one.mass(channel) for name, one in tallies.items()}
-            cut = {
-                name: one.by_confidence(channel)[masses[name].cells_with_cuts(groups)]
+            cut = [
+                one.by_confidence(channel)[masses[name].cells_with_cuts(groups)]
                 for name, one in tallies.items()
-            }
-            which = np.unique(np.concatenate(list(cut.values())))
-            some = next(iter(tallies.values()))
-            table = self._distinct(channel, which, some)
+            ]
+            distinct = self._distinct(channel, np.unique(np.concatenate(cut)), tallies)
             for name, one in tallies.items():
-                if table is None:
+                if distinct is None:
                     found[name].append(self._sorted(name, channel, one.threshold, groups))
                     continue
-                values, counts = table
-                order = one.by_confidence(channel)
                 refined = _replace(
-                    masses[name].statistics, order, which, values, counts[self._inside(name)]
+                    masses[name].statistics,
+                    one.by_confidence(channel),
+                    {cell: (v, n[self._inside(name)].sum(0)) for cell, (v, n) in distinct.items()},
                 )
                 found[name].append(MassHistogram(refined, 0.0).groups(groups))
         return found
@@ -384,49 +385,62 @@ class Voxels:
         )
 
     def _distinct(
-        self, channel: int, which: NDArray[np.int64], like: Tally
-    ) -> tuple[list[NDArray[np.float64]], NDArray[np.int64]] | None:
-        """Values that float32 can take in some cells, and how many there are of each by zone.
+        self, channel: int, which: NDArray[np.int64], tallies: Mapping[str, Tally]
+    ) -> dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] | None:
+        """Distinct values in some cells, and how many there are of each.
+
+        A cell that holds fewer predictions than float32 has values in it is listed, another one
+        counted value by value.
 
         Returns:
-            values, an array a cell of `which`; predictions and hits int64 ``(zones, values, 2)``;
-            or None where they are too many to be told apart.
+            by cell: values ascending ``(n,)``, predictions and hits ``(zones, n, 2)``; None where
+            they are too many.
         """
         if self._p.dtype.itemsize > 4:
             return None
-        fine, edge = like.cells.shape[1] - 1, like._edge
-        cell = np.where(which == fine, edge, which)
-        lower = np.where(cell > 0, cell / fine, 0).astype(np.float32).view(np.int32) - 2
-        top = np.where(cell == fine - 1, 1 + PROBABILITY_TOLERANCE, (cell + 1) / fine)
-        upper = (top + EDGE_TOLERANCE / like.bins).astype(np.float32).view(np.int32) + 2
-        lower = np.maximum(lower, 0)
-        start = np.concatenate([[0], np.cumsum(upper.astype(np.int64) - lower)])
+        some = next(iter(tallies.values()))
+        fine = some.cells.shape[1] - 1
+        low, high = _bit_range(np.where(which == fine, some.edge, which), fine, some.bins)
+        most = sum(one.cells[channel, which, 0] for one in tallies.values())
+        listed = most < high - low
+        room = np.where(listed, most, high - low)
+        start = np.concatenate([[0], np.cumsum(room)])
         if start[-1] > REFINED:
             return None
-        position = np.full(fine + 1, NOT_REFINED)
-        position[which] = start[:-1] - lower
-        shape = (len(self._members), int(start[-1]), 2)
+        place, base = np.full(fine + 1, -1, np.int32), np.where(listed, 0, low)
+        place[which] = np.arange(len(which))
         classes = slice(channel - 1, channel) if channel else slice(None)
+        zones = len(self._members)
 
-        def count(pieces: range) -> NDArray[np.int32]:
-            table = np.zeros(shape, np.int32)
+        def count(pieces: range) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+            table = np.zeros((zones, int(start[-1]), 2), np.int32)
+            bits, ends = np.zeros(int(start[-1]), np.int32), start[:-1].copy()
             for i in pieces:
                 count_values(
-                    *self._piece(i, classes),
-                    channel - 1,
-                    like.threshold,
-                    like.bins,
-                    position,
-                    table,
-                )
-            return table
+                    *self._piece(i, classes), channel - 1, some.threshold, some.bins,
+                    place, start[:-1], base, listed, table, bits, ends,
+                )  # fmt: skip
+            return table, bits, ends
 
-        counts = np.asarray(_on_threads(count, self._pieces)).sum(0, dtype=np.int64)
-        values = [
-            np.arange(a, b, dtype=np.int32).view(np.float32).astype(np.float64)
-            for a, b in zip(lower, upper, strict=True)
-        ]
-        return values, counts
+        done = _on_threads(count, self._pieces)
+        found: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
+        for j, cell in enumerate(which.tolist()):
+            if not listed[j]:
+                part = slice(start[j], start[j + 1])
+                values = np.arange(low[j], high[j], dtype=np.int32)
+                counts = np.asarray([table[:, part] for table, _, _ in done]).sum(0, np.int64)
+            else:
+                parts = [slice(start[j], ends[j]) for _, _, ends in done]
+                each = zip(done, parts, strict=True)
+                bits = np.concatenate([b[part] for (_, b, _), part in each])
+                each = zip(done, parts, strict=True)
+                marks = np.concatenate([table[:, part] for (table, _, _), part in each], 1)
+                values, inverse = np.unique(bits, return_inverse=True)
+                counts = np.empty((zones, len(values), 2), np.int64)
+                for z, side in np.ndindex(zones, 2):
+                    counts[z, :, side] = np.bincount(inverse, marks[z, :, side], len(values))
+            found[cell] = values.view(np.float32).astype(np.float64), counts
+        return found
 
     def _sorted(self, scope: str, channel: int, threshold: float, groups: int) -> BinStatistics:
         """Groups of equal mass the long way."""
@@ -480,24 +494,31 @@ def _on_threads(work: Callable[[range], Result], pieces: int) -> list[Result]:
         return list(pool.map(work, shares))
 
 
+def _bit_range(
+    cell: NDArray[np.int64], fine: int, bins: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Bits of the float32 values that fall into cells: from the first to before the second."""
+    last = np.where(cell == fine - 1, 1 + PROBABILITY_TOLERANCE, (cell + 1) / fine)
+    low = (cell / fine).astype(np.float32).view(np.int32).astype(np.int64) - 2
+    high = (last + EDGE_TOLERANCE / bins).astype(np.float32).view(np.int32).astype(np.int64) + 2
+    return np.maximum(low, 0), high
+
+
 def _replace(
     statistics: BinStatistics,
     order: NDArray[np.int64],
-    which: NDArray[np.int64],
-    values: list[NDArray[np.float64]],
-    counts: NDArray[np.int64],
+    distinct: Mapping[int, tuple[NDArray[np.float64], NDArray[np.int64]]],
 ) -> BinStatistics:
-    """Statistics of cells, those of `which` replaced by their distinct values."""
-    count, hits = np.moveaxis(counts.sum(0), -1, 0)
-    ends = np.cumsum([len(v) for v in values])
-    place = np.where(which == order[0], 0, which - order[-1] + len(order) - 1)
+    """Statistics of cells in some order, some of the cells replaced by their distinct values."""
     old = (statistics.count, statistics.confidence_sum, statistics.hit_sum)
     parts: list[tuple[NDArray[Any], ...]] = []
     before = 0
-    for i in np.argsort(place):
-        new = slice(ends[i] - len(values[i]), ends[i])
-        parts.append(tuple(x[before : place[i]] for x in old))
-        parts.append((count[new], count[new] * values[i], hits[new]))
-        before = place[i] + 1
+    place = {c: 0 if c == order[0] else c - int(order[-1]) + len(order) - 1 for c in distinct}
+    for cell, here in sorted(place.items(), key=lambda item: item[1]):
+        values, counts = distinct[cell]
+        count, hits = counts.T
+        parts.append(tuple(x[before:here] for x in old))
+        parts.append((count, count * values, hits))
+        before = here + 1
     parts.append(tuple(x[before:] for x in old))
     return BinStatistics(*(np.concatenate(p) for p in zip(*parts, strict=True)))

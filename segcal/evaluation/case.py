@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -213,20 +214,23 @@ def evaluate_case(
         row[metric] = float(defined.mean()) if defined.size else np.nan
     if probabilities is None:
         return CaseResult(row)
-    scopes = _scopes(reference, probabilities, regions, ignore_index, roi, settings)
+    masks = partial(_scopes, reference, probabilities, regions, ignore_index, roi, settings)
     if not regions:
-        values, tallies = _calibration(probabilities, reference, scopes, ignore_index, settings)
+        voxels = Voxels(probabilities, reference, masks(), ignore_index=ignore_index)
+        values, tallies = _calibration(voxels, settings)
         return CaseResult({**row, **values}, tallies)
+    scopes = dict(masks())
     total: dict[str, Tally] = {}
     rows = []
     for one in structures:
         inside = np.isin(reference, one.labels).astype(np.uint8)
         if valid is not None:
             inside[~valid] = IGNORED
-        values, tallies = _calibration(
+        voxels = Voxels(
             probabilities[one.channel : one.channel + 1], inside, scopes,
-            None if valid is None else IGNORED, settings,
+            ignore_index=None if valid is None else IGNORED,
         )  # fmt: skip
+        values, tallies = _calibration(voxels, settings)
         rows.append(values)
         row.update({f"{k}/{one.name}": v for k, v in values.items() if k.startswith("cece")})
         total = {k: total[k] + t if k in total else t for k, t in tallies.items()}
@@ -234,14 +238,7 @@ def evaluate_case(
     return CaseResult(row, total)
 
 
-def _calibration(
-    probabilities: NDArray[Any],
-    labels: NDArray[Any],
-    scopes: Mapping[str, NDArray[np.bool_] | None],
-    ignore_index: int | None,
-    settings: Settings,
-) -> tuple[dict[str, float], dict[str, Tally]]:
-    voxels = Voxels(probabilities, labels, scopes, ignore_index=ignore_index)
+def _calibration(voxels: Voxels, settings: Settings) -> tuple[dict[str, float], dict[str, Tally]]:
     tallies = voxels.tally(bins=settings.bins, threshold=settings.tace_threshold)
     groups = voxels.equal_mass_groups(tallies, settings.bins)
     row: dict[str, float] = {}
@@ -304,36 +301,33 @@ def _scopes(
     ignore_index: int | None,
     roi: NDArray[np.bool_] | None,
     settings: Settings,
-) -> dict[str, NDArray[np.bool_] | None]:
-    """Masks of the chosen scopes; None is every voxel."""
+) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
+    """Name and mask of each of the chosen scopes, one at a time; None is every voxel."""
     foreground = reference != 0
     if ignore_index is not None:
         foreground &= reference != ignore_index
-    found: dict[str, NDArray[np.bool_] | None] = {}
     for key, scope in zip(settings.scopes, settings.chosen, strict=True):
-        mask = None
         if scope == "fg":
-            mask = foreground
+            yield key, foreground
         elif scope == "union":
-            likely = (
-                (probabilities > 0.5).any(0) if regions else predicted_classes(probabilities) != 0
-            )
-            mask = foreground | likely
+            likely = predicted_classes(probabilities) if not regions else 0
+            for channel in probabilities if regions else ():
+                likely = likely | (channel > 0.5)
+            yield key, foreground | (likely != 0)
         elif scope == "dilated":
-            mask = _near(foreground, settings.dilation)
+            yield key, _near(foreground, settings.dilation)
         elif scope == "crop":
-            channels = probabilities if regions else probabilities[1:]
             used = foreground.copy()
-            for channel in channels:
+            for channel in probabilities if regions else probabilities[1:]:
                 used |= channel > 0
-            mask = np.zeros_like(used)
-            mask[label_boxes((used.view(np.uint8),), [1])[1]] = True
+            used[label_boxes((used.view(np.uint8),), [1])[1]] = True
+            yield key, used
         elif scope == "roi":
             if roi is None:
                 raise ValueError("scope roi: no mask was given")
-            mask = roi
-        found[key] = mask
-    return found
+            yield key, roi
+        else:
+            yield key, None
 
 
 def _near(mask: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
