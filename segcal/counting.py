@@ -92,15 +92,15 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
 
 @compiled
 def count_values(
-    p, y, zone, channel, threshold, bins, place, start, base, listed, table, bits, ends
+    p, y, zone, channel, threshold, bins, place, begin, listed, table, bits, marks, ends
 ):
     """Count predictions and hits of every distinct float32 value in some cells.
 
     Arguments as of :func:`count_cells`, but `p` of one class alone (of all for the top label, whose
-    channel is -1). By cell, `place` (F + 1,) is its number among those to look at, or -1; by that
-    number, `start` is where it begins in `table` (zones, values, 2). A cell that is `listed` gets a
-    row a prediction, with the value's bits in `bits`, up to `ends`; another one a row a value,
-    from the one with bits `base`.
+    channel is -1). By cell, `place` (F + 1,) is its number among those to look at, or -1. By that
+    number: if `listed`, the bits of its predictions go to `bits`, and twice the zone plus the hit
+    to `marks`, from `begin` on up to `ends`; if not, they are counted in `table` (zones, values,
+    2), where the value with bits 0 would be at `begin`.
     """
     k, n = p.shape
     fine = len(place) - 1
@@ -129,14 +129,14 @@ def count_values(
             z = zone[first + i]
             if j < 0 or z < 0 or (channel >= 0 and value[i] <= threshold):
                 continue
+            hit = y[first + i] == best[i]
             if listed[j]:
-                row = ends[j]
-                bits[row] = pattern[i]
+                bits[ends[j]] = pattern[i]
+                marks[ends[j]] = 2 * z + hit
                 ends[j] += 1
             else:
-                row = start[j] + pattern[i] - base[j]
-            table[z, row, 0] += 1
-            table[z, row, 1] += y[first + i] == best[i]
+                table[z, begin[j] + pattern[i], 0] += 1
+                table[z, begin[j] + pattern[i], 1] += hit
 
 
 @compiled

@@ -277,11 +277,14 @@ class Voxels:
             self._scopes.append(name)
         if ignore_index is not None:
             member *= y.reshape(-1) != ignore_index
-        used = torch.bincount(torch.from_numpy(member), minlength=256)
-        self._members = [m for m in range(1, 256) if used[m]]
+        parts = [slice(i, i + PIECE) for i in range(0, len(member), PIECE)]
+        used = sum(np.bincount(member[part], minlength=256) for part in parts)
+        self._members = [int(m) for m in np.flatnonzero(used) if m]
         zones = np.full(256, -1, np.int8)  # voxels of the same scopes are a zone
         zones[self._members] = np.arange(len(self._members))
-        self._zone = np.take(zones, member, out=member.view(np.int8), mode="clip")  # in its place
+        self._zone = member.view(np.int8)
+        for part in parts:
+            self._zone[part] = zones[member[part]]
         self._p, self._y = p.reshape(len(p), -1), y.reshape(-1)
         self._num_classes = max(2, len(p))
         self._ignore_index = ignore_index
@@ -403,43 +406,43 @@ class Voxels:
         low, high = _bit_range(np.where(which == fine, some.edge, which), fine, some.bins)
         most = sum(one.cells[channel, which, 0] for one in tallies.values())
         listed = most < high - low
-        room = np.where(listed, most, high - low)
-        start = np.concatenate([[0], np.cumsum(room)])
-        if start[-1] > REFINED:
+        start = _starts(np.where(listed, most, 0)), _starts(np.where(listed, 0, high - low))
+        rows, values = int(start[0][-1]), int(start[1][-1])
+        if rows + values > REFINED:
             return None
-        place, base = np.full(fine + 1, -1, np.int32), np.where(listed, 0, low)
+        begin = np.where(listed, start[0][:-1], start[1][:-1] - low)
+        place = np.full(fine + 1, -1, np.int32)
         place[which] = np.arange(len(which))
         classes = slice(channel - 1, channel) if channel else slice(None)
         zones = len(self._members)
 
-        def count(pieces: range) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-            table = np.zeros((zones, int(start[-1]), 2), np.int32)
-            bits, ends = np.zeros(int(start[-1]), np.int32), start[:-1].copy()
+        def count(pieces: range) -> tuple[NDArray[Any], ...]:
+            table = np.zeros((zones, values, 2), np.int32)
+            bits, marks, ends = np.zeros(rows, np.int32), np.zeros(rows, np.uint8), begin.copy()
             for i in pieces:
                 count_values(
                     *self._piece(i, classes), channel - 1, some.threshold, some.bins,
-                    place, start[:-1], base, listed, table, bits, ends,
+                    place, begin, listed, table, bits, marks, ends,
                 )  # fmt: skip
-            return table, bits, ends
+            return table, bits, marks, ends
 
         done = _on_threads(count, self._pieces)
         found: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
         for j, cell in enumerate(which.tolist()):
-            if not listed[j]:
-                part = slice(start[j], start[j + 1])
-                values = np.arange(low[j], high[j], dtype=np.int32)
-                counts = np.asarray([table[:, part] for table, _, _ in done]).sum(0, np.int64)
+            if listed[j]:
+                parts = [(b[begin[j] : e[j]], m[begin[j] : e[j]]) for _, b, m, e in done]
+                bits, marks = (np.concatenate(side) for side in zip(*parts, strict=True))
+                distinct, index = np.unique(bits, return_inverse=True)
+                shape = (zones, len(distinct))
+                flat = (marks >> 1) * np.int64(shape[1]) + index
+                hit = flat[marks & 1 == 1]
+                both = [np.bincount(x, minlength=shape[0] * shape[1]) for x in (flat, hit)]
+                counts = np.stack(both, -1).reshape(*shape, 2)
             else:
-                parts = [slice(start[j], ends[j]) for _, _, ends in done]
-                each = zip(done, parts, strict=True)
-                bits = np.concatenate([b[part] for (_, b, _), part in each])
-                each = zip(done, parts, strict=True)
-                marks = np.concatenate([table[:, part] for (table, _, _), part in each], 1)
-                values, inverse = np.unique(bits, return_inverse=True)
-                counts = np.empty((zones, len(values), 2), np.int64)
-                for z, side in np.ndindex(zones, 2):
-                    counts[z, :, side] = np.bincount(inverse, marks[z, :, side], len(values))
-            found[cell] = values.view(np.float32).astype(np.float64), counts
+                part = slice(start[1][j], start[1][j + 1])
+                distinct = np.arange(low[j], high[j], dtype=np.int32)
+                counts = np.asarray([table[:, part] for table, *_ in done]).sum(0, np.int64)
+            found[cell] = distinct.view(np.float32).astype(np.float64), counts
         return found
 
     def _sorted(self, scope: str, channel: int, threshold: float, groups: int) -> BinStatistics:
@@ -492,6 +495,10 @@ def _on_threads(work: Callable[[range], Result], pieces: int) -> list[Result]:
         return [work(shares[0])]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, shares))
+
+
+def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def _bit_range(
