@@ -18,51 +18,8 @@ from segcal.evaluation.cohort import evaluate_cohort, summarise
 from segcal.evaluation.engine import AHEAD, default_jobs, run
 from segcal.io.cases import pair
 from segcal.io.volumes import write_nifti
+from tests.evaluation.items import LONG, dies_elsewhere, first_ends_last, square, stops_everything
 from tests.evaluation.test_cohort import geometry, soft
-
-LONG = 600  # seconds: no test waits for it
-
-
-def square(x):
-    return x * x
-
-
-def wait_for(*paths):
-    """Wait for files that other items write, a minute at the most."""
-    for _ in range(600):
-        if all(path.exists() for path in paths):
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"{paths}: nobody wrote them")
-
-
-def first_ends_last(item):
-    folder, i, last = item
-    if i == 0:
-        wait_for(folder / str(last))
-    (folder / str(i)).touch()
-    return i
-
-
-def dies_elsewhere(item):
-    """Item 0 kills the process that runs it, unless it is `home`, when item 3 is through."""
-    home, folder, i = item
-    if i == 0 and os.getpid() != home:
-        wait_for(folder / "3")
-        os.kill(os.getpid(), signal.SIGKILL)
-    with (folder / str(i)).open("a") as file:
-        file.write("once ")
-    return i
-
-
-def stops_everything(item):
-    """Item 1 sends `home` the signal when both items are being worked on."""
-    home, how, folder, i = item
-    (folder / str(i)).write_text(str(os.getpid()))
-    if i == 1:
-        wait_for(folder / "0")
-        os.kill(home, how)
-    time.sleep(LONG)
 
 
 class Counted(Sequence):
@@ -129,7 +86,7 @@ def test_a_kill_leaves_no_orphans(tmp_path):
     program = f"""
 import os, pathlib
 from segcal.evaluation.engine import run
-from tests.evaluation.test_engine import stops_everything
+from tests.evaluation.items import stops_everything
 if __name__ == "__main__":
     folder = pathlib.Path({str(tmp_path)!r})
     list(run(stops_everything, [(os.getpid(), 9, folder, i) for i in range(4)], jobs=2))
