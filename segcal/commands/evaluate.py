@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from enum import Enum
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,13 +22,22 @@ from segcal.commands.errors import user_errors
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.case import Settings
-    from segcal.evaluation.cohort import Cohort
-    from segcal.io.cases import LabelSet, Pairing
+    from segcal.evaluation.cohort import Cohort, Outcome
+    from segcal.io.cases import Case, LabelSet, Pairing
     from segcal.reporting.page import Section
+
+    Runner = Callable[..., Iterator[tuple[int, Outcome]]]
 
 MAX_NOTES = 5
 WORST = 3
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
+
+
+class Engine(str, Enum):
+    """What runs the cases."""
+
+    processes = "processes"
+    dask = "dask"
 
 
 def evaluate(
@@ -63,6 +75,21 @@ def evaluate(
             min=1,
             help="Cases evaluated at the same time; default: one a core, of four cases or more "
             "each. Each holds one case in memory.",
+        ),
+    ] = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="What runs the cases: processes of this machine, or a Dask cluster (needs "
+            'pip install "segcal[dask]"). The numbers are the same.'
+        ),
+    ] = Engine.processes,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            help="With --engine dask: tcp://HOST:PORT of a running scheduler, or its scheduler "
+            "file; its workers see the files under the same paths. Default: a cluster of "
+            "--processes on this machine. Connect to none that you do not trust."
         ),
     ] = None,
     dataset_json: Annotated[
@@ -112,12 +139,13 @@ def evaluate(
     with user_errors():
         settings = Settings(bins, tace_threshold, dilation, tolerance)
         *predictions, references = paths
+        runner = _runner(engine, scheduler)
         jobs = _jobs(console, predictions, references, names, output, dataset_json)
     cohorts = {}
     for job in jobs:
         if len(jobs) > 1:
             say(console, f"{job.name}: {job.predictions}", "bold")
-        cohort = cohorts[job.name] = _evaluate(job, settings, processes)
+        cohort = cohorts[job.name] = _evaluate(job, settings, processes, runner)
         with user_errors():
             _report(console, job, cohort, settings, bootstrap)
         if cohort.interrupted:
@@ -208,7 +236,25 @@ def _check_output(output: Path, given: list[Path]) -> None:
             raise ValueError(f"{summary}: is not of segcal; name another folder for the report")
 
 
-def _evaluate(job: Job, settings: Settings, processes: int | None) -> Cohort:
+def _runner(engine: Engine, scheduler: str | None) -> Runner:
+    """Check that the engine can start."""
+    from segcal.evaluation.cluster import check_cluster, run_on_cluster
+    from segcal.evaluation.cohort import Outcome
+    from segcal.evaluation.engine import run
+
+    if engine is Engine.processes:
+        if scheduler is not None:
+            raise ValueError(f"--scheduler {scheduler}: is for --engine dask, got no such option")
+        return run
+    check_cluster(scheduler)
+
+    def lost(case: Case, why: str) -> Outcome:
+        return Outcome(f"{case.prediction}: {why}", [])
+
+    return partial(run_on_cluster, lost=lost, scheduler=scheduler)
+
+
+def _evaluate(job: Job, settings: Settings, processes: int | None, runner: Runner) -> Cohort:
     from segcal.commands.progress import progress_bar
     from segcal.evaluation.cohort import evaluate_cohort
     from segcal.evaluation.engine import default_jobs
@@ -220,6 +266,7 @@ def _evaluate(job: Job, settings: Settings, processes: int | None) -> Cohort:
             reader=job.reader,
             settings=settings,
             jobs=processes or default_jobs(len(job.pairing.cases)),
+            engine=runner,
             progress=lambda case: advance(case.name),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,11 +65,13 @@ def evaluate_cohort(
     reader: str | None = None,
     settings: Settings | None = None,
     jobs: int = 1,
+    engine: Callable[..., Iterator[tuple[int, Outcome]]] = run,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> Cohort:
     """Evaluate every case; one that fails is noted and does not stop the others.
 
-    Ctrl-C stops after what is done, which is returned. The result does not depend on `jobs`.
+    Ctrl-C stops after what is done, which is returned. The result depends on neither `jobs` nor
+    `engine`.
 
     Args:
         pairing: cases to evaluate.
@@ -77,13 +79,14 @@ def evaluate_cohort(
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
         settings: bins, thresholds, scopes and tolerance.
         jobs: processes.
+        engine: called as :func:`segcal.evaluation.engine.run` to run the cases.
         progress: called after each case.
     """
     one = partial(_outcome, label_set=label_set, reader=reader, settings=settings or Settings())
     outcomes: dict[int, Outcome] = {}
     interrupted = False
     try:
-        for index, outcome in run(one, pairing.cases, jobs):
+        for index, outcome in engine(one, pairing.cases, jobs=jobs):
             outcomes[index] = outcome
             progress(pairing.cases[index])
     except KeyboardInterrupt:
