@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,6 +20,10 @@ from segcal.io.files import read_json
 
 CONNECT_S = 10
 """Seconds in which a scheduler must answer."""
+RESTART_S = 120
+"""Seconds that a worker may take to start again (imports, on a busy disk) before it is replaced."""
+WATCH_S = 5
+"""Seconds between looks at whether a worker is to be replaced."""
 ALIVE = ("running", "connecting")
 """States of a client that takes work."""
 GONE = "the connection to the Dask scheduler was lost"
@@ -138,7 +143,12 @@ def _started(jobs: int) -> Iterator[Any]:
 
     with (
         tempfile.TemporaryDirectory(prefix="segcal-", ignore_cleanup_errors=True) as folder,
-        dask.config.set({"temporary-directory": folder}),
+        dask.config.set(
+            {
+                "temporary-directory": folder,
+                "distributed.deploy.lost-worker-timeout": f"{RESTART_S}s",
+            }
+        ),
         distributed.LocalCluster(
             n_workers=jobs,
             threads_per_worker=1,
@@ -150,9 +160,28 @@ def _started(jobs: int) -> Iterator[Any]:
                 "dashboard_address": "127.0.0.1:0",  # the usual port may be taken, which warns
             },
         ) as cluster,
+        _kept_at(jobs, cluster),
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+@contextmanager
+def _kept_at(jobs: int, cluster: Any) -> Iterator[None]:
+    """Replace workers that did not come back; Dask would go on without them, or wait for ever."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_S):
+            cluster.scale(jobs)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

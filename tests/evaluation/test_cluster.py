@@ -96,6 +96,20 @@ def test_an_item_that_kills_its_workers_is_lost_and_no_other(tmp_path, monkeypat
     assert all(gone(int(pid)) for i in range(9) for pid in (tmp_path / str(i)).read_text().split())
 
 
+def test_workers_that_do_not_come_back_are_replaced(tmp_path, monkeypatch):
+    """Given up at once when they die, all of them, as if they could not start again."""
+    monkeypatch.setattr(cluster, "RESTART_S", 0)
+    monkeypatch.setattr(cluster, "WATCH_S", 0.5)
+    items = [(tmp_path, i) for i in range(6)]
+    results = run_on_cluster(waits, items, lost=lost, jobs=2)
+    got = [next(results)]
+    wait_for(tmp_path / "1", tmp_path / "2")
+    for i in "12":
+        os.kill(int((tmp_path / i).read_text().split()[0]), signal.SIGKILL)
+    (tmp_path / "go").touch()
+    assert [*got, *results] == [(i, i) for i in range(6)]
+
+
 def test_what_is_left_when_the_scheduler_goes_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "CONNECT_S", 1)
     items = [(tmp_path, i) for i in range(20)]
