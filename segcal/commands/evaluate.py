@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from enum import Enum
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +25,13 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 
     from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import Cohort
-    from segcal.io.cases import LabelSet, Pairing
+    from segcal.evaluation.store import Outcome
+    from segcal.io.cases import Case, LabelSet, Pairing
     from segcal.io.volumes import Geometry
     from segcal.reporting.picture import Picture
     from segcal.reporting.tables import Table as PrintedTable
+
+    Runner = Callable[..., Generator[tuple[int, Outcome]]]
 
 MAX_NOTES = 5
 WORST = 3
@@ -35,6 +41,13 @@ STALE = (
 STALE_TABLES = ("tables.md", "tables.tex")
 """Files of a report that the next one into the same folder may not have."""
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
+
+
+class Engine(str, Enum):
+    """What runs the cases."""
+
+    processes = "processes"
+    dask = "dask"
 
 
 def evaluate(
@@ -72,6 +85,21 @@ def evaluate(
             min=1,
             help="Cases evaluated at the same time; default: one a core, of four cases or more "
             "each. Each holds one case in memory.",
+        ),
+    ] = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="What runs the cases: processes of this machine, or a Dask cluster (needs "
+            'pip install "segcal[dask]"). The numbers are the same.'
+        ),
+    ] = Engine.processes,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            help="With --engine dask: tcp://HOST:PORT of a running scheduler, or its scheduler "
+            "file; its workers see the files under the same paths. Default: a cluster of "
+            "--processes on this machine. Connect to none that you do not trust."
         ),
     ] = None,
     dataset_json: Annotated[
@@ -140,12 +168,13 @@ def evaluate(
         )
         extras = _extras(images, formats or [])
         *predictions, references = paths
+        runner = _runner(engine, scheduler)
         jobs = _jobs(console, predictions, references, names, output, dataset_json)
     cohorts = {}
     for job in jobs:
         if len(jobs) > 1:
             say(console, f"{job.name}: {job.predictions}", "bold")
-        cohort = cohorts[job.name] = _evaluate(job, settings, processes)
+        cohort = cohorts[job.name] = _evaluate(job, settings, processes, runner)
         with user_errors():
             _report(console, job, cohort, settings, bootstrap, extras)
         if cohort.interrupted:
@@ -267,7 +296,25 @@ def _check_output(output: Path, given: list[Path]) -> None:
             raise ValueError(f"{summary}: is not of segcal; name another folder for the report")
 
 
-def _evaluate(job: Job, settings: Settings, processes: int | None) -> Cohort:
+def _runner(engine: Engine, scheduler: str | None) -> Runner:
+    """Check that the engine can start."""
+    from segcal.evaluation.cluster import check_cluster, run_on_cluster
+    from segcal.evaluation.engine import run
+    from segcal.evaluation.store import Outcome
+
+    if engine is Engine.processes:
+        if scheduler is not None:
+            raise ValueError(f"--scheduler {scheduler}: is for --engine dask, got no such option")
+        return run
+    check_cluster(scheduler)
+
+    def lost(case: Case, why: str) -> Outcome:
+        return Outcome(f"{case.prediction}: {why}", [])
+
+    return partial(run_on_cluster, lost=lost, scheduler=scheduler)
+
+
+def _evaluate(job: Job, settings: Settings, processes: int | None, runner: Runner) -> Cohort:
     from segcal.commands.progress import progress_bar
     from segcal.evaluation.cohort import evaluate_cohort
     from segcal.evaluation.engine import default_jobs
@@ -279,6 +326,7 @@ def _evaluate(job: Job, settings: Settings, processes: int | None) -> Cohort:
             reader=job.reader,
             settings=settings,
             jobs=processes or default_jobs(len(job.pairing.cases)),
+            engine=runner,
             progress=lambda case: advance(case.name),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,14 +65,15 @@ def evaluate_cohort(
     reader: str | None = None,
     settings: Settings | None = None,
     jobs: int = 1,
+    engine: Callable[..., Generator[tuple[int, Outcome]]] = run,
     store: Store | None = None,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> Cohort:
     """Evaluate every case; one that fails is noted and does not stop the others.
 
-    Ctrl-C stops after what is done, which is returned. The result does not depend on `jobs`, nor
-    on what comes from the store. Memory does not grow with the number of cases, but for a row of
-    numbers each.
+    Ctrl-C stops after what is done, which is returned. The result depends on neither `jobs` nor
+    `engine`, nor on what comes from the store. Memory does not grow with the number of cases, but
+    for a row of numbers each.
 
     Args:
         pairing: cases to evaluate.
@@ -80,12 +81,14 @@ def evaluate_cohort(
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
         settings: bins, thresholds, scopes and tolerance.
         jobs: processes.
+        engine: called as :func:`segcal.evaluation.engine.run` to run the cases.
         store: where results of cases are kept until all are there, and taken from.
         progress: called after each case.
     """
     one = partial(_outcome, label_set=label_set, reader=reader, settings=settings or Settings())
     known = [store is not None and store.holds(case) for case in pairing.cases]
-    fresh = run(one, [c for c, k in zip(pairing.cases, known, strict=True) if not k], jobs)
+    unknown = [case for case, there in zip(pairing.cases, known, strict=True) if not there]
+    fresh = engine(one, unknown, jobs=jobs)
     cohort = Cohort(pd.DataFrame(), {}, {}, {}, pairing)
     rows: dict[str, dict[str, float]] = {}
     try:

@@ -87,6 +87,35 @@ def test_several_predictions_are_compared(folders):
     assert len(lines) == 1 + 6
 
 
+def test_a_dask_cluster_gives_the_same(folders):
+    pytest.importorskip("distributed", reason='needs pip install "segcal[dask]"')
+    root, y = folders
+    for name in "cd":
+        write_nifti(root / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
+    np.savez(root / "p" / "c.npz", probabilities=soft(np.roll(y, 1, axis=2), 3, 0.7))
+    (root / "p" / "d.npz").write_bytes(b"no zip")
+    done = [evaluate(root), evaluate(root, "--engine", "dask", "-p", 2, out="dask")]
+    assert [d.exit_code for d in done] == [1, 1], done[1].output
+    tables = [(root / out / "cases.csv").read_bytes() for out in ("out", "dask")]
+    assert tables[0] == tables[1]
+    assert len(tables[0].splitlines()) == 1 + 3
+    texts = [summary(root, out) for out in ("out", "dask")]
+    for key in ("cases", "metrics", "pooled", "classes"):
+        assert texts[0][key] == texts[1][key]
+
+
+def test_an_engine_that_cannot_start_is_said_before_work(folders):
+    root, _ = folders
+    done = evaluate(root, "--scheduler", "tcp://localhost:1")
+    assert done.exit_code == 2
+    assert "--scheduler tcp://localhost:1: is for --engine dask" in done.output
+    pytest.importorskip("distributed", reason='needs pip install "segcal[dask]"')
+    done = evaluate(root, "--engine", "dask", "--scheduler", "nowhere")
+    assert done.exit_code == 2
+    assert "nowhere: no Dask scheduler answered" in done.output
+    assert not (root / "out").exists()
+
+
 def test_wrong_names_are_said_before_work(folders):
     root, _ = folders
     for names in ("one", "a,a", "a,", "a,../b"):
