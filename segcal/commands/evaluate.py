@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 
     from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import Cohort
-    from segcal.evaluation.store import Outcome
+    from segcal.evaluation.store import Outcome, Store
     from segcal.io.cases import Case, LabelSet, Pairing
     from segcal.io.volumes import Geometry
     from segcal.reporting.picture import Picture
@@ -33,6 +34,16 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 
     Runner = Callable[..., Generator[tuple[int, Outcome]]]
 
+
+class Compat(str, Enum):
+    """Published evaluations whose numbers can be had, too."""
+
+    marginloss = "marginloss"
+
+
+DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
+STORE = ".results"
+"""Folder in the report's, where results of cases wait for the last."""
 MAX_NOTES = 5
 WORST = 3
 STALE = (
@@ -118,10 +129,41 @@ def evaluate(
     dilation: Annotated[
         int, typer.Option(min=1, max=100, help="Reach in voxels of the scope near the foreground.")
     ] = 5,
+    scopes: Annotated[
+        str,
+        typer.Option(
+            help="Voxels that calibration is reported for, with commas: fg (labelled foreground), "
+            "union (or predicted), dilated (near it), crop (where a foreground probability is not "
+            "0: nnU-Net's crop), roi, all."
+        ),
+    ] = ",".join(DEFAULT_SCOPES),
+    roi: Annotated[
+        Path | None,
+        typer.Option(help="Folder of masks named like the cases, for the scope roi."),
+    ] = None,
+    nsd_tolerance: Annotated[
+        float,
+        typer.Option(min=0, help="Of the normalised surface distance, in mm."),
+    ] = 2.0,
     tolerance: Annotated[
         float,
         typer.Option(min=0, help="How far, in voxels, a prediction may lie off its reference."),
     ] = 1e-2,
+    compat: Annotated[
+        Compat | None,
+        typer.Option(
+            help="Add columns marginloss_*: the numbers by the rules of the published evaluation "
+            "of MarginLoss and CRaC (a missed organ has HD 0, ...), to compare with its tables."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Take up a run into the same folder that was interrupted, or in which some case "
+            "failed: results of files that have not changed are kept.",
+        ),
+    ] = False,
     images: Annotated[
         Path | None,
         typer.Option(
@@ -147,9 +189,9 @@ def evaluate(
     Files are matched by name (CASE.npz or CASE.nii.gz with CASE.nii.gz). The output folder gets
     index.html (to look at, in one file), cases.csv (one row a case), summary.json (means, counts,
     conventions, versions), reliability.png, reliability_classes.png, confidence.png and worst/ with
-    a picture of each of the cases with the lowest DSC. Calibration is reported for three scopes: fg
-    (foreground-labelled voxels, as published), dilated (near the foreground) and all. Distances
-    are in mm.
+    a picture of each of the cases with the lowest DSC. Calibration is reported for the --scopes
+    fg (foreground-labelled voxels, as published), union (labelled or predicted), dilated (near the
+    foreground) and all. Distances are in mm.
 
     Several predictions get a folder each, and comparison.json, .csv and .png: differences to the
     first over the cases they share, with 95 % bootstrap intervals and Wilcoxon's signed-rank test.
@@ -163,13 +205,26 @@ def evaluate(
     if not console.is_terminal:  # a pipe or a log has no width
         console = Console(width=100)
     with user_errors():
+        chosen = [s.strip() for s in scopes.split(",")]
         settings = Settings(
-            bins=bins, tace_threshold=tace_threshold, dilation=dilation, tolerance=tolerance
+            bins=bins,
+            tace_threshold=tace_threshold,
+            dilation=dilation,
+            nsd_tolerance_mm=nsd_tolerance,
+            tolerance=tolerance,
+            chosen=tuple(chosen if roi is None or "roi" in chosen else [*chosen, "roi"]),
+            compat=None if compat is None else compat.value,
         )
         extras = _extras(images, formats or [])
         *predictions, references = paths
         runner = _runner(engine, scheduler)
-        jobs = _jobs(console, predictions, references, names, output, dataset_json)
+        jobs = _jobs(console, predictions, references, names, output, dataset_json, roi)
+        if "roi" in settings.chosen and roi is None:
+            raise ValueError("--scopes roi: give the folder of the masks with --roi")
+        for job in jobs:
+            job.check(settings)
+            if not resume:
+                job.store(settings).remove()
     cohorts = {}
     for job in jobs:
         if len(jobs) > 1:
@@ -179,6 +234,7 @@ def evaluate(
             _report(console, job, cohort, settings, bootstrap, extras)
         if cohort.interrupted:
             say(console, "Interrupted: the report is of the cases before.", "red")
+            say(console, "The same command with --resume goes on from there.")
             raise typer.Exit(130)
     if len(jobs) > 1 and all(len(cohort.rows) for cohort in cohorts.values()):
         with user_errors():
@@ -198,6 +254,27 @@ class Job:
     pairing: Pairing
     label_set: LabelSet | None
     reader: str | None
+
+    def store(self, settings: Settings) -> Store:
+        """Where results of cases are until all of them are there."""
+        from segcal.evaluation.store import Store
+
+        labels = None if self.label_set is None else vars(self.label_set)
+        making = [vars(settings), labels, self.reader, version("segcal")]
+        return Store(self.output / STORE, json.dumps(making, default=str))
+
+    def check(self, settings: Settings) -> None:
+        """See to it that these labels can be evaluated by these settings.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        labels = self.label_set
+        if settings.compat and labels and (labels.regions or labels.ignore_index is not None):
+            raise ValueError(
+                f"--compat {settings.compat}: the published evaluation knows no regions and no "
+                f"ignore label, which {labels.source} defines"
+            )
 
     def header(self, settings: Settings) -> dict[str, Any]:
         """What a summary says about its making."""
@@ -254,9 +331,10 @@ def _jobs(
     names: str | None,
     output: Path,
     dataset_json: Path | None,
+    roi: Path | None,
 ) -> list[Job]:
     """Check all that is given before the first case is read."""
-    from segcal.io.cases import find_reader, pair
+    from segcal.io.cases import find_reader, pair, with_rois
 
     if not predictions:
         raise ValueError("give at least one folder of predictions, then the references")
@@ -272,6 +350,8 @@ def _jobs(
     for name, one in zip(chosen, predictions, strict=True):
         folder = output / name if several else output
         pairing = pair(one, references)
+        if roi is not None:
+            pairing = with_rois(pairing, roi)
         label_set = find_label_set(console, dataset_json, one, references)
         _check_output(folder, [*predictions, references])
         jobs.append(Job(name, one, references, folder, pairing, label_set, find_reader(one)))
@@ -319,16 +399,21 @@ def _evaluate(job: Job, settings: Settings, processes: int | None, runner: Runne
     from segcal.evaluation.cohort import evaluate_cohort
     from segcal.evaluation.engine import default_jobs
 
+    store = job.store(settings)
     with progress_bar("Evaluating", len(job.pairing.cases)) as advance:
-        return evaluate_cohort(
+        cohort = evaluate_cohort(
             job.pairing,
             label_set=job.label_set,
             reader=job.reader,
             settings=settings,
             jobs=processes or default_jobs(len(job.pairing.cases)),
             engine=runner,
+            store=store,
             progress=lambda case: advance(case.name),
         )
+    if not cohort.interrupted and not cohort.failed:
+        store.remove()
+    return cohort
 
 
 def _report(
@@ -351,6 +436,9 @@ def _report(
         console.print(class_table(summary))
         printed.append(tables.class_table(summary))
         sections.append(page.table_section(printed[-1]))
+        if settings.compat is not None:
+            printed.append(tables.compat_table(summary, settings.compat))
+            sections.append(page.table_section(printed[-1]))
     if cohort.calibration:
         console.print(calibration_table(summary, settings.scopes))
         printed.append(tables.calibration_table(summary, settings.scopes))
@@ -393,7 +481,7 @@ def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, Picture
         plot_reliability,
     )
 
-    pooled = int(cohort.rows["ece_all"].notna().sum())
+    pooled = int(cohort.calibrated.sum())
     cases = f"{pooled} case{'' if pooled == 1 else 's'} pooled"
     top = f"Reliability of the top label, {cases}"
     confidence = f"Confidence of right and wrong voxels, {cases}"

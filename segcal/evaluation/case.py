@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from segcal.evaluation.marginloss import CONVENTIONS as OF_MARGINLOSS
+from segcal.evaluation.marginloss import evaluate_case_marginloss
 from segcal.metrics.dice import dice
 from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
 from segcal.metrics.volume_difference import volume_difference
@@ -18,6 +20,7 @@ from segcal.surface import Box, label_boxes, surface_distances
 from segcal.tally import Tally, Voxels, predicted_classes
 from segcal.tensors import check_choice
 
+Compat = Literal["marginloss"]
 SCOPES = {
     "fg": "labelled foreground",
     "union": "labelled or predicted foreground",
@@ -40,6 +43,8 @@ class Settings:
         nsd_tolerance_mm: distance up to which the normalised surface distance lets surfaces agree.
         tolerance: how far, in voxels, a prediction may lie off its reference.
         chosen: selections of voxels that calibration is reported for, keys of :data:`SCOPES`.
+        compat: ``marginloss`` adds columns of that name, by the rules of
+            :mod:`segcal.evaluation.marginloss`.
 
     Raises:
         ValueError: values out of range.
@@ -51,6 +56,7 @@ class Settings:
     nsd_tolerance_mm: float = 2.0
     tolerance: float = 1e-2
     chosen: tuple[str, ...] = ("fg", "union", "dilated", "all")
+    compat: Compat | None = None
 
     def __post_init__(self) -> None:
         if self.bins < 1 or self.dilation < 1:
@@ -64,6 +70,8 @@ class Settings:
             )
         if not 0 <= self.nsd_tolerance_mm < np.inf:
             raise ValueError(f"nsd_tolerance_mm: expected mm >= 0, got {self.nsd_tolerance_mm}")
+        if self.compat is not None:
+            check_choice("compat", self.compat, get_args(Compat))
         for scope in self.chosen:
             check_choice("scopes", scope, tuple(SCOPES))
         if not self.chosen or len(set(self.chosen)) < len(self.chosen):
@@ -118,6 +126,11 @@ class Settings:
             "regions": "where labels overlap, every region is a question of its own (in it or "
             "not): calibration is the mean over regions, and cece the error of its probability",
             "ignore label": "in no metric; a structure that it cuts has a surface along the cut",
+            **(
+                {f"marginloss {key}": text for key, text in OF_MARGINLOSS.items()}
+                if self.compat == "marginloss"
+                else {}
+            ),
             "pooled": "all voxels of all cases together; equal-mass groups from 2^16 cells",
             "mean over cases": "each case's value, then the plain mean; undefined cases left out "
             "and counted",
@@ -212,6 +225,12 @@ def evaluate_case(
         scores = np.array([row[f"{metric}/{one.name}"] for one in structures])
         defined = scores[~np.isnan(scores)]
         row[metric] = float(defined.mean()) if defined.size else np.nan
+    if settings.compat == "marginloss":
+        published = evaluate_case_marginloss(
+            prediction, reference, probabilities=probabilities,
+            labels={one.labels[0]: one.name for one in structures},
+        )  # fmt: skip
+        row.update({f"marginloss_{key}": value for key, value in published.items()})
     if probabilities is None:
         return CaseResult(row)
     masks = partial(_scopes, reference, probabilities, regions, ignore_index, roi, settings)

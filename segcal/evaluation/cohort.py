@@ -53,6 +53,11 @@ class Cohort:
     interrupted: bool = False
 
     @property
+    def calibrated(self) -> pd.Series[bool]:
+        """Which cases have probabilities, where some have."""
+        return self.rows[f"voxels_{next(iter(self.calibration))}"].notna()
+
+    @property
     def label_names(self) -> list[str]:
         """Foreground labels with results, in the order of the table."""
         return [c.removeprefix("dsc/") for c in self.rows.columns if c.startswith("dsc/")]
@@ -107,8 +112,8 @@ def evaluate_cohort(
         fresh.close()
     cohort.rows = pd.DataFrame.from_dict(rows, orient="index")
     cohort.rows.index.name = "case"
-    if "ece_all" in cohort.rows:
-        for name in cohort.rows.index[cohort.rows["ece_all"].isna()]:
+    if cohort.calibration:
+        for name in cohort.rows.index[~cohort.calibrated]:
             cohort.notes.setdefault(name, []).append("a label map: not in the calibration errors")
     return cohort
 

@@ -148,6 +148,25 @@ def calibration_table(summary: Mapping[str, Any], scopes: Sequence[str]) -> Tabl
     return Table("calibration", "Calibration", columns, rows, caption)
 
 
+def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
+    """Numbers by the rules of a published evaluation.
+
+    Args:
+        summary: content of ``summary.json``.
+        compat: beginning of their keys.
+    """
+    conventions = summary["conventions"]
+    rows = []
+    for key, block in summary["metrics"].items():
+        if key.startswith(f"{compat}_"):
+            name = key.removeprefix(f"{compat}_")
+            head = Cell(name, definition=conventions[f"{compat} {name}"])
+            rows.append([head, _count(block["n"]), _mean(block, 4)])
+    columns = [Column("metric"), Column("n", "cases in which it is defined"), Column("mean")]
+    caption = f"To compare with its tables, not to report: its rules hide misses. {INTERVALS}"
+    return Table("compat", f"As the evaluation of {compat} counts", columns, rows, caption)
+
+
 def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
     """The cases, one row each; it sorts.
 
