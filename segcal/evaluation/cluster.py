@@ -20,10 +20,8 @@ from segcal.io.files import read_json
 
 CONNECT_S = 10
 """Seconds in which a scheduler must answer."""
-RESTART_S = 120
-"""Seconds that a worker may take to start again (imports, on a busy disk) before it is replaced."""
-WATCH_S = 5
-"""Seconds between looks at whether a worker is to be replaced."""
+RESTART_S = 60
+"""Seconds in which a worker of ours should have started again (imports, on a busy disk)."""
 ALIVE = ("running", "connecting")
 """States of a client that takes work."""
 GONE = "the connection to the Dask scheduler was lost"
@@ -146,7 +144,7 @@ def _started(jobs: int) -> Iterator[Any]:
         dask.config.set(
             {
                 "temporary-directory": folder,
-                "distributed.deploy.lost-worker-timeout": f"{RESTART_S}s",
+                "distributed.deploy.lost-worker-timeout": "1 day",  # a slow start is no loss
             }
         ),
         distributed.LocalCluster(
@@ -168,12 +166,16 @@ def _started(jobs: int) -> Iterator[Any]:
 
 @contextmanager
 def _kept_at(jobs: int, cluster: Any) -> Iterator[None]:
-    """Replace workers that did not come back; Dask would go on without them, or wait for ever."""
+    """Add workers for those that do not come back; Dask would wait for them for ever."""
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(WATCH_S):
-            cluster.scale(jobs)
+        before = 0
+        while not over.wait(RESTART_S):
+            missing = jobs - len(cluster.scheduler.workers)
+            if (gone := min(before, missing)) > 0:
+                cluster.scale(len(cluster.worker_spec) + gone)
+            before = missing
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -97,9 +97,15 @@ def test_an_item_that_kills_its_workers_is_lost_and_no_other(tmp_path, monkeypat
 
 
 def test_workers_that_do_not_come_back_are_replaced(tmp_path, monkeypatch):
-    """Given up at once when they die, all of them, as if they could not start again."""
-    monkeypatch.setattr(cluster, "RESTART_S", 0)
-    monkeypatch.setattr(cluster, "WATCH_S", 0.5)
+    start = distributed.Nanny.instantiate
+
+    async def only_once(nanny):
+        if nanny.process is not None:
+            raise OSError("cannot fork")
+        return await start(nanny)
+
+    monkeypatch.setattr(distributed.Nanny, "instantiate", only_once)
+    monkeypatch.setattr(cluster, "RESTART_S", 2)
     items = [(tmp_path, i) for i in range(6)]
     results = run_on_cluster(waits, items, lost=lost, jobs=2)
     got = [next(results)]
