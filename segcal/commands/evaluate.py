@@ -436,9 +436,6 @@ def _report(
         console.print(class_table(summary))
         printed.append(tables.class_table(summary))
         sections.append(page.table_section(printed[-1]))
-        if settings.compat is not None:
-            printed.append(tables.compat_table(summary, settings.compat))
-            sections.append(page.table_section(printed[-1]))
     if cohort.calibration:
         console.print(calibration_table(summary, settings.scopes))
         printed.append(tables.calibration_table(summary, settings.scopes))
@@ -454,6 +451,9 @@ def _report(
             )
         )
     if len(cohort.rows):
+        if settings.compat is not None:
+            printed.append(tables.compat_table(summary, settings.compat))
+            sections.append(page.table_section(printed[-1]))
         worst, notes = _worst(job, cohort, settings, extras.images)
         for note in notes:
             say(console, note, "yellow")

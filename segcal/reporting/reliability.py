@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import fill
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -11,6 +12,8 @@ from matplotlib.figure import Figure
 
 from segcal.binning import BinStatistics
 
+TITLE_WIDTH = 34
+"""Letters of a title that fit above a panel."""
 BAR, OVER, UNDER, LINE = "#3b6ea5", "#c0504d", "#d9a13b", "#555555"
 STRIP, FLOOR = 0.3, 1e-5
 """Height of the strip of shares below a small diagram, and the share at its bottom."""
@@ -43,7 +46,8 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
         top.text(0.04, 0.95, f"ECE {error:.4f}" if np.isfinite(error) else "no voxels",
                  transform=top.transAxes, va="top",
                  bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
-        top.set(xlim=(0, 1), ylim=(0, 1), title=scope)
+        top.set(xlim=(0, 1), ylim=(0, 1))
+        top.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
         total = max(float(np.sum(statistics.count)), 1.0)
         bottom.bar(left, np.asarray(statistics.count) / total, width, align="edge", color=BAR,
                    edgecolor="white", linewidth=0.6)  # fmt: skip
@@ -143,7 +147,7 @@ def plot_confidence(
             )  # fmt: skip
         _log_shares(axis, 1e-6, 30)
         axis.set(xlim=(0, 1), xlabel="confidence")
-        axis.set_title(scope, fontsize=10)
+        axis.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
     axes[0, 0].set_ylabel("share of voxels")
     _legend(figure, axes[0])
     if title:
