@@ -37,8 +37,8 @@ from rich.table import Table
 from scipy import ndimage
 
 from segcal.evaluation.case import Settings
-from segcal.evaluation.cohort import evaluate_files
-from segcal.io.cases import Case, LabelSet
+from segcal.evaluation.cohort import evaluate_cohort, evaluate_files
+from segcal.io.cases import Case, LabelSet, pair
 from segcal.io.volumes import Geometry, write_nifti
 from segcal.metrics.hausdorff import hausdorff_of, nsd_of
 from segcal.surface import label_boxes, surface_distances
@@ -318,7 +318,7 @@ def bench_case(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         write_nifti(reference, made.reference, geometry)
         size = probs.nbytes
         del probs
-        runs = [in_fresh_process(prediction, reference) for _ in range(options.rounds)]
+        runs = [in_fresh_process("--worker", prediction, reference) for _ in range(options.rounds)]
     reading, whole = (min(run[key] for run in runs) for key in ("reading", "whole"))
     peak = max(run["peak"] - run["before"] for run in runs)
     table = Table(title=f"a case of {made.num_classes} classes from a file, {size / 1e6:.0f} MB")
@@ -336,10 +336,59 @@ def bench_case(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     return found
 
 
-def in_fresh_process(prediction: Path, reference: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--worker", str(prediction), str(reference)]
+def bench_stream(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Peak memory while many cases go through one process."""
+    n, side = (12, 48) if options.quick else (60, 128)
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        predictions, references = Path(folder) / "p", Path(folder) / "r"
+        predictions.mkdir()
+        for i in range(6):  # the others are links to these
+            logits = ndimage.gaussian_filter(
+                rng.standard_normal((4, side, side, side)), (0, 4, 4, 4)
+            )
+            p = np.exp(40 * logits.astype(np.float32))
+            p /= p.sum(0)
+            labels = (np.cumsum(p, 0) < rng.random(p.shape[1:], np.float32)).sum(0).clip(0, 3)
+            np.savez(predictions / f"case{i:02}.npz", probabilities=p)
+            geometry = Geometry(labels.shape, (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), np.eye(3))
+            write_nifti(references / f"case{i:02}.nii.gz", labels, geometry)
+        for i in range(6, n):
+            for where, end in ((predictions, ".npz"), (references, ".nii.gz")):
+                (where / f"case{i:02}{end}").hardlink_to(where / f"case{i % 6:02}{end}")
+        found = in_fresh_process("--stream", predictions, references)
+    table = Table(title=f"{n} cases of {side}^3 voxels and 4 classes, {p.nbytes / 1e6:.0f} MB each")
+    marks = sorted({0, n // 6 - 1, n // 2 - 1, n - 1})
+    for i in marks:
+        table.add_column(f"after {i + 1}, MB", justify="right")
+    table.add_column("s a case", justify="right")
+    table.add_row(*(f"{found['peaks'][i] / 1e6:.0f}" for i in marks), f"{found['s'] / n:.2f}")
+    console.print(table)
+    return found
+
+
+def in_fresh_process(flag: str, prediction: Path, reference: Path) -> dict[str, Any]:
+    command = [sys.executable, __file__, flag, str(prediction), str(reference)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
+
+
+def most() -> int:
+    """Bytes at most so far; getrusage would start from those of the process before exec."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def stream(predictions: Path, references: Path) -> None:
+    """Evaluate many cases in this process, and print the peak memory after each as JSON."""
+    labels = LabelSet({k: str(k) for k in range(4)}, None, "benchmark")
+    warm_up(labels)
+    before, start, peaks = most(), time.perf_counter(), []
+    evaluate_cohort(
+        pair(predictions, references), label_set=labels,
+        progress=lambda case: peaks.append(most() - before),
+    )  # fmt: skip
+    print(json.dumps({"peaks": peaks, "s": time.perf_counter() - start}))
 
 
 def warm_up(label_set: LabelSet) -> None:
@@ -356,12 +405,6 @@ def warm_up(label_set: LabelSet) -> None:
 
 def worker(prediction: Path, reference: Path) -> None:
     """Evaluate one case, then read it with NumPy alone, and print seconds and bytes as JSON."""
-
-    def most() -> int:
-        """Bytes at most so far; getrusage would start from those of the process before exec."""
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
     names = {k: str(k) for k in range(len(FLARE_5) + 1)}
     warm_up(LabelSet(names, None, "benchmark"))
     before = most()
@@ -377,7 +420,12 @@ def worker(prediction: Path, reference: Path) -> None:
     print(json.dumps({"before": before, "peak": peak, "whole": whole, "reading": reading}))
 
 
-SECTIONS = {"surface": bench_surface, "calibration": bench_calibration, "case": bench_case}
+SECTIONS = {
+    "surface": bench_surface,
+    "calibration": bench_calibration,
+    "case": bench_case,
+    "stream": bench_stream,
+}
 
 
 def main() -> None:
@@ -397,9 +445,13 @@ def main() -> None:
     parser.add_argument("--without", action="append", default=[], choices=PACKAGES)
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--worker", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--stream", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(*options.worker)
+        return
+    if options.stream:
+        stream(*options.stream)
         return
     warnings.simplefilter("ignore")
     console = Console(width=120)

@@ -41,6 +41,8 @@ class Compat(str, Enum):
     marginloss = "marginloss"
 
 
+READING, NUMBERS, REPORT, RUNNING = "What is read", "Numbers", "Report", "Running"
+"""Groups of options in the help."""
 DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
 STORE = ".results"
 """Folder in the report's, where results of cases wait for the last."""
@@ -66,9 +68,10 @@ def evaluate(
         list[Path],
         typer.Argument(
             metavar="PREDICTIONS... REFERENCES",
-            help="Folders of predictions: .npz (nnU-Net v2, --save_probabilities), 4-D NIfTI "
-            "probabilities (class last) or label maps; or one such file each. Last, the folder of "
-            "reference label maps, or one label map.",
+            help="Folders of predictions: .npz (nnU-Net, --save_probabilities), 4-D volumes "
+            "(class last), a folder a case with one file per class, or label maps; a folder of "
+            "nnU-Net's results; or one file each. Last, the folder of reference label maps, or one "
+            "label map.",
         ),
     ],
     output: Annotated[
@@ -78,14 +81,17 @@ def evaluate(
     names: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=REPORT,
             help="Names of several predictions, with commas, the baseline first; default: those "
-            "of their folders."
+            "of their folders.",
         ),
     ] = None,
     bootstrap: Annotated[
         int,
         typer.Option(
-            min=0, help="Resamplings of the cases for 95 % intervals of the means; 0: none."
+            rich_help_panel=NUMBERS,
+            min=0,
+            help="Resamplings of the cases for 95 % intervals of the means; 0: none.",
         ),
     ] = 2000,
     processes: Annotated[
@@ -93,6 +99,7 @@ def evaluate(
         typer.Option(
             "--processes",
             "-p",
+            rich_help_panel=RUNNING,
             min=1,
             help="Cases evaluated at the same time; default: one a core, of four cases or more "
             "each. Each holds one case in memory.",
@@ -101,65 +108,91 @@ def evaluate(
     engine: Annotated[
         Engine,
         typer.Option(
+            rich_help_panel=RUNNING,
             help="What runs the cases: processes of this machine, or a Dask cluster (needs "
-            'pip install "segcal[dask]"). The numbers are the same.'
+            'pip install "segcal[dask]"). The numbers are the same.',
         ),
     ] = Engine.processes,
     scheduler: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=RUNNING,
             help="With --engine dask: tcp://HOST:PORT of a running scheduler, or its scheduler "
             "file; its workers see the files under the same paths. Default: a cluster of "
-            "--processes on this machine. Connect to none that you do not trust."
+            "--processes on this machine. Connect to none that you do not trust.",
         ),
     ] = None,
     dataset_json: Annotated[
         Path | None,
         typer.Option(
+            rich_help_panel=READING,
             help="nnU-Net dataset.json with label names and 'ignore'; default: looked for beside "
-            "the predictions and above the references."
+            "the predictions and above the references.",
         ),
     ] = None,
     bins: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Bins of the calibration errors.")
+        int,
+        typer.Option(
+            rich_help_panel=NUMBERS, min=1, max=10_000, help="Bins of the calibration errors."
+        ),
     ] = 15,
     tace_threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="TACE leaves out probabilities up to this.")
+        float,
+        typer.Option(
+            rich_help_panel=NUMBERS, min=0, max=1, help="TACE leaves out probabilities up to this."
+        ),
     ] = 1e-3,
     dilation: Annotated[
-        int, typer.Option(min=1, max=100, help="Reach in voxels of the scope near the foreground.")
+        int,
+        typer.Option(
+            rich_help_panel=NUMBERS,
+            min=1,
+            max=100,
+            help="Reach in voxels of the scope near the foreground.",
+        ),
     ] = 5,
     scopes: Annotated[
         str,
         typer.Option(
+            rich_help_panel=NUMBERS,
             help="Voxels that calibration is reported for, with commas: fg (labelled foreground), "
             "union (or predicted), dilated (near it), crop (where a foreground probability is not "
-            "0: nnU-Net's crop), roi, all."
+            "0: nnU-Net's crop), roi, all.",
         ),
     ] = ",".join(DEFAULT_SCOPES),
     roi: Annotated[
         Path | None,
-        typer.Option(help="Folder of masks named like the cases, for the scope roi."),
+        typer.Option(
+            rich_help_panel=READING, help="Folder of masks named like the cases, for the scope roi."
+        ),
     ] = None,
     nsd_tolerance: Annotated[
         float,
-        typer.Option(min=0, help="Of the normalised surface distance, in mm."),
+        typer.Option(
+            rich_help_panel=NUMBERS, min=0, help="Of the normalised surface distance, in mm."
+        ),
     ] = 2.0,
     tolerance: Annotated[
         float,
-        typer.Option(min=0, help="How far, in voxels, a prediction may lie off its reference."),
+        typer.Option(
+            rich_help_panel=READING,
+            min=0,
+            help="How far, in voxels, a prediction may lie off its reference.",
+        ),
     ] = 1e-2,
     compat: Annotated[
         Compat | None,
         typer.Option(
+            rich_help_panel=NUMBERS,
             help="Add columns marginloss_*: the numbers by the rules of the published evaluation "
-            "of MarginLoss and CRaC (a missed organ has HD 0, ...), to compare with its tables."
+            "of MarginLoss and CRaC (a missed organ has HD 0, ...), to compare with its tables.",
         ),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
+            rich_help_panel=RUNNING,
             help="Take up a run into the same folder that was interrupted, or in which some case "
             "failed: results of files that have not changed are kept.",
         ),
@@ -167,14 +200,16 @@ def evaluate(
     images: Annotated[
         Path | None,
         typer.Option(
+            rich_help_panel=REPORT,
             help="Folder of the images (CASE_0000.nii.gz or CASE.nii.gz), over which the worst "
-            "cases are drawn."
+            "cases are drawn.",
         ),
     ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
             "--format",
+            rich_help_panel=REPORT,
             help="Write the tables as markdown (tables.md) or latex (tables.tex), too; give it "
             "twice, or with a comma, for both.",
         ),
