@@ -101,6 +101,7 @@ def class_table(summary: Mapping[str, Any]) -> Table:
         Column("HD95", f"{conventions['hd95_pooled_mm']}; mean over the found", "mm", "↓"),
         Column("HD95 penalised", conventions["penalised_mean"], "mm", "↓"),
         Column("ASSD", f"{conventions['assd_pooled_mm']}; mean over the found", "mm", "↓"),
+        Column("NSD", conventions["nsd"], better="↑"),
         Column("volume difference", conventions["volume_difference_ml"], "ml"),
     ]
     rows = []
@@ -118,6 +119,7 @@ def class_table(summary: Mapping[str, Any]) -> Table:
                 _cell(hd95["mean_of_found"], 2),
                 _cell(hd95["penalised_mean"], 2),
                 _cell(block["assd_pooled_mm"]["mean_of_found"], 2),
+                _mean(block["nsd"], 3),
                 _mean(block["volume_difference_ml"], 2),
             ]
         )
