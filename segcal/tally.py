@@ -34,7 +34,8 @@ from segcal.tensors import PROBABILITY_TOLERANCE, as_array, as_tensor, check_lab
 
 FINEST = 2**16
 """Cells there are at least."""
-MAX_SCOPES = 8
+MAX_SCOPES = 7
+"""Bits in the number of a zone; zones are then fewer than 128."""
 PIECE = 2**17
 """Voxels that one call of compiled code looks at."""
 REFINED = 2**22
@@ -248,7 +249,7 @@ class Voxels:
             probs: probabilities ``(K, *S)``, floating (array or tensor); with one channel that of
                 label 1, the rest being 0's.
             labels: integer ``(*S)``.
-            scopes: bool ``(*S)`` by name, at most eight, as a mapping or as pairs; None as a value
+            scopes: bool ``(*S)`` by name, at most seven, as a mapping or as pairs; None as a value
                 takes every voxel. None instead of the mapping is ``{"all": None}``.
             ignore_index: label to leave out.
 

@@ -238,7 +238,7 @@ def test_nothing_is_nan_and_does_not_change_a_sum():
         (np.full((2, 4), 0.5), np.zeros(4), {}, "integer"),
         (np.full((2, 4), 0.5), np.zeros(4, int), {"a": np.ones(4)}, "scope a: expected bool"),
         (np.full((2, 4), 0.5), np.zeros(4, int), {}, None),
-        (np.full((2, 4), 0.5), np.zeros(4, int), dict.fromkeys("abcdefghi"), "at most 8"),
+        (np.full((2, 4), 0.5), np.zeros(4, int), dict.fromkeys("abcdefghi"), "at most 7"),
     ],
 )
 def test_refuses(p, y, options, message):
@@ -278,3 +278,15 @@ def test_thirty_million_voxels_against_an_oracle():
             close(found["ece"], expected / n, rtol=0, atol=1e-12)
         assert found["ece"] < 3e-4
         assert found["aece"] < 4e-4
+
+
+def test_as_many_zones_as_there_can_be():
+    rng = np.random.default_rng(0)
+    p, y = probabilities(3, 20_000, dtype=np.float32)
+    masks = {str(i): rng.random(20_000) < 0.5 for i in range(7)}  # 127 combinations and none
+    voxels = Voxels(p, y, masks)
+    tallies = voxels.tally()
+    groups = voxels.equal_mass_groups(tallies, 15)
+    for name, mask in masks.items():
+        found, wanted = tallies[name].metrics(15, groups[name]), expected(p, y, mask=mask)
+        close(list(found.values()), list(wanted.values()), rtol=1e-11, atol=1e-12)

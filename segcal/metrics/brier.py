@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from segcal.binning import equal_width_statistics
+from segcal.binning import MurphyParts, equal_width_statistics
 from segcal.neighbourhood import KernelSize, Padding, class_proportions
 from segcal.tensors import as_tensor, select_voxels, valid_mask
 
@@ -30,20 +30,14 @@ def brier(probs: Any, labels: Any, *, mask: Any = None, ignore_index: int | None
 
 
 @dataclass(frozen=True)
-class BrierParts:
+class BrierParts(MurphyParts):
     """``brier = reliability - resolution + uncertainty + rest``, each summed over the classes.
 
     Attributes:
-        reliability: mean squared gap between confidence and frequency of a bin; 0 if calibrated.
-        resolution: variance of the frequency between bins; larger is better.
-        uncertainty: variance of the labels themselves.
         rest: what the bins blur: variance of p within a bin less twice its covariance with the
             label; 0 where all p of a bin are equal.
     """
 
-    reliability: float
-    resolution: float
-    uncertainty: float
     rest: float
 
 
