@@ -78,8 +78,9 @@ def find_sources(root: Path) -> dict[str, Source]:
         for name in files:
             path = here / name
             relative = PurePosixPath(path.relative_to(root).as_posix())
-            if path.suffix == ".zip" and path.stem not in folders:
-                found.update(_members(path, relative.with_suffix("")))
+            if path.suffix == ".zip":
+                if path.stem not in folders:
+                    found.update(_members(path, relative.with_suffix("")))
             elif path.is_file():
                 stat = path.stat()
                 found[str(relative)] = Source(path, None, (stat.st_size, stat.st_mtime_ns))
