@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any
 
 import numpy as np
@@ -92,7 +92,7 @@ def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
     return content
 
 
-def case_name(path: Path) -> str | None:
+def case_name(path: PurePath) -> str | None:
     """Name of the case a file belongs to, or None if it is not a volume or an ``.npz``."""
     for ending in (*VOLUME_ENDINGS, ".npz"):
         if path.name.endswith(ending) and not path.name.startswith("."):

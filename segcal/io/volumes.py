@@ -63,6 +63,16 @@ class Geometry:
         affine[:3, 3] = self.origin_mm
         return affine
 
+    @property
+    def skew(self) -> float:
+        """Largest cosine between two axes: 0 where they are at right angles."""
+        return float(np.abs(self.direction.T @ self.direction - np.eye(3)).max())
+
+    def squared(self) -> Geometry:
+        """Geometry with the nearest axes at right angles."""
+        u, _, v = np.linalg.svd(self.direction)
+        return replace(self, direction=u @ v)
+
     def differences(self, other: Geometry, tolerance: float = 1e-2) -> list[str]:
         """Sentences on what differs from `other`, by more than `tolerance` of a voxel.
 
@@ -200,10 +210,10 @@ def _geometry(
             f"voxel size {_mm(tuple(spacing))} mm in the header, {_mm(tuple(norms))} mm in the "
             "affine (x, y, z); the header's is used"
         )
-    cosine = float(np.abs(geometry.direction.T @ geometry.direction - np.eye(3)).max())
-    if cosine > SKEWED:
+    if geometry.skew > SKEWED:
+        angle = 90 - np.degrees(np.arcsin(min(geometry.skew, 1)))
         notes.append(
-            f"its axes are {90 - np.degrees(np.arcsin(min(cosine, 1))):.4g} instead of 90 degrees "
+            f"its axes are {angle:.4g} instead of 90 degrees "
             "apart; distances in mm are computed as if they were at right angles"
         )
     return geometry, "; ".join(notes)
@@ -285,7 +295,15 @@ def read_labels(path: Path) -> Volume:
     Raises:
         ValueError: as :func:`read_volume`; 4-D; values that are no labels.
     """
-    volume = read_volume(path)
+    return to_labels(path, read_volume(path))
+
+
+def to_labels(path: Path, volume: Volume) -> Volume:
+    """The label map of a volume read from `path`, see :func:`read_labels`.
+
+    Raises:
+        ValueError: 4-D; values that are no labels.
+    """
     array = volume.array
     if array.ndim != 3:
         raise ValueError(
@@ -308,6 +326,31 @@ def read_labels(path: Path) -> Volume:
     elif array.dtype.kind == "b":
         array = array.astype(np.uint8)
     return Volume(np.ascontiguousarray(array), volume.geometry, volume.note)
+
+
+def reads_alike(path: Path) -> bool:
+    """Whether every reader takes a NIfTI's grid for what :func:`read_geometry` says.
+
+    They do where the header has three axes, in mm, and states one orientation, whose affine has
+    the header's voxel size. nnU-Net's readers fail, or differ, in other files.
+    """
+    with _open_nifti(path) as file:
+        header, shape = _nifti_header(file)
+    try:
+        stated = [
+            affine
+            for affine in (header.get_sform(coded=True)[0], header.get_qform(coded=True)[0])
+            if affine is not None
+        ]
+    except ValueError:  # a quaternion that is none
+        return False
+    return (
+        len(shape) == 3
+        and header.get_xyzt_units()[0] in ("mm", "unknown")
+        and len(stated) > 0
+        and all(np.allclose(affine, stated[0], rtol=0, atol=1e-4) for affine in stated)
+        and np.allclose(np.linalg.norm(stated[0][:3, :3], axis=0), header.get_zooms(), rtol=1e-4)
+    )
 
 
 def from_canonical(array: Array, geometry: Geometry, *, reader: str) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import tracemalloc
+from dataclasses import replace
 
 import nibabel as nib
 import numpy as np
@@ -20,6 +21,7 @@ from segcal.io.volumes import (
     read_geometry,
     read_labels,
     read_volume,
+    reads_alike,
     stored_axes,
     write_nifti,
 )
@@ -436,3 +438,54 @@ def test_odd_real_files():
     assert read_labels(hippocampus).array.dtype.kind == "i"  # stored as float32
     ct = read_labels(real_data("abdomen_ct") / "seg_512.nii.gz")  # has a header extension
     assert len(np.unique(ct.array)) == 32
+
+
+def test_headers_that_every_reader_takes_alike(tmp_path):
+    array = np.zeros((5, 4, 3), np.uint8)
+    affine = np.diag([1.25, 1.5, 8.0, 1.0])
+    path = tmp_path / "a.nii.gz"
+
+    def write(change=lambda image: None, array=array):
+        image = nib.Nifti1Image(array, affine)
+        image.header.set_xyzt_units("mm")
+        change(image)
+        nib.save(image, path)
+        return reads_alike(path)
+
+    def zooms(image):
+        image.set_sform(np.diag([1.0, 1.0, 1.0, 1.0]), 2)
+
+    def other_qform(image):
+        image.set_qform(np.diag([-1.25, -1.5, 8.0, 1.0]), 1)
+
+    assert write()
+    assert write(lambda image: image.set_qform(affine, 1))
+    assert not write(zooms)
+    assert not write(other_qform)
+    assert not write(lambda image: image.header.set_xyzt_units("micron"))
+    assert not write(lambda image: image.set_sform(None, 0))
+    assert not write(array=array[..., None])
+    assert not write(array=np.zeros((5, 4, 3, 2), np.uint8))
+
+    def no_rotation(image):
+        image.set_qform(affine, 1)
+        image.header["quatern_b"] = 3
+
+    assert not write(no_rotation)
+
+
+def test_axes_are_brought_to_right_angles():
+    """Sheared by a, the nearest right-angled axes are turned by a / 2 each."""
+    shear = 2e-3
+    direction = np.eye(3)
+    direction[:2, 1] = np.sin(shear), np.cos(shear)
+    geometry = replace(GEOMETRY, direction=direction)
+    np.testing.assert_allclose(geometry.skew, np.sin(shear))
+    squared = geometry.squared()
+    assert squared.skew < 1e-12
+    half = shear / 2
+    expected = [[np.cos(half), np.sin(half)], [-np.sin(half), np.cos(half)]]
+    np.testing.assert_allclose(squared.direction[:2, :2], expected, atol=1e-12)
+    assert squared.spacing_mm == geometry.spacing_mm
+    mirrored = replace(GEOMETRY, direction=np.diag([-1.0, 1.0, 1.0]) @ direction).squared()
+    assert np.linalg.det(mirrored.direction) < 0

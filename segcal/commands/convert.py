@@ -1,0 +1,212 @@
+"""``segcal convert``: data sets as they are downloaded, in nnU-Net's raw layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from segcal.commands.errors import user_errors
+from segcal.commands.evaluate import say
+from segcal.commands.progress import progress_bar
+
+if TYPE_CHECKING:
+    from segcal.datasets.raw import Conversion, Plan
+    from segcal.io.sources import Source
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Bring a downloaded data set into nnU-Net's raw layout. Every file is checked before a "
+    "case is written; what is skipped is listed with its reason, and kept in conversion.json. The "
+    "same command again goes on where it stopped. Exit code 0: all converted. 1: some case was "
+    "skipped, the rest is there. 2: wrong usage.",
+)
+
+
+class Split(str, Enum):
+    """How ACDC is split."""
+
+    nnunet = "nnunet"
+    paper = "paper"
+
+
+class Release(str, Enum):
+    """Years of FLARE."""
+
+    flare21 = "21"
+    flare22 = "22"
+
+
+Src = Annotated[
+    Path, typer.Argument(help="Folder of the data set as it was downloaded, or its zip archive.")
+]
+Dest = Annotated[
+    Path,
+    typer.Argument(
+        help="nnU-Net's raw folder ($nnUNet_raw), in which DatasetNNN_NAME is made; or that "
+        "folder itself, if it is named so."
+    ),
+]
+DatasetId = Annotated[int | None, typer.Option(help="Number of the data set in nnU-Net, 1 to 999.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Write every case anew, and remove what is left of old ones."),
+]
+
+
+@app.command()
+def acdc(
+    src: Src,
+    dest: Dest,
+    dataset_id: DatasetId = None,
+    split: Annotated[
+        Split,
+        typer.Option(
+            help="nnunet: the patients of training in 5 folds, those of testing in imagesTs and "
+            "labelsTs. paper: the patients of training 70 : 10 : 20 into training, validation and "
+            "test, testing left out. Both by patient, stratified by group."
+        ),
+    ] = Split.nnunet,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
+    force: Force = False,
+) -> None:
+    """Convert ACDC: both frames of every patient, test labels included.
+
+    Example: segcal convert acdc Downloads/ACDC $nnUNet_raw
+
+    SRC holds training/patient001/patient001_frame01.nii.gz and so on, at any depth. ACDC's affines
+    say 1 mm; what is written has the header's true voxel size in its affine, too.
+    """
+    from segcal.datasets import acdc as data
+    from segcal.datasets.raw import raw_folder
+    from segcal.io.sources import find_sources
+
+    with user_errors():
+        folder = raw_folder(dest, dataset_id, data.DATASET_ID, data.NAME)
+        sources = find_sources(src)
+        plan = data.plan_acdc(sources, data.read_infos(sources), split=split.value, seed=seed)
+    _convert(src, sources, plan, folder, force)
+
+
+@app.command()
+def flare(
+    src: Src,
+    dest: Dest,
+    dataset_id: DatasetId = None,
+    release: Annotated[
+        Release | None,
+        typer.Option(
+            help="21: liver, kidney, spleen, pancreas. 22: 13 organs. Default: told from the "
+            "names of the files."
+        ),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Convert FLARE21 or FLARE22: the labelled cases; others are counted.
+
+    Example: segcal convert flare Downloads/FLARE22 $nnUNet_raw --release 22
+
+    Images are CASE_0000.nii.gz, labels CASE.nii.gz in another folder. Labelled cases in folders of
+    validation or test go to imagesTs and labelsTs.
+    """
+    from segcal.datasets import flare as data
+    from segcal.datasets.raw import raw_folder
+    from segcal.io.sources import find_sources
+
+    with user_errors():
+        sources = find_sources(src)
+        key = data.find_release(sources) if release is None else release.value
+        folder = raw_folder(dest, dataset_id, data.DATASET_ID[key], data.NAME[key])
+        plan = data.plan_flare(sources, key)
+    _convert(src, sources, plan, folder, force)
+
+
+@app.command()
+def msd(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = False) -> None:
+    """Convert a task of the Medical Segmentation Decathlon; 4-D images are split into channels.
+
+    Example: segcal convert msd Downloads/Task05_Prostate $nnUNet_raw
+
+    Number and name are those of the folder TaskNN_Name.
+    """
+    from segcal.datasets import msd as data
+    from segcal.datasets.raw import raw_folder
+    from segcal.io.sources import find_sources
+
+    with user_errors():
+        sources = find_sources(src)
+        task = data.read_task(sources)
+        number, name = data.task_name(task, src.resolve().name)
+        if number is None and dataset_id is None:
+            raise ValueError(f"{src}: not named like Task05_Prostate; give a --dataset-id")
+        folder = raw_folder(dest, dataset_id, number or 0, name)
+        plan = data.plan_msd(sources, task)
+    _convert(src, sources, plan, folder, force)
+
+
+def _convert(
+    src: Path, sources: Mapping[str, Source], plan: Plan, folder: Path, force: bool
+) -> None:
+    """Write the data set and say what came of it."""
+    from segcal.datasets.raw import check_apart, write_dataset
+
+    console = Console()
+    if not console.is_terminal:  # a pipe or a log has no width
+        console = Console(width=100)
+    try:
+        with user_errors(), progress_bar("Converting", len(plan.cases)) as advance:
+            check_apart(src, folder)
+            done = write_dataset(sources, plan, folder, force=force, progress=advance)
+    except KeyboardInterrupt:
+        say(console, "Interrupted: the same command goes on from there.", "red")
+        raise typer.Exit(130) from None
+    _report(console, plan, done, folder)
+    if done.skipped:
+        raise typer.Exit(1)
+
+
+def _report(console: Console, plan: Plan, done: Conversion, folder: Path) -> None:
+    """Print counts, what was skipped, and what to do next."""
+    from segcal.datasets.raw import RECORD, SPLITS
+
+    if done.skipped:
+        table = Table("Skipped", "Why", box=box.SIMPLE, header_style="")
+        for one in done.skipped:
+            table.add_row(Text(one.name), Text(one.reason, overflow="fold"))
+        console.print(table)
+    for what, number in plan.counts.items():
+        say(console, f"{number} {what}")
+    if done.rewritten:
+        say(
+            console,
+            f"{done.rewritten} cases are not copied bit for bit; {RECORD} says what was changed.",
+        )
+    say(
+        console,
+        f"{done.training} training and {done.test} test cases in {folder} ({done.unchanged} were "
+        f"there before), {len(done.skipped)} skipped.",
+        "red" if done.skipped else "green",
+    )
+    if not done.training:
+        say(console, "No dataset.json is written: there is nothing to train on.", "red")
+        return
+    say(
+        console,
+        "Next: nnUNetv2_plan_and_preprocess -d {} --verify_dataset_integrity".format(
+            int(folder.name[len("Dataset") :].split("_")[0])
+        ),
+    )
+    if done.splits:
+        say(
+            console,
+            f"Then: cp {folder / SPLITS} $nnUNet_preprocessed/{folder.name}/ (nnU-Net looks for "
+            "its folds there, and makes others that part a patient's frames if it finds none)",
+        )

@@ -1,0 +1,129 @@
+"""Medical Segmentation Decathlon: ten tasks, each with a ``dataset.json`` that lists its files.
+
+A. L. Simpson et al., arXiv:1902.09063; M. Antonelli et al., Nature Communications 13:4128 (2022).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from segcal.datasets.raw import Plan, RawCase, Skipped
+from segcal.io.cases import read_label_set
+from segcal.io.files import case_name, read_json
+from segcal.io.sources import Source
+
+KEPT = ("name", "description", "reference", "licence", "release")
+CITATION = (
+    "M. Antonelli, A. Reinke, S. Bakas, K. Farahani, et al.: The Medical Segmentation Decathlon. "
+    "Nature Communications 13, 4128, 2022."
+)
+TASK = re.compile(r"Task(\d+)_(\w+)")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the ``dataset.json`` of a task says.
+
+    Attributes:
+        folder: that holds it, as in the names of sources; empty for the outermost.
+        labels: value of each name, background 0.
+        content: all of it.
+    """
+
+    folder: str
+    labels: dict[str, int]
+    content: dict[str, Any]
+
+
+def read_task(sources: Mapping[str, Source]) -> Task:
+    """Read the ``dataset.json`` of a task.
+
+    Raises:
+        ValueError: none or several of them, or not of the Decathlon.
+    """
+    found = [name for name in sources if PurePosixPath(name).name == "dataset.json"]
+    if len(found) != 1:
+        raise ValueError(
+            f"expected one dataset.json, that of a task, found {len(found)}: {', '.join(found[:3])}"
+        )
+    with sources[found[0]].opened() as path:
+        content = read_json(path)
+        label_set = read_label_set(path)
+    if not isinstance(content.get("training"), list) or not isinstance(
+        content.get("modality"), dict
+    ):
+        raise ValueError(
+            f"{found[0]}: expected the Decathlon's, with 'modality' and a list 'training'"
+        )
+    values = sorted(label_set.names)
+    if label_set.regions or values != list(range(len(values))):
+        raise ValueError(f"{found[0]}: nnU-Net wants labels 0, 1, 2, ... in a row, got {values}")
+    if sorted(content["modality"]) != sorted(str(c) for c in range(len(content["modality"]))):
+        raise ValueError(
+            f"{found[0]}: 'modality' must number the channels 0, 1, ..., got "
+            f"{sorted(content['modality'])}"
+        )
+    names = {**label_set.names, 0: "background"}
+    return Task(posixpath.dirname(found[0]), {names[k]: k for k in values}, content)
+
+
+def task_name(task: Task, root: str) -> tuple[int | None, str]:
+    """Number and name of a task: of its folder if that is ``TaskNN_Name``, else its own name.
+
+    Args:
+        task: as read.
+        root: name of the outermost folder, or archive.
+    """
+    match = TASK.match(posixpath.basename(task.folder) or root)
+    if match:
+        return int(match[1]), match[2]
+    return None, re.sub(r"\W", "", str(task.content.get("name", ""))) or "Decathlon"
+
+
+def plan_msd(names: Collection[str], task: Task) -> Plan:
+    """Which file becomes which case.
+
+    Args:
+        names: of all files.
+        task: as read.
+    """
+    cases: list[RawCase] = []
+    skipped: list[Skipped] = []
+    entries = [("Tr", entry) for entry in task.content["training"]]
+    entries += [("Ts", entry) for entry in task.content.get("test", [])]
+    taken = set()
+    for subset, entry in entries:
+        parts = entry if isinstance(entry, dict) else {"image": entry}
+        kinds = ("image", "label") if subset == "Tr" else ("image",)
+        files = [_place(task.folder, parts.get(kind, f"its {kind}")) for kind in kinds]
+        name = case_name(PurePosixPath(files[0]))
+        missing = [file for file in files if file not in names]
+        if name is None:
+            skipped.append(Skipped(str(entry), "dataset.json lists it, but it is no volume"))
+        elif missing:
+            listed = " and ".join(missing)
+            skipped.append(Skipped(name, f"dataset.json lists it, but {listed} is not there"))
+        elif name in taken:
+            skipped.append(Skipped(name, "dataset.json lists it twice; the first is taken"))
+        else:
+            taken.add(name)
+            label = files[1] if subset == "Tr" else None
+            cases.append(RawCase(name, subset, (files[0],), label))
+    dataset = {
+        **{key: task.content[key] for key in KEPT if key in task.content},
+        "citation": CITATION,
+        "channel_names": dict(sorted(task.content["modality"].items(), key=lambda i: int(i[0]))),
+        "labels": task.labels,
+        "file_ending": ".nii.gz",
+    }
+    return Plan("msd", tuple(cases), dataset, tuple(skipped))
+
+
+def _place(folder: str, listed: Any) -> str:
+    """Name among the sources of a file as the list has it, e.g. ``./imagesTr/a.nii.gz``."""
+    return posixpath.normpath(posixpath.join(folder, str(listed)))

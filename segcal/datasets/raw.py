@@ -1,0 +1,448 @@
+"""nnU-Net's raw layout: what goes where, what is checked before, and how it gets there.
+
+A :class:`Plan` says which source becomes which case; :func:`write_dataset` carries it out. A case
+is written when all of its files are good, and ``dataset.json`` when all cases are done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from segcal.io.files import read_json, remove_leftovers, whole_file, write_json
+from segcal.io.sources import Source
+from segcal.io.volumes import (
+    SKEWED,
+    Array,
+    Geometry,
+    Volume,
+    put_on,
+    read_volume,
+    reads_alike,
+    to_labels,
+    write_nifti,
+)
+
+FORMAT = 1
+"""Changes with what is written of a case."""
+ENDING = ".nii.gz"
+RECORD = "conversion.json"
+DATASET = "dataset.json"
+SPLITS = "splits_final.json"
+SAME = 1e-4
+"""Grids that differ by less, in voxels, are one to all readers."""
+STRAIGHT = 1e-5
+"""Cosine between two axes that all readers take for a right angle."""
+
+
+@dataclass(frozen=True)
+class RawCase:
+    """Sources of one case.
+
+    Attributes:
+        name: without folder, channel and ending.
+        subset: ``Tr`` or ``Ts``.
+        images: a source per channel, or one that holds all channels.
+        label: source of the label map, or None in a test case without one.
+    """
+
+    name: str
+    subset: str
+    images: tuple[str, ...]
+    label: str | None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of all sources."""
+        return (*self.images, *([] if self.label is None else [self.label]))
+
+    def targets(self, channels: int) -> list[str]:
+        """Names of its files in the data set: those of the channels, then that of the labels."""
+        images = [f"images{self.subset}/{self.name}_{c:04d}{ENDING}" for c in range(channels)]
+        return (
+            images if self.label is None else [*images, f"labels{self.subset}/{self.name}{ENDING}"]
+        )
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What is not converted though it should be, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a data set will be made of.
+
+    Attributes:
+        converter: e.g. ``acdc``.
+        cases: to be checked and written.
+        dataset: ``dataset.json`` but for ``numTraining``.
+        skipped: what lacks a part.
+        counts: what else was found, e.g. images without labels, and how many.
+        splits: of the training cases, in nnU-Net's format; none if empty.
+        settings: what was asked for.
+    """
+
+    converter: str
+    cases: tuple[RawCase, ...]
+    dataset: Mapping[str, Any]
+    skipped: tuple[Skipped, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    splits: tuple[dict[str, list[str]], ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of every image."""
+        return len(self.dataset["channel_names"])
+
+    @property
+    def labels(self) -> frozenset[int]:
+        """Values that a label map may hold."""
+        return frozenset(self.dataset["labels"].values())
+
+    @property
+    def targets(self) -> list[str]:
+        """Names of all files of cases."""
+        return [name for case in self.cases for name in case.targets(self.channels)]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What came of it.
+
+    Attributes:
+        training: number of training cases that are there.
+        test: number of test cases that are there.
+        unchanged: how many of them were there before.
+        rewritten: how many of them are not copies bit for bit.
+        skipped: what is not there, and why.
+        splits: number of folds written.
+    """
+
+    training: int
+    test: int
+    unchanged: int
+    rewritten: int
+    skipped: tuple[Skipped, ...]
+    splits: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """A checked file: its source to copy, or what to write and why.
+
+    Attributes:
+        content: path of the source, or array and grid.
+        change: what differs from the source; empty for a copy.
+    """
+
+    content: Path | Volume
+    change: str = ""
+
+
+def raw_folder(destination: Path, dataset_id: int | None, default_id: int, name: str) -> Path:
+    """Folder of a data set: `destination` if it is named like one, else one in it.
+
+    Raises:
+        ValueError: a number other than that of the folder's name, that nnU-Net does not know, or
+            that another data set beside it has.
+    """
+    named = re.fullmatch(r"Dataset(\d{3})_.+", destination.name)
+    if named and dataset_id is not None and dataset_id != int(named[1]):
+        raise ValueError(f"--dataset-id {dataset_id}: {destination} is the folder of {named[1]}")
+    number = default_id if dataset_id is None else dataset_id
+    if not 1 <= number <= 999:
+        raise ValueError(f"--dataset-id: expected 1 to 999, got {number}")
+    folder = destination if named else destination / f"Dataset{number:03d}_{name}"
+    prefix = folder.name[: len("Dataset000_")]
+    for other in sorted(folder.parent.glob(f"{prefix}*")):
+        if other.name != folder.name:
+            raise ValueError(
+                f"{other}: has the number of {folder.name}; nnU-Net wants one data set a number, "
+                "choose another with --dataset-id"
+            )
+    return folder
+
+
+def check_apart(source: Path, folder: Path) -> None:
+    """See to it that neither of two folders lies in the other.
+
+    Raises:
+        ValueError: one does.
+    """
+    a, b = source.resolve(), folder.resolve()
+    if a == b or a in b.parents or b in a.parents:
+        raise ValueError(
+            f"{folder}: lies in {source}, or the other way round; a data set made there would "
+            "be taken for its own source"
+        )
+
+
+def deal(groups: Mapping[str, str], parts: int, seed: int) -> list[list[str]]:
+    """Deal names into parts that are alike in size and in their share of every group.
+
+    The order within a group is that of a checksum of seed and name: the same with every version
+    of every library, and hardly changed by a name more or less.
+
+    Args:
+        groups: group of each name.
+        parts: number of parts; sizes differ by at most 1, those of a group as well.
+        seed: of the order.
+    """
+
+    def place(name: str) -> tuple[str, str]:
+        return groups[name], hashlib.sha256(f"{seed} {name}".encode()).hexdigest()
+
+    order = sorted(groups, key=place)
+    return [sorted(order[part::parts]) for part in range(parts)]
+
+
+def check_case(
+    images: Sequence[Path], label: Path | None, *, channels: int, labels: frozenset[int]
+) -> list[Output]:
+    """Check the files of a case; return what to make of them, in the order of its targets.
+
+    Raises:
+        ValueError: a file that cannot be read, intensities that are not finite, another number
+            of channels, a label map on another grid or with unknown values, axes so far from
+            right angles that nnU-Net's readers refuse them.
+    """
+    found = [(path, volume) for path in images for volume in _channels(path)]
+    if len(found) != channels:
+        raise ValueError(f"{images[0]}: expected {channels} channels, got {len(found)}")
+    grid = found[0][1].geometry
+    if grid.skew > SKEWED:
+        raise ValueError(
+            f"{images[0]}: its axes are not at right angles, which nnU-Net cannot read; resample it"
+        )
+    target = grid.squared() if grid.skew > STRAIGHT else grid
+    outputs = []
+    for path, volume in found:
+        _check_intensities(path, volume.array)
+        outputs.append(_output(path, volume, volume.array, grid, target))
+    if label is not None:
+        volume = read_volume(label)
+        values = to_labels(label, volume)
+        if unknown := sorted(set(np.unique(values.array).tolist()) - labels):
+            raise ValueError(
+                f"{label}: holds label {', '.join(map(str, unknown[:9]))}; known are "
+                f"{', '.join(map(str, sorted(labels)))}"
+            )
+        outputs.append(_output(label, volume, values.array, grid, target))
+    return outputs
+
+
+def write_dataset(
+    sources: Mapping[str, Source],
+    plan: Plan,
+    folder: Path,
+    *,
+    force: bool = False,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Conversion:
+    """Write a data set in nnU-Net's raw layout; go on where an earlier run stopped.
+
+    A case that was written from the same sources is left as it is. ``conversion.json`` keeps the
+    account, ``dataset.json`` is written last, and not at all if there is no training case.
+
+    Args:
+        sources: files by name.
+        plan: what becomes of them.
+        folder: of the data set.
+        force: write every case anew, and remove those of an earlier conversion that `plan` lacks.
+        progress: called with each case's name after it is done.
+
+    Raises:
+        ValueError: `folder` holds something else.
+    """
+    record = _take_over(folder, plan, force)
+    (folder / DATASET).unlink(missing_ok=True)
+    skipped, unchanged = list(plan.skipped), 0
+    for case in plan.cases:
+        key = _key(case, plan, sources)
+        targets = case.targets(plan.channels)
+        if not force and _is_there(record["cases"].get(case.name), key, folder, targets):
+            unchanged += 1
+            progress(case.name)
+            continue
+        record["cases"].pop(case.name, None)
+        try:
+            done = _convert(case, plan, sources, folder)
+        except ValueError as error:
+            skipped.append(Skipped(case.name, str(error)))
+            for name in targets:
+                (folder / name).unlink(missing_ok=True)
+        else:
+            record["cases"][case.name] = {"key": key, **done}
+        write_json(folder / RECORD, record)
+        progress(case.name)
+    there = {case.name: case.subset for case in plan.cases if case.name in record["cases"]}
+    training = sum(subset == "Tr" for subset in there.values())
+    splits = present_splits(plan.splits, there)
+    record["skipped"] = [asdict(one) for one in skipped]
+    write_json(folder / RECORD, record)
+    (folder / SPLITS).unlink(missing_ok=True)
+    if training:
+        if splits:
+            write_json(folder / SPLITS, splits)
+        write_json(folder / DATASET, {**plan.dataset, "numTraining": training})
+    return Conversion(
+        training=training,
+        test=len(there) - training,
+        unchanged=unchanged,
+        rewritten=sum(bool(record["cases"][name]["changes"]) for name in there),
+        skipped=tuple(skipped),
+        splits=len(splits) if training else 0,
+    )
+
+
+def present_splits(
+    splits: Sequence[Mapping[str, list[str]]], there: Mapping[str, str]
+) -> list[dict[str, list[str]]]:
+    """Folds without the cases that are not there, and without folds that lose a side by it."""
+    left = [{side: [n for n in fold[side] if n in there] for side in fold} for fold in splits]
+    return [fold for fold in left if all(fold.values())]
+
+
+def _channels(path: Path) -> list[Volume]:
+    """The channels of an image, each with the image's geometry."""
+    volume = read_volume(path)
+    if volume.array.ndim == 3:
+        return [volume]
+    note = "; ".join(filter(None, (volume.note, "a channel of a 4-D file")))
+    return [Volume(channel, volume.geometry, note) for channel in volume.array]
+
+
+def _check_intensities(path: Path, array: Array) -> None:
+    if array.dtype.kind not in "iufb":
+        raise ValueError(f"{path}: expected intensities, got values of type {array.dtype}")
+    if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
+        raise ValueError(f"{path}: {np.count_nonzero(~finite)} voxels are NaN or infinite")
+
+
+def _output(path: Path, volume: Volume, array: Array, grid: Geometry, target: Geometry) -> Output:
+    """What to make of `array`, the values of a volume on `grid`, so that it lies on `target`."""
+    placed, turned = put_on(path, Volume(array, volume.geometry), grid)
+    reasons = [volume.note, turned]
+    if volume.array.dtype != array.dtype and not np.array_equal(volume.array, array):
+        reasons.append("labels rounded to integers")
+    if target is not grid:
+        reasons.append("axes brought to right angles")
+    elif not turned and volume.geometry.differences(target, SAME):
+        reasons.append("put on the very grid of the image")
+    if not path.name.endswith(ENDING):
+        reasons.append(f"written as {ENDING}")
+    if not any(reasons) and not reads_alike(path):
+        reasons.append("header rewritten so that all readers agree on it")
+    change = "; ".join(reason for reason in reasons if reason)
+    return Output(Volume(placed, target), change) if change else Output(path)
+
+
+def _convert(
+    case: RawCase, plan: Plan, sources: Mapping[str, Source], folder: Path
+) -> dict[str, Any]:
+    """Check and write a case; return what the record says about it."""
+    targets = case.targets(plan.channels)
+    with ExitStack() as stack:
+        paths = {name: stack.enter_context(sources[name].opened()) for name in case.sources}
+        outputs = check_case(
+            [paths[name] for name in case.images],
+            None if case.label is None else paths[case.label],
+            channels=plan.channels,
+            labels=plan.labels,
+        )
+        for name, output in zip(targets, outputs, strict=True):
+            if isinstance(output.content, Volume):
+                write_nifti(folder / name, output.content.array, output.content.geometry)
+            else:
+                with whole_file(folder / name) as temporary:
+                    shutil.copyfile(output.content, temporary)
+    return {
+        "sources": list(case.sources),
+        "files": {name: (folder / name).stat().st_size for name in targets},
+        "changes": {
+            name: output.change
+            for name, output in zip(targets, outputs, strict=True)
+            if output.change
+        },
+    }
+
+
+def _key(case: RawCase, plan: Plan, sources: Mapping[str, Source]) -> str:
+    """Checksum of all that a written case depends on."""
+    stamps = [sources[name].stamp for name in case.sources]
+    text = json.dumps([FORMAT, asdict(case), plan.channels, sorted(plan.labels), stamps])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_there(
+    entry: Mapping[str, Any] | None, key: str, folder: Path, targets: Sequence[str]
+) -> bool:
+    """Whether an entry of the record tells of just this case, and its files are there."""
+    if entry is None or entry.get("key") != key:
+        return False
+    sizes = entry["files"]
+    paths = [(folder / name, sizes.get(name)) for name in targets]
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+
+def _take_over(folder: Path, plan: Plan, force: bool) -> dict[str, Any]:
+    """See to it that a folder holds this conversion alone; return its record.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    for place in (folder, *(path for path in folder.glob("*") if path.is_dir())):
+        remove_leftovers(place)
+    present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir()}
+    header = {
+        "converter": plan.converter,
+        "settings": dict(plan.settings),
+        "left_out": dict(plan.counts),
+        "cases": {},
+        "skipped": [],
+    }
+    if not present and (folder.is_dir() or not folder.exists()):
+        write_json(folder / RECORD, header)
+        return header
+    before = read_json(folder / RECORD) if RECORD in present else None
+    if not isinstance(before, dict) or before.get("converter") != plan.converter:
+        raise ValueError(
+            f"{folder}: holds something else than a conversion of {plan.converter}; choose another "
+            "place, or empty it"
+        )
+    cases = {
+        name: entry
+        for name, entry in dict(before.get("cases", {})).items()
+        if isinstance(entry, dict) and isinstance(entry.get("files"), dict)
+    }
+    made = {name for entry in cases.values() for name in entry["files"]}
+    others = sorted(present - {RECORD, DATASET, SPLITS, *plan.targets})
+    if foreign := [name for name in others if name not in made]:
+        raise ValueError(
+            f"{folder}: holds {', '.join(foreign[:3])}, which no conversion wrote; move it away"
+        )
+    if others and not force:
+        raise ValueError(
+            f"{folder}: holds {', '.join(others[:3])} of an earlier conversion, which this one "
+            "would not write; choose another place, or remove what is old with --force"
+        )
+    for name in others:
+        (folder / name).unlink()
+    known = {case.name for case in plan.cases}
+    header["cases"] = {name: entry for name, entry in cases.items() if name in known}
+    write_json(folder / RECORD, header)
+    return header

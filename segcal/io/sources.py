@@ -1,0 +1,112 @@
+"""Files of a data set as it was downloaded: in folders, in zip archives, or in both."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or a member of a zip archive.
+
+    Attributes:
+        path: the file, or the archive that holds it.
+        member: name in the archive; None of a file.
+        stamp: changes when the content does: size, and the time of change or the checksum.
+    """
+
+    path: Path
+    member: str | None
+    stamp: tuple[int, int]
+
+    @contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Yield a path to read from; a member of an archive is unpacked for as long.
+
+        Raises:
+            ValueError: a member that cannot be unpacked.
+        """
+        if self.member is None:
+            yield self.path
+            return
+        with tempfile.TemporaryDirectory(prefix="segcal-") as folder:
+            path = Path(folder) / PurePosixPath(self.member).name
+            try:
+                with (
+                    zipfile.ZipFile(self.path) as archive,
+                    archive.open(self.member) as packed,
+                    path.open("wb") as unpacked,
+                ):
+                    shutil.copyfileobj(packed, unpacked)
+            except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+                raise ValueError(
+                    f"{self.path}: {self.member} cannot be unpacked ({error}); download it again"
+                ) from None
+            yield path
+
+
+def find_sources(root: Path) -> dict[str, Source]:
+    """Every file below a folder or in a zip, by its name relative to it, with slashes.
+
+    An archive in the folder counts as the folder of its name, unless that is there, too. Hidden
+    files, and those that macOS adds to archives, are left out.
+
+    Raises:
+        ValueError: no folder and no zip archive, or a damaged one.
+    """
+    if root.is_file():
+        return _visible(_members(root, PurePosixPath()))
+    if not root.is_dir():
+        raise ValueError(f"{root}: no such file or folder")
+    found: dict[str, Source] = {}
+    seen = set()
+    for place, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # a link back to where we were
+            folders.clear()
+            continue
+        seen.add(real)
+        here = Path(place)
+        for name in files:
+            path = here / name
+            relative = PurePosixPath(path.relative_to(root).as_posix())
+            if path.suffix == ".zip":
+                if path.stem not in folders:
+                    found.update(_members(path, relative.with_suffix("")))
+            elif path.is_file():
+                stat = path.stat()
+                found[str(relative)] = Source(path, None, (stat.st_size, stat.st_mtime_ns))
+    return _visible(found)
+
+
+def _members(archive: Path, prefix: PurePosixPath) -> dict[str, Source]:
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            return {
+                str(prefix / info.filename): Source(
+                    archive, info.filename, (info.file_size, info.CRC)
+                )
+                for info in opened.infolist()
+                if not info.is_dir()
+            }
+    except zipfile.BadZipFile as error:
+        raise ValueError(
+            f"{archive}: expected a folder or a zip archive ({error}); unpack others, download "
+            "damaged ones again"
+        ) from None
+
+
+def _visible(sources: Mapping[str, Source]) -> dict[str, Source]:
+    return {
+        name: sources[name]
+        for name in sorted(sources)
+        if not any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
+    }
