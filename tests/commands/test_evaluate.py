@@ -41,6 +41,15 @@ def folders(tmp_path):
     return tmp_path, y
 
 
+@pytest.fixture
+def undrawn():
+    """Reports without pictures, each of which takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "_diagrams", lambda *arguments: {})
+        patch.setattr(command, "_worst", lambda *arguments: ({}, []))
+        yield
+
+
 def evaluate(root, *options, out="out"):
     return run(root / "p", root / "gt", "-o", root / out, *options)
 
@@ -499,6 +508,7 @@ def test_regions_through_files(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_regions_and_an_ignore_label(tmp_path):
     region_case(tmp_path, "a", {**REGIONS, "ignore": 4}, ignored=4)
     done = evaluate(tmp_path, *FAST, "--bins", 10)
@@ -522,6 +532,7 @@ def test_regions_and_an_ignore_label(tmp_path):
         assert again[column] == row[column]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_ignore_label_has_no_channel(folders):
     """Background, a, b and ignore 3: three channels, and what is 3 is in no number."""
     root, y = folders
@@ -553,6 +564,7 @@ def test_an_ignore_label_has_no_channel(folders):
     assert "expected 3 classes (background included), got 4" in done.output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_some_cases_have_no_prediction(folders):
     """Five references, four predictions and what lies about: the mean is of four and says so."""
     root, y = folders
@@ -606,6 +618,7 @@ def same_report(root, one, other):
         assert summary(root, one)[key] == summary(root, other)[key]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_resume_after_a_failure(four, monkeypatch):
     """The others are kept; the mended case alone is evaluated; the result is that of a new run."""
     root, _ = four
@@ -630,6 +643,7 @@ def test_resume_after_a_failure(four, monkeypatch):
     assert names == ["c", *"abcd", *"abcd"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_resume_after_an_interruption(four, monkeypatch):
     root, _ = four
     names = calls(monkeypatch, stop_at="c")
@@ -693,6 +707,7 @@ def test_what_resume_may_not_keep(four, monkeypatch, change):
     assert summarise(resumed) == summarise(new)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_columns_of_the_published_evaluation(four):
     root, y = four
     done = evaluate(root, *FAST, "--compat", "marginloss")
@@ -747,6 +762,7 @@ def test_one_scope_alone(folders):
     assert "ece_fg" not in (root / "two" / "comparison.csv").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_region_of_interest(folders):
     """Half the image: of its 3 x 12 x 6 voxels, those in the right half of the first slice."""
     root, y = folders
