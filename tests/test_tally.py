@@ -125,6 +125,28 @@ def test_values_on_the_edges_of_bins_and_cells():
             assert (one.classes[k].count == wanted.count).all()
 
 
+def test_half_precision_sums():
+    """200,000 confidences of .75: their sum is beyond float16, their error is 0."""
+    p = np.full((1, 200_000), 0.75, np.float16)
+    y = (np.arange(200_000) < 150_000).astype(int)
+    found = tally(np.concatenate([1 - p, p]), y, bins=10).metrics(10)
+    assert (found["ece"], found["cece"], found["accuracy"]) == (0, 0, 0.75)
+
+
+def test_no_batch_is_taken_for_logits():
+    """Whatever comes with them, values mean the same, and sums do not depend on the batch."""
+    y = np.array([1, 0, 1])
+    for values in ([-1.0, 0.0, 1.0], [-1.0]):
+        with pytest.raises(ValueError, match="softmax"):
+            tally(np.array([values]), y[: len(values)])
+    for p in (np.array([0.0, 1.0]), 1 / (1 + np.exp([1.0, 0.0, -1.0]))):
+        label = y[-len(p) :]
+        whole = tally(p[None], label, bins=10)
+        parts = [tally(p[None, i : i + 1], label[i : i + 1], bins=10) for i in range(len(p))]
+        assert (functools.reduce(operator.add, parts).cells == whole.cells).all()
+    close(whole.classes[1].expected_error(), 0.5)  # (.731 + .5 + .269) / 3
+
+
 def test_more_distinct_values_than_are_told_apart(monkeypatch):
     p, y = probabilities(3, 5000, dtype=np.float32)
     voxels = Voxels(p, y)

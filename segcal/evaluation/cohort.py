@@ -98,10 +98,9 @@ def evaluate_cohort(
     rows: dict[str, dict[str, float]] = {}
     try:
         for case, there in zip(pairing.cases, known, strict=True):
-            if store is not None and there:
-                outcome = store.load(case)
-            else:
-                _, outcome = next(fresh)
+            outcome = store.load(case) if store is not None and there else None
+            if outcome is None:  # or what is stored is damaged
+                outcome = one(case) if there else next(fresh)[1]
                 if store is not None:
                     store.save(case, outcome)
             _add(cohort, rows, case.name, outcome)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from segcal.evaluation.case import CaseResult
 from segcal.io.cases import Case
@@ -19,6 +22,8 @@ from segcal.tally import Tally
 
 FORMAT = 1
 """Changes with what is kept of a case."""
+COMPANIONS = (".pkl", ".raw", ".zraw")
+"""Endings of files that are read with one of that name: nnU-Net v1's crop, MetaImage's voxels."""
 
 
 @dataclass(frozen=True)
@@ -47,27 +52,16 @@ class Store:
     def holds(self, case: Case) -> bool:
         """Whether there is a result of just these files and settings."""
         try:
-            with np.load(self._path(case), allow_pickle=False) as archive:
-                return str(archive["key"]) == self._key(case)
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+            return str(_read(self._path(case), "key")["key"]) == self._key(case)
+        except Exception:  # noqa: BLE001 - a foreign or damaged file fails anywhere
             return False
 
-    def load(self, case: Case) -> Outcome:
-        """Result of a case that it holds."""
-        with np.load(self._path(case), allow_pickle=False) as archive:
-            known = json.loads(str(archive["known"]))
-            calibration = {
-                scope: Tally.from_arrays(
-                    {
-                        name.removeprefix(f"{scope}/"): archive[name]
-                        for name in archive.files
-                        if name.startswith(f"{scope}/")
-                    }
-                )
-                for scope in known["scopes"]
-            }
-        row = {key: float(value) for key, value in known["row"].items()}
-        return Outcome(CaseResult(row, calibration), known["notes"])
+    def load(self, case: Case) -> Outcome | None:
+        """Result of a case that it holds; None if the file is damaged."""
+        try:
+            return _outcome(_read(self._path(case)))
+        except Exception:  # noqa: BLE001 - as above
+            return None
 
     def save(self, case: Case, outcome: Outcome) -> None:
         """Keep a result; a failure is tried again next time."""
@@ -93,9 +87,44 @@ class Store:
 
     def _key(self, case: Case) -> str:
         files = []
-        for path in (case.prediction, case.reference, case.label_map, case.roi):
-            if path is not None:
+        for given in (case.prediction, case.reference, case.label_map, case.roi):
+            for path in () if given is None else _files(given):
                 stat = path.stat()
                 files.append([str(path.resolve()), stat.st_size, stat.st_mtime_ns])
         text = json.dumps([FORMAT, self.making, files])
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    """Files that are read of a path of a case: those of a folder, or one with its companions."""
+    if path.is_dir():
+        return sorted(path.iterdir())
+    companions = (path.with_suffix(ending) for ending in COMPANIONS)
+    return [path, *(one for one in companions if one.is_file())]
+
+
+def _read(path: Path, *names: str) -> dict[str, NDArray[Any]]:
+    """Arrays of an ``.npz``, all or those named, each read to its end and so to its checksum."""
+    with zipfile.ZipFile(path) as archive:
+        return {
+            name: np.lib.format.read_array(
+                io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False
+            )
+            for name in names or [one.removesuffix(".npy") for one in archive.namelist()]
+        }
+
+
+def _outcome(arrays: Mapping[str, NDArray[Any]]) -> Outcome:
+    known = json.loads(str(arrays["known"]))
+    calibration = {
+        scope: Tally.from_arrays(
+            {
+                name.removeprefix(f"{scope}/"): array
+                for name, array in arrays.items()
+                if name.startswith(f"{scope}/")
+            }
+        )
+        for scope in known["scopes"]
+    }
+    row = {key: float(value) for key, value in known["row"].items()}
+    return Outcome(CaseResult(row, calibration), known["notes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import warnings
 
@@ -327,6 +328,40 @@ def test_spacings():
     ):
         with pytest.raises(ValueError, match=message):
             HausdorffMetric()(hot, y, spacing=given)
+
+
+@pytest.mark.parametrize(
+    "spacing",
+    [(10, 1.5, 0.8), [10, 1.5, 0.8], np.array([10, 1.5, 0.8]),
+     tuple(np.float32(v) for v in (10, 1.5, 0.8))],
+)  # fmt: skip
+def test_spacing_is_in_the_order_of_the_axes(spacing):
+    p, y = torch.zeros(2, 1, 1, 4, 6, 8)
+    y[..., 1, 2, 2] = p[..., 2, 2, 5] = 1
+    for percentile in (None, 95):
+        for convention in ("segcal", "monai"):
+            metric = HausdorffMetric(percentile=percentile, convention=convention)
+            close(metric(p, y, spacing=spacing), [[math.hypot(10, 3 * 0.8)]], rtol=1e-6)
+
+
+def test_false_alarms_and_absent_structures():
+    p, y = torch.zeros(2, 2, 1, 8, 8)
+    p[0, :, 2:4, 2:4] = 1  # the second is empty in both
+    for metric, alarm in ((DSCMetric(), 0.0), (HausdorffMetric(spacing=1), math.inf)):
+        rows = metric(p, y)
+        assert rows[0].item() == alarm
+        assert rows[1].isnan()
+        assert metric.aggregate() == alarm
+    monai = DSCMetric(convention="monai")  # which does not see the first
+    assert monai(p, y).isnan().all()
+
+
+def test_two_errors_of_a_binary_problem():
+    """Of the probability of label 1, which is never right, and of the most likely label."""
+    p = torch.tensor([[[0.8, 0.2], [0.2, 0.8]]], dtype=torch.float64)
+    y = torch.zeros(1, 1, 2, dtype=torch.long)
+    close(ClasswiseECEMetric(bins=10)(p, y)[0, 1], 0.5)
+    close(ECEMetric(bins=10)(p, y), [[0.3]])
 
 
 def test_ignored_voxels_do_not_matter():

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from segcal.commands.main import app
 from segcal.io.files import write_json
 from segcal.io.volumes import read_geometry, read_volume, write_nifti
+from tests.commands.test_evaluate import REGIONS, region_case
 from tests.evaluation.test_cohort import geometry, soft
 
 
@@ -133,6 +134,39 @@ def test_nnunet_v1_and_turned_volumes(folders):
     assert "d.nii.gz: does not lie on the reference, not even with its axes in the same" in text
     assert "4 mm apart" in text
     assert "2 of 4 cases can be evaluated" in text
+
+
+@pytest.mark.parametrize("ignore", [{}, {"ignore": 4}])
+def test_regions_have_a_channel_each(tmp_path, ignore):
+    """Neither the background nor what is ignored has one."""
+    for name in "abc":
+        region_case(tmp_path, name, {**REGIONS, **ignore})
+    done = run(tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "3 of 3 cases can be evaluated" in done.output
+    assert ("4 is left out (ignore)" in done.output) == bool(ignore)
+    with np.load(tmp_path / "p" / "a.npz") as stored:
+        p = stored["probabilities"]
+    np.savez(tmp_path / "p" / "a.npz", probabilities=np.concatenate([1 - p[:1], p]))
+    moved = replace(geometry(p.shape[1:]), origin_mm=(3.0, 0.0, 0.0))
+    write_nifti(tmp_path / "p" / "b.nii.gz", p[0] > 0.5, moved)
+    done = run(tmp_path)
+    text = " ".join(done.output.split())
+    assert done.exit_code == 1
+    assert "a.npz: expected 3 regions, got 4" in text
+    assert "b.nii.gz: does not lie on the reference: origin" in text
+    assert "1 of 3 cases can be evaluated" in text
+
+
+def test_an_ignore_label_has_no_channel(folders):
+    root, y = folders
+    labels = {"background": 0, "a": 1, "b": 2, "ignore": 3}
+    write_json(root / "dataset.json", {"labels": labels})
+    np.savez(root / "p" / "a.npz", probabilities=soft(y, 4))
+    done = run(root)
+    assert done.exit_code == 1
+    assert "a.npz: expected 3 classes (background included), got 4" in " ".join(done.output.split())
+    assert "6 of 7 cases can be evaluated" in done.output
 
 
 def test_wrong_usage(tmp_path):

@@ -9,14 +9,19 @@ from dataclasses import replace
 
 import nibabel as nib
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from segcal.commands.evaluate import calibration_table, class_table
+from segcal.commands import evaluate as command
+from segcal.commands.evaluate import STORE, calibration_table, class_table
 from segcal.commands.main import app
 from segcal.evaluation import cohort
+from segcal.evaluation.cohort import summarise
+from segcal.evaluation.marginloss import evaluate_case_marginloss
 from segcal.io.volumes import write_nifti
+from tests.conftest import close
 from tests.evaluation.test_cohort import geometry, soft
 
 
@@ -34,6 +39,15 @@ def folders(tmp_path):
         write_nifti(tmp_path / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
         np.savez(tmp_path / "p" / f"{name}.npz", probabilities=soft(y, 3))
     return tmp_path, y
+
+
+@pytest.fixture
+def undrawn():
+    """Reports without pictures, each of which takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "_diagrams", lambda *arguments: {})
+        patch.setattr(command, "_worst", lambda *arguments: ({}, []))
+        yield
 
 
 def evaluate(root, *options, out="out"):
@@ -444,3 +458,342 @@ def test_worst_cases_over_their_images(folders):
     done = evaluate(root, "--images", root / "nowhere", out="other")
     assert done.exit_code == 2
     assert "nowhere: no such folder" in done.output
+
+
+FAST = ("--bootstrap", "0")
+ONE = ("--scopes", "all")
+REGIONS = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3}
+
+
+def region_case(root, name, labels, *, ignored=0):
+    """Four voxels worth of nested sigmoids, each a block of 4 x 4, beside their label map."""
+    sigmoids = np.array([(0.9, 0.8, 0.2), (0.6, 0.7, 0.9), (0.4, 0.9, 0.1), (0.2, 0.1, 0.05)])
+    p = np.kron(sigmoids.T.reshape(3, 1, 2, 2), np.ones((1, 1, 4, 4))).astype(np.float32)
+    y = np.kron(np.array([2, 3, 0, 1]).reshape(1, 2, 2), np.ones((1, 4, 4), int))
+    if ignored:
+        y[0, 4:, :4] = ignored  # where whole says .4 and core .9
+    (root / "p").mkdir(exist_ok=True)
+    np.savez(root / "p" / f"{name}.npz", probabilities=p)
+    made = np.kron(np.array([2, 3, 2, 0]).reshape(1, 2, 2), np.ones((1, 4, 4), int))
+    write_nifti(root / "p" / f"{name}.nii.gz", made, geometry(y.shape))
+    write_nifti(root / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
+    content = {"labels": labels, "regions_class_order": [1, 2, 3]}
+    (root / "dataset.json").write_text(json.dumps(content))
+
+
+def test_regions_through_files(tmp_path):
+    """Nested sigmoids without a background channel; gaps worked out by hand, 10 bins."""
+    region_case(tmp_path, "a", REGIONS)
+    done = evaluate(tmp_path, *FAST, "--bins", 10, "--scopes", "all,union,fg")
+    assert done.exit_code == 0, done.output
+    got = summary(tmp_path)
+    assert got["cases"]["notes"] == {}  # the label map is what the channels make
+    row = pd.read_csv(tmp_path / "out" / "cases.csv").iloc[0]
+    for name, error in (("whole", 0.425), ("core", 0.375), ("enhancing", 0.1125)):
+        close(row[f"cece_all/{name}"], error, atol=1e-6)
+    close(row["cece_all"], (0.425 + 0.375 + 0.1125) / 3, atol=1e-6)
+    # predicted whole: blocks 1, 2, 3 of labels 2, 3, 0; core: the same; enhancing: block 2
+    for name, dsc in (("whole", 2 * 2 / (3 + 3)), ("core", 2 * 2 / (3 + 2)), ("enhancing", 1)):
+        close(row[f"dsc/{name}"], dsc, rtol=1e-7)
+    assert row["voxels_all"] == 64
+    assert row["voxels_union"] == 64  # block 4 is labelled, block 3 predicted
+    assert row["voxels_fg"] == 48
+    assert list(got["classes"]) == ["whole", "core", "enhancing"]
+    (tmp_path / "dataset.json").unlink()
+    done = evaluate(tmp_path, *FAST, out="no regions")
+    assert done.exit_code == 1
+    assert (
+        "overlapping regions from a sigmoid head"
+        in summary(tmp_path, "no regions")["cases"]["failed"]["a"]
+    )
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_regions_and_an_ignore_label(tmp_path):
+    region_case(tmp_path, "a", {**REGIONS, "ignore": 4}, ignored=4)
+    done = evaluate(tmp_path, *FAST, "--bins", 10)
+    assert done.exit_code == 0, done.output
+    assert "4 is left out (ignore)" in done.output
+    row = pd.read_csv(tmp_path / "out" / "cases.csv").iloc[0]
+    assert row["voxels_all"] == 48
+    for name, gaps in (
+        ("whole", (0.1, 0.4, 0.8)), ("core", (0.2, 0.3, 0.1)), ("enhancing", (0.2, 0.1, 0.05))
+    ):  # fmt: skip
+        close(row[f"cece_all/{name}"], sum(gaps) / 3, atol=1e-6)
+    close(row["dsc/whole"], 2 * 2 / (2 + 3), rtol=1e-7)
+    assert row["dsc/core"] == row["dsc/enhancing"] == 1
+    with np.load(tmp_path / "p" / "a.npz") as stored:
+        p = stored["probabilities"].copy()
+    p[:, 0, 4:, :4] = 0.5  # nobody looks there
+    np.savez(tmp_path / "p" / "a.npz", probabilities=p)
+    evaluate(tmp_path, *FAST, "--bins", 10, out="again")
+    again = pd.read_csv(tmp_path / "again" / "cases.csv").iloc[0]
+    for column in ("ece_all", "cece_all", "tace_all", "nll_all", "brier_all"):
+        assert again[column] == row[column]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_ignore_label_has_no_channel(folders):
+    """Background, a, b and ignore 3: three channels, and what is 3 is in no number."""
+    root, y = folders
+    labels = {"background": 0, "a": 1, "b": 2, "ignore": 3}
+    (root / "dataset.json").write_text(json.dumps({"labels": labels}))
+    masked = y.copy()
+    masked[2], masked[0, 2:4, 2:4] = 3, 3
+    at, rows = geometry(y.shape), []
+    for step in (1, 2):  # what is predicted where it is ignored
+        for name in "ab":
+            write_nifti(root / "gt" / f"{name}.nii.gz", masked, at)
+            p = np.where(masked == 3, soft((y + step) % 3, 3, 0.6), soft(y, 3))
+            np.savez(root / "p" / f"{name}.npz", probabilities=p.astype(np.float32))
+        done = evaluate(root, *FAST, out=str(step))
+        assert done.exit_code == 0, done.output
+        rows.append(pd.read_csv(root / str(step) / "cases.csv").set_index("case"))
+    row = rows[0].loc["a"]
+    close([row["ece_all"], row["ece_fg"]], [0.1, 0.1], atol=1e-6)
+    assert row["voxels_all"] == (masked != 3).sum()
+    assert row["voxels_fg"] == 16 - 4 + 9
+    assert row["dsc/a"] == row["dsc/b"] == 1
+    assert row["hd_mm/a"] == 0
+    pd.testing.assert_frame_equal(*rows, check_exact=True)
+    for name in "ab":  # a fourth channel is one too many
+        np.savez(root / "p" / f"{name}.npz", probabilities=soft(y, 4))
+    done = evaluate(root, out="four")
+    assert done.exit_code == 1
+    assert "expected 3 classes (background included), got 4" in done.output
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_some_cases_have_no_prediction(folders):
+    """Five references, four predictions and what lies about: the mean is of four and says so."""
+    root, y = folders
+    for name in "cde":
+        write_nifti(root / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
+    for name in ("c", "d", "e_0000", "._x"):
+        write_nifti(root / "p" / f"{name}.nii.gz", y, geometry(y.shape))
+    (root / "gt" / "._a.nii.gz").write_bytes(b"no volume")
+    done = evaluate(root)
+    assert done.exit_code == 1
+    got = summary(root)
+    assert (got["cases"]["evaluated"], got["metrics"]["dsc"]["n"]) == (4, 4)
+    assert got["cases"]["without_prediction"] == ["e"]
+    assert "1 references without a prediction, not in the means: e" in done.output
+    assert "1 predictions without a reference, left out: e_0000" in done.output
+    assert "._" not in done.output
+    write_nifti(root / "p" / "c.nii", y, geometry(y.shape))
+    done = evaluate(root, out="twice")
+    assert done.exit_code == 2
+    assert "c.nii and c.nii.gz are one case twice" in done.output
+
+
+def calls(monkeypatch, stop_at=None):
+    """Names of the cases that are evaluated from now on; Ctrl-C comes at one of them."""
+    real, names = cohort.evaluate_files, []
+
+    def evaluate_files(case, *arguments, **options):
+        names.append(case.name)
+        if case.name == stop_at:
+            raise KeyboardInterrupt
+        return real(case, *arguments, **options)
+
+    monkeypatch.setattr(cohort, "evaluate_files", evaluate_files)
+    return names
+
+
+@pytest.fixture
+def four(folders):
+    """Cases a, b, c, d of different numbers."""
+    root, y = folders
+    for i, name in enumerate("abcd"):
+        write_nifti(root / "gt" / f"{name}.nii.gz", y, geometry(y.shape))
+        p = soft(np.roll(y, i, axis=2), 3, 0.9 - 0.1 * i)
+        np.savez(root / "p" / f"{name}.npz", probabilities=p)
+    return root, y
+
+
+def same_report(root, one, other):
+    assert (root / one / "cases.csv").read_bytes() == (root / other / "cases.csv").read_bytes()
+    for key in ("cases", "metrics", "pooled", "classes", "surface_over_classes"):
+        assert summary(root, one)[key] == summary(root, other)[key]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_resume_after_a_failure(four, monkeypatch):
+    """The others are kept; the mended case alone is evaluated; the result is that of a new run."""
+    root, _ = four
+    options = (*FAST, "--scopes", "fg,union,crop,all", "--compat", "marginloss")
+    whole = (root / "p" / "c.npz").read_bytes()
+    (root / "p" / "c.npz").write_bytes(whole[:-100])
+    done = evaluate(root, *options)
+    assert done.exit_code == 1
+    assert list(summary(root)["cases"]["failed"]) == ["c"]
+    assert summary(root)["cases"]["evaluated"] == 3
+    assert {path.name for path in (root / "out" / STORE).iterdir()} == {"a.npz", "b.npz", "d.npz"}
+    (root / "p" / "c.npz").write_bytes(whole)
+    names = calls(monkeypatch)
+    done = evaluate(root, *options, "--resume")
+    assert done.exit_code == 0, done.output
+    assert names == ["c"]
+    assert not (root / "out" / STORE).exists()
+    assert evaluate(root, *options, out="new").exit_code == 0
+    assert names == ["c", *"abcd"]
+    same_report(root, "out", "new")
+    assert evaluate(root, *options, "--resume").exit_code == 0  # nothing is left to go on from
+    assert names == ["c", *"abcd", *"abcd"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_resume_after_an_interruption(four, monkeypatch):
+    root, _ = four
+    names = calls(monkeypatch, stop_at="c")
+    done = evaluate(root, *FAST)
+    assert done.exit_code == 130
+    assert "with --resume goes on from there" in done.output
+    assert names == ["a", "b", "c"]
+    assert summary(root)["cases"]["evaluated"] == 2
+    monkeypatch.undo()
+    names = calls(monkeypatch)
+    assert evaluate(root, *FAST, "--resume").exit_code == 0
+    assert names == ["c", "d"]
+    assert not (root / "out" / STORE).exists()
+    assert evaluate(root, *FAST, out="new").exit_code == 0
+    same_report(root, "out", "new")
+
+
+@pytest.mark.parametrize(
+    "change", ["none", "bins", "scopes", "dilation", "nsd", "labels", "prediction", "reference",
+               "label map", "foreign", "truncated", "no --resume"],
+)  # fmt: skip
+def test_what_resume_may_not_keep(four, monkeypatch, change):
+    """A changed setting leaves nothing, a changed file or a damaged result all but one case."""
+    root, y = four
+    reports = []
+    monkeypatch.setattr(command, "_report", lambda _, job, cohort, *rest: reports.append(cohort))
+    whole = (root / "p" / "d.npz").read_bytes()
+    (root / "p" / "d.npz").write_bytes(b"broken")
+    assert evaluate(root, *ONE).exit_code == 1
+    (root / "p" / "d.npz").write_bytes(whole)
+    options = {
+        "bins": ("--bins", 10), "scopes": ("--scopes", "fg"), "dilation": ("--dilation", 2),
+        "nsd": ("--nsd-tolerance", 1),
+    }.get(change, ())  # fmt: skip
+    stored = root / "out" / STORE / "b.npz"
+    if change == "labels":
+        labels = {"labels": {"background": 0, "x": 1, "y": 2}}
+        (root / "dataset.json").write_text(json.dumps(labels))
+    elif change == "prediction":
+        np.savez(root / "p" / "b.npz", probabilities=soft(y, 3, 0.55))
+    elif change == "reference":
+        write_nifti(root / "gt" / "b.nii.gz", y * (y == 1), geometry(y.shape))
+    elif change == "label map":
+        write_nifti(root / "p" / "b.nii.gz", y * (y == 1), geometry(y.shape))
+    elif change == "foreign":
+        np.savez(stored, probabilities=np.zeros(3))
+    elif change == "truncated":
+        stored.write_bytes(stored.read_bytes()[:-30])
+    names = calls(monkeypatch)
+    resume = () if change == "no --resume" else ("--resume",)
+    assert evaluate(root, *ONE, *options, *resume).exit_code == 0
+    if change == "none":
+        assert names == ["d"]
+    elif options or change in ("labels", "no --resume"):
+        assert names == list("abcd")
+    else:
+        assert names == ["b", "d"]
+    assert evaluate(root, *ONE, *options, out="new").exit_code == 0
+    _, resumed, new = reports
+    pd.testing.assert_frame_equal(resumed.rows, new.rows, check_exact=True)
+    assert summarise(resumed) == summarise(new)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_columns_of_the_published_evaluation(four):
+    root, y = four
+    done = evaluate(root, *FAST, "--compat", "marginloss")
+    assert done.exit_code == 0, done.output
+    rows = pd.read_csv(root / "out" / "cases.csv").set_index("case")
+    for name, row in rows.iterrows():
+        with np.load(root / "p" / f"{name}.npz") as stored:
+            p = stored["probabilities"]
+        expected = evaluate_case_marginloss(
+            p.argmax(0), y, labels={1: "1", 2: "2"}, probabilities=p
+        )
+        found = {c.removeprefix("marginloss_"): row[c] for c in rows if c.startswith("margin")}
+        assert found.keys() == expected.keys()
+        close([*found.values()], [*expected.values()], rtol=1e-7)
+    got = summary(root)
+    assert got["metrics"]["marginloss_hd95_pooled_voxels"]["n"] == 4
+    assert "marginloss tace_ref" in got["conventions"]
+    assert evaluate(root, *FAST, out="without").exit_code == 0
+    plain = pd.read_csv(root / "without" / "cases.csv").set_index("case")
+    assert not [c for c in plain if c.startswith("marginloss")]
+    pd.testing.assert_frame_equal(rows[plain.columns], plain, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    "labels", [{"background": 0, "x": 1, "y": 2, "ignore": 3}, {"background": 0, "all": [1, 2]}]
+)
+def test_the_published_evaluation_knows_no_regions(folders, labels):
+    root, _ = folders
+    content = {"labels": labels, "regions_class_order": [1]}
+    (root / "dataset.json").write_text(json.dumps(content))
+    done = evaluate(root, "--compat", "marginloss")
+    assert done.exit_code == 2
+    assert "knows no regions and no ignore label" in " ".join(done.output.split())
+    assert not (root / "out" / "summary.json").exists()
+
+
+def test_one_scope_alone(folders):
+    root, _ = folders
+    done = evaluate(root, *FAST, "--scopes", "fg", "--format", "markdown,latex")
+    assert done.exit_code == 0, done.output
+    header = (root / "out" / "cases.csv").read_text().splitlines()[0].split(",")
+    assert "ece_fg" in header
+    assert "tace_ref" in header
+    assert not [c for c in header if c.endswith(("_all", "_union", "_dilated5"))]
+    assert summary(root)["pooled"].keys() == {c for c in summary(root)["pooled"] if "_fg" in c}
+    done = run(
+        root / "p", root / "p", root / "gt", "-o", root / "two", *FAST, "--scopes", "all",
+        "--names", "one,two",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "ece_all" in (root / "two" / "comparison.csv").read_text()
+    assert "ece_fg" not in (root / "two" / "comparison.csv").read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_region_of_interest(folders):
+    """Half the image: of its 3 x 12 x 6 voxels, those in the right half of the first slice."""
+    root, y = folders
+    roi = np.zeros(y.shape, int)
+    roi[0, :, 6:] = 7  # whatever is not 0
+    p = soft(y, 3)
+    p[:, 0, :, 6:] = np.array([0.7, 0.2, 0.1])[:, None, None]
+    for name in "ab":
+        np.savez(root / "p" / f"{name}.npz", probabilities=p)
+        write_nifti(root / "masks" / f"{name}.nii.gz", roi, geometry(y.shape))
+    for options in (("--scopes", "roi"), ("--scopes", "all")):  # --roi adds its scope
+        done = evaluate(root, *FAST, *options, "--roi", root / "masks")
+        assert done.exit_code == 0, done.output
+        row = pd.read_csv(root / "out" / "cases.csv").iloc[0]
+        assert row["voxels_roi"] == 72
+        close(row["ece_roi"], 0.3, atol=1e-6)
+        close(summary(root)["pooled"]["ece_roi"], 0.3, atol=1e-6)
+        assert ("ece_all" in row) == ("all" in options)
+    write_nifti(root / "masks" / "b.nii.gz", roi[:, :, 1:], geometry((3, 12, 11)))
+    done = evaluate(root, *FAST, "--roi", root / "masks", out="small")
+    assert done.exit_code == 1
+    assert "masks/b.nii.gz: does not lie on the reference: size" in done.output
+    (root / "masks" / "b.nii.gz").unlink()
+    for options, message in (
+        (("--roi", root / "masks"), "masks: holds no mask for 1 cases, e.g. b"),
+        (("--roi", root / "nowhere"), "nowhere: no such folder"),
+        (("--scopes", "roi"), "give the folder of the masks with --roi"),
+        (("--scopes", "fg,air"), "scopes: expected one of"),
+        (("--scopes", ""), "scopes: expected one of"),
+        (("--scopes", "fg,fg"), "scopes: expected different ones, got fg, fg"),
+    ):
+        done = evaluate(root, *options, out="wrong")
+        assert done.exit_code == 2
+        assert message in " ".join(done.output.split())
+        assert not (root / "wrong" / "summary.json").exists()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from dataclasses import replace
 
+import nibabel as nib
 import numpy as np
 import pytest
 import SimpleITK as sitk  # noqa: N813
@@ -14,8 +16,13 @@ from typer.testing import CliRunner
 
 from segcal.commands.main import app
 from segcal.evaluation.case import Settings, Structure, evaluate_case
-from segcal.evaluation.cohort import _regions_to_labels, evaluate_cohort, summarise
-from segcal.io.cases import pair, read_label_set
+from segcal.evaluation.cohort import (
+    _regions_to_labels,
+    evaluate_cohort,
+    evaluate_files,
+    summarise,
+)
+from segcal.io.cases import LabelSet, pair, read_label_set
 from segcal.io.volumes import Geometry, read_labels, write_nifti
 from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier, brier_parts
@@ -27,6 +34,7 @@ from segcal.metrics.nll import nll
 from segcal.metrics.tace import tace, tace_ref
 from tests.conftest import close
 from tests.data_paths import real_data
+from tests.io.test_volumes import peak
 
 AB = (Structure("a", (1,), 1), Structure("b", (2,), 2))
 
@@ -167,6 +175,34 @@ def test_summary_of_two_cases(tmp_path):
         close([surface["mean_of_found"], surface["penalised_mean"]], [1.0, 1.0])  # 0 and 2 mm
 
 
+@pytest.mark.parametrize("ignore", [255, -1, -100])
+def test_ignored_voxels_leave_every_number(ignore):
+    """Gaps of .1, .2 and .7 in three voxels; one of two predicted voxels is labelled."""
+    p = np.array([[0.1, 0.8], [0.4, 0.7]])[None]
+    y = np.array([[[0, 1], [ignore, 0]]], np.int16)
+    rows = [
+        evaluate_case(
+            prediction.astype(np.uint8), y, spacing_mm=(1, 1, 1), structures=AB[:1],
+            probabilities=np.stack([1 - p, p]), ignore_index=ignore, settings=Settings(bins=10),
+        ).row
+        for prediction in (p > 0.5, p > 0.3)
+    ]  # fmt: skip
+    close(rows[0]["ece_all"], 1 / 3)
+    close(rows[0]["dsc/a"], 2 / 3)
+    assert rows[0]["voxels_all"] == 3
+    assert rows[0] == rows[1]
+
+
+def test_background_hides_the_foreground_and_scopes_do_not():
+    """9900 sure and right voxels beside 100 labelled ones, predicted with .99 and half right."""
+    y, p = np.zeros((1, 100, 100), int), np.zeros((3, 1, 100, 100))
+    y[0, 0], p[0], p[1:, 0, 0] = 1, 1, [[0.99], [0.005]]
+    p[0, 0, 0] = 0.005
+    y[0, 0, :50] = 2
+    row = evaluate_case(p.argmax(0), y, spacing_mm=(1, 1, 1), structures=AB, probabilities=p).row
+    close([row["ece_all"], row["ece_fg"], row["ece_union"]], [0.0049, 0.49, 0.49])
+
+
 def test_dilated_scope_is_a_box():
     y = np.zeros((1, 30, 30), int)
     y[0, 15, 15] = 1
@@ -249,11 +285,123 @@ def test_absent_and_false_alarm():
     assert alarm["hd_mm/a"] == math.inf
 
 
-def test_axis_order_of_npz(tmp_path):
-    """npz is (class, z, y, x); a missing transpose would give Dice 1/3 without a shape error."""
-    y = np.zeros((3, 3, 3), int)
-    y[:, :, 0] = 1  # x == 0
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_in_neither_map_is_counted_and_never_scored(tmp_path, named):
+    """Found, absent, missed and false alarm: each is counted, whether labels are known or not."""
+    some = np.zeros((1, 64, 64), int)
+    some[0, 2:4, 2:4] = 1
+    for i, (prediction, reference) in enumerate(
+        ((some, some), (0 * some, 0 * some), (0 * some, some), (some, 0 * some))
+    ):
+        write_nifti(tmp_path / "gt" / f"{i}.nii.gz", reference, geometry(some.shape))
+        write_nifti(tmp_path / "p" / f"{i}.nii.gz", prediction, geometry(some.shape))
+    label_set = LabelSet({0: "background", 1: "1"}, None, "dataset.json") if named else None
+    cohort = evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt"), label_set=label_set)
+    assert cohort.failed == {}
+    got = summarise(cohort)["classes"]["1"]
+    close(cohort.rows["dsc/1"].drop("1").tolist(), [1, 0, 0])
+    assert cohort.rows.loc["1", ["dsc/1", "hd_mm/1", "hd95_pooled_mm/1"]].isna().all()
+    assert (got["dsc"]["n"], got["dsc"]["undefined"]) == (3, 1)
+    close(got["dsc"]["mean"], 1 / 3)
+    for metric in ("hd_mm", "hd95_pooled_mm", "hd95_max_directed_mm", "assd_pooled_mm"):
+        block = got[metric]
+        counts = [block[k] for k in ("n", "found", "missed", "false_alarms", "absent")]
+        assert counts == [3, 1, 1, 1, 1]
+        assert cohort.rows[f"{metric}/1"].tolist()[2:] == [math.inf, math.inf]
+        close(block["penalised_mean"], 2 * math.sqrt(64**2 + 64**2 + 1) / 3)
+
+
+def test_every_label_has_its_row(tmp_path):
+    """A map of several labels is never one mask, and a missed one neither leaves nor stops it."""
+    y = np.zeros((4, 12, 12), int)
+    y[0, 1:4, 1:4], y[1, 5:8, 5:8], y[2, 8:11, 2:5] = 1, 2, 3
     write_nifti(tmp_path / "gt" / "a.nii.gz", y, geometry(y.shape))
+    write_nifti(tmp_path / "p" / "a.nii.gz", np.where(y == 3, 0, y), geometry(y.shape))
+    cohort = evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt"))
+    assert cohort.label_names == ["1", "2", "3"]
+    close(cohort.rows.loc["a", ["dsc/1", "dsc/2", "dsc/3", "dsc"]].tolist(), [1, 1, 0, 2 / 3])
+    got = summarise(cohort)["classes"]
+    assert [got[k]["hd_mm"]["missed"] for k in "123"] == [0, 0, 1]
+    assert cohort.rows.loc["a", "hd_mm/3"] == math.inf
+
+
+def test_memory_of_surfaces_is_that_of_the_labels():
+    """13 organs of one size in volumes of two: nothing of the size of the volume is made."""
+    structures = [Structure(str(k), (k,), k) for k in range(1, 14)]
+    used, rows = [], []
+    for n in (96, 160):
+        y = np.zeros((n, n, n), np.uint8)
+        for k in range(13):
+            z, i, j = (4 + n // 3 * at for at in np.unravel_index(k, (3, 3, 3)))
+            y[z : z + 20, i : i + 20, j : j + 20] = k + 1
+        moved = np.roll(y, 1, axis=2)
+        result, most = peak(
+            lambda p=moved, r=y: evaluate_case(p, r, spacing_mm=(2, 1, 1), structures=structures)
+        )
+        used.append(most)
+        rows.append({k: v for k, v in result.row.items() if k != "diagonal_mm"})
+    assert rows[0] == rows[1]
+    assert rows[0]["hd_mm/13"] == 1
+    assert used[1] < 0.1 * y.nbytes
+    assert used[1] < used[0] + 2**14
+
+
+def test_memory_of_a_case_is_one_copy_and_little_more(tmp_path):
+    """14 half-precision classes: what a larger volume takes more is that volume, once."""
+    used, stored, voxels = [], [], []
+    for shape in ((16, 48, 48), (16, 48, 48), (40, 96, 96)):  # the first imports and compiles
+        y = np.zeros(shape, np.uint8)
+        y[4:14, 10:24, 10:24], y[4:14, 26:40, 26:40] = 1, 2
+        p = soft(y, 14).astype(np.float16)
+        folder = tmp_path / str(len(used))
+        (folder / "p").mkdir(parents=True)
+        np.savez(folder / "p" / "a.npz", probabilities=p)
+        write_nifti(folder / "gt" / "a.nii.gz", y, geometry(shape))
+        (case,) = pair(folder / "p", folder / "gt").cases
+        result, most = peak(lambda case=case: evaluate_files(case, None, settings=Settings()))
+        close(result.row["ece_all"], 0.1, atol=1e-3)
+        used.append(most)
+        stored.append(p.nbytes)
+        voxels.append(y.size)
+    assert used[2] - used[1] < (stored[2] - stored[1]) + 8 * (voxels[2] - voxels[1])
+
+
+def test_memory_does_not_grow_with_the_cases(tmp_path):
+    rng = np.random.default_rng(0)
+    shape, p, y = (32, 64, 64), [], []
+    (tmp_path / "p").mkdir()
+    for i in range(24):
+        of_one = rng.random(shape, np.float32)
+        p.append(np.stack([1 - of_one, of_one]))
+        y.append((rng.random(shape) < of_one ** (1 + i / 24)).astype(np.uint8))
+        np.savez(tmp_path / "p" / f"{i:02}.npz", probabilities=p[-1])
+        write_nifti(tmp_path / "gt" / f"{i:02}.nii.gz", y[-1], geometry(shape))
+    pairing, settings = pair(tmp_path / "p", tmp_path / "gt"), Settings(chosen=("all",))
+    whole_p, whole_y = np.stack(p, 1), np.stack(y)
+    del p, y
+
+    def cohort_of(n):
+        return evaluate_cohort(replace(pairing, cases=pairing.cases[:n]), settings=settings)
+
+    cohort_of(1)  # imports and compiles
+    _, few = peak(lambda: cohort_of(4))
+    cohort, many = peak(lambda: cohort_of(24))
+    assert len(cohort.rows) == 24
+    assert many < 1.1 * few
+    pooled = summarise(cohort)["pooled"]
+    for name, metric in (("ece", ece), ("cece", classwise_ece), ("nll", nll), ("brier", brier)):
+        close(pooled[f"{name}_all"], metric(whole_p, whole_y), rtol=0, atol=1e-9)
+    off = abs(pooled["aece_all"] - aece(whole_p, whole_y))
+    assert off <= pooled["aece_bound_all"] + 1e-9
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 3), (3, 4, 5)])
+def test_axis_order_of_npz(tmp_path, shape):
+    """npz is (class, z, y, x); a missing transpose would give Dice 1/3 without a shape error."""
+    y = np.zeros(shape, np.uint8)
+    y[:, :, 0] = 1  # x == 0
+    (tmp_path / "gt").mkdir()
+    nib.save(nib.Nifti1Image(y.transpose(), np.eye(4)), tmp_path / "gt" / "a.nii.gz")
     (tmp_path / "p").mkdir()
     np.savez(tmp_path / "p" / "a.npz", probabilities=soft(y, 2))
     out = run(tmp_path / "p", tmp_path / "gt", "-o", tmp_path / "out", "--bins", 10)
@@ -261,6 +409,28 @@ def test_axis_order_of_npz(tmp_path):
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     close(summary["metrics"]["dsc"]["mean"], 1.0)
     close(summary["metrics"]["ece_fg"]["mean"], 0.1, atol=1e-6)
+    close(summary["metrics"]["cece_all"]["mean"], 0.1, atol=1e-6)
+    np.savez(tmp_path / "p" / "a.npz", probabilities=soft(y, 2).transpose(0, 3, 2, 1))
+    cohort = evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt"), settings=Settings(bins=10))
+    if shape == (3, 3, 3):  # nothing tells
+        close(cohort.rows.loc["a", ["dsc", "cece_all"]].tolist(), [1 / 3, 9.3 / 27], atol=1e-6)
+    else:
+        assert "the axes look reversed" in cohort.failed["a"]
+
+
+def test_trailing_axes_of_length_one(tmp_path):
+    y = np.zeros((6, 5, 4), np.uint8)
+    y[1:4, 2, 1:3] = 1
+    for folder, array in (("gt", y), ("p", y[..., None])):
+        (tmp_path / folder).mkdir()
+        image = nib.Nifti1Image(array, np.diag([2.0, 3.0, 4.0, 1.0]))
+        nib.save(image, tmp_path / folder / "a.nii.gz")
+    for folders in (("p", "gt"), ("gt", "p")):
+        cohort = evaluate_cohort(pair(*(tmp_path / folder for folder in folders)))
+        assert cohort.failed == {}
+        row = cohort.rows.loc["a"]
+        assert [row[f"spacing_{axis}_mm"] for axis in "zyx"] == [4, 3, 2]
+        assert (row["dsc"], row["hd_mm/1"]) == (1, 0)
 
 
 def test_failures_are_named_and_the_rest_is_evaluated(tmp_path):

@@ -75,7 +75,9 @@ def test_smallest_type_is_written(tmp_path, values, dtype):
     array = np.zeros((3, 4, 5), np.int64)
     array[0, 0, :2] = values
     write_nifti(tmp_path / "a.nii.gz", array, GEOMETRY)
-    assert nib.load(tmp_path / "a.nii.gz").get_data_dtype() == dtype
+    image = nib.load(tmp_path / "a.nii.gz")
+    assert image.get_data_dtype() == dtype
+    assert (image.dataobj.slope, image.dataobj.inter) == (1, 0)
     assert (read_labels(tmp_path / "a.nii.gz").array == array).all()
 
 
@@ -85,6 +87,9 @@ def test_probabilities_round_trip(tmp_path):
     volume = read_volume(tmp_path / "p.nii.gz")
     assert volume.array.shape == (4, 3, 4, 5)
     np.testing.assert_allclose(volume.array, p, atol=1e-7)
+    image = nib.load(tmp_path / "p.nii.gz")
+    assert image.get_data_dtype() == np.float32
+    assert (image.dataobj.slope, image.dataobj.inter) == (1, 0)
     assert stored_axes(tmp_path / "p.nii.gz") == 4
 
 
@@ -128,6 +133,29 @@ def shifted(**changes):
     return Geometry(**values)
 
 
+def test_headers_that_differ_by_rounding(tmp_path):
+    """The last digits of an origin, of a spacing and of a direction differ between programs."""
+    image = sitk.GetImageFromArray(np.zeros((3, 4, 5), np.uint8))
+    image.SetSpacing((0.977, 0.977, 4.0))
+    image.SetOrigin((-341.66461, 12.5, 700.25))
+    a = np.radians(10)
+    for sign, name in ((1, "a.mha"), (-1, "b.mha")):
+        turned = a + sign * 1e-8
+        image.SetDirection(
+            (np.cos(turned), -np.sin(turned), 0, np.sin(turned), np.cos(turned), 0, 0, 0, 1)
+        )
+        sitk.WriteImage(image, str(tmp_path / name))
+        image.SetSpacing((0.977, 0.977, 3.999999))
+        image.SetOrigin((-341.66462, 12.5, 700.25))
+    here, there = (read_geometry(tmp_path / name)[0] for name in ("a.mha", "b.mha"))
+    assert here.origin_mm != there.origin_mm
+    assert here.spacing_mm != there.spacing_mm
+    assert (here.direction != there.direction).any()
+    assert check_place(tmp_path / "b.mha", here) == 1
+    with pytest.raises(ValueError, match=r"spacing .* origin .* 1e-05 mm apart"):
+        check_place(tmp_path / "b.mha", here, tolerance=1e-7)
+
+
 def test_differences_are_named():
     assert GEOMETRY.differences(shifted(origin_mm=(10.00001, -20.0, 30.0))) == []
     assert GEOMETRY.differences(shifted(spacing_mm=(7.999999, 1.5, 1.25))) == []
@@ -136,6 +164,7 @@ def test_differences_are_named():
     assert "3 mm apart" in text
     (text,) = GEOMETRY.differences(shifted(spacing_mm=(4.07, 1.5, 1.25)))
     assert "spacing (z, y, x) (8, 1.5, 1.25) and (4.07, 1.5, 1.25) mm" in text
+    assert GEOMETRY.differences(shifted(origin_mm=(10.0, -20.0, 33.0)), tolerance=3) == []
     angle = np.radians(10)
     turn = np.array(
         [[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]]

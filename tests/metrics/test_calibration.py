@@ -67,6 +67,7 @@ def test_worked_examples():
     for m in (1, 3, 15):
         statistics = equal_mass_statistics(torch.full((10,), 0.7), torch.arange(10) < 3, m)
         close(statistics.gap[statistics.count > 0], [0.4] * min(m, 10), rtol=1e-6)
+        close(tace(*binary([0.7] * 10, [1, 1, 1, *[0] * 7]), bins=m), 0.4)
     # a class wholly below the threshold has no part in the mean
     p1 = torch.tensor([1e-4, 1e-4, 0.6, 0.8], dtype=torch.float64)
     y = torch.tensor([[0, 0, 1, 1]])

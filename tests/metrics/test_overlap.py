@@ -71,6 +71,9 @@ def test_the_edge_of_the_image_is_a_boundary():
     distances = surface_distances(full, inner, spacing_mm=(1, 1))
     assert len(distances.prediction_to_reference) == 16
     assert len(distances.reference_to_prediction) == 8
+    # to the ring of 8: 12 of the outer 16 are 1 away, the corners sqrt(2); back, all 8 are 1 away
+    close(assd(full, inner, spacing_mm=(1, 1)), (12 + 4 * math.sqrt(2) + 8) / 24)
+    close(assd(full, inner, spacing_mm=(1, 1)), 1.06904, atol=5e-6)
     full, inner = np.ones((5, 5, 5), bool), box((5, 5, 5), (1, 4), (1, 4), (1, 4))
     close(hausdorff(full, inner, spacing_mm=(1, 1, 1)), math.sqrt(3))
     reference, prediction = box((8, 8, 8), (0, 4)), box((8, 8, 8), (0, 2))
@@ -128,7 +131,7 @@ def test_against_all_pairs(shape, seed, density):
     )
 
 
-@pytest.mark.parametrize("spacing", [(1, 1), (1, 0, 1), (1, -1, 1), (1, np.nan, 1)])
+@pytest.mark.parametrize("spacing", [(1, 1), (1, 0, 1), (1, -1, 1), (1, np.nan, 1), (1, np.inf, 1)])
 def test_refuses_spacing(spacing):
     mask = np.ones((2, 2, 2), bool)
     with pytest.raises(ValueError, match="spacing_mm: expected 3 positive numbers"):

@@ -88,6 +88,41 @@ def test_aece_is_ece_of_its_groups_and_does_not_see_the_order(seed, bins):
     close(aece(p, y, bins=1), abs(p.max(1).mean() - (p.argmax(1) == y).mean()))
 
 
+def of_label_one(p, y, **options):
+    """Error of the probability of label 1 in a binary problem."""
+    p = np.asarray(p)
+    return calibration_error(np.stack([1 - p, p])[None], np.asarray(y)[None], **options)[1]
+
+
+def test_probabilities_of_exactly_0_and_1():
+    """0 is in the first of two bins and 1 in the last: gaps of 1 (one voxel) and 0.5 (four)."""
+    p, y = [1.0, 1.0, 1.0, 1.0, 0.0], [0, 0, 1, 1, 1]
+    for reduction, value in (("expected", 0.6), ("average", 0.75), ("maximum", 1.0)):
+        close(of_label_one(p, y, bins=2, reduction=reduction), value)
+    assert np.isfinite(of_label_one(p, y, bins=1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("library", [torch, np])
+def test_precision_and_library_do_not_matter(library, dtype):
+    """Bins (0, .5] and (.5, 1]: 2/5 of gap .25, and 3/5 of 1 - (.55 + .75 + .75) / 3."""
+    p = np.array([0.25, 0.25, 0.55, 0.75, 0.75])
+    probs = np.stack([1 - p, p])[None].astype(dtype)
+    y = np.array([[0, 0, 1, 1, 1]])
+    if library is torch:
+        probs, y = torch.from_numpy(probs), torch.from_numpy(y)
+    tolerance = 1e-4 if dtype == "float16" else 1e-6
+    close(calibration_error(probs, y, bins=2)[1], 0.29, atol=tolerance)
+    close(ece(probs, y, bins=2), 0.29, atol=tolerance)  # all are right, of confidence .71
+
+
+def test_two_errors_of_a_binary_problem():
+    """Label 1 with .2 and .8, never true; the most likely label with .8 twice, true once."""
+    p, y = np.array([0.2, 0.8]), np.array([[0, 0]])
+    close(of_label_one(p, y[0], bins=10), 0.5)
+    close(ece(np.stack([1 - p, p])[None], y, bins=10), 0.3)
+
+
 def test_calibration_error_is_the_parts_of_the_classwise_ece():
     p, y = random_case()
     close(calibration_error(p, y, bins=15).mean(), classwise_ece(p, y))

@@ -9,6 +9,7 @@ import torch
 from segcal.binning import BinStatistics, equal_width_statistics
 from segcal.reporting.picture import draw
 from segcal.reporting.reliability import plot_class_reliability, plot_confidence, plot_reliability
+from segcal.tally import Voxels
 from tests.conftest import close
 
 CONFIDENCE = torch.tensor([0.55, 0.65, 0.65, 0.95, 0.95, 0.95, 0.95])
@@ -50,6 +51,34 @@ def test_every_class_has_its_diagram():
     assert text(found["b, fg"]) == "no voxels"
     assert not [p for p in found["b, fg"].patches if p.get_y() >= 0]
     assert draw(figure, "").png.startswith(b"\x89PNG")
+
+
+def test_no_bar_where_there_is_nothing():
+    """Probabilities of 0 and 1 that all come true: two bars, eight blank bins, and no error."""
+    p = np.array([[0.0, 0, 1, 1, 1]])
+    one = Voxels(p, p[0].astype(int)).tally(bins=10)["all"].classes[1]
+    assert one.count.tolist() == [2, *[0] * 8, 3]
+    assert np.isnan(one.accuracy[1:9]).all()
+    assert np.isnan(one.confidence[1:9]).all()
+    assert one.expected_error() == 0
+    (axis,) = plot_class_reliability({"all": [one]}, ["organ"]).axes
+    assert bars(axis, "frequency") == {0.0: 0.0, 0.9: 1.0}
+    assert text(axis) == "ECE 0.0000\nn 5"
+
+
+def test_numbers_on_diagrams_are_those_of_the_tables():
+    p = np.random.default_rng(0).dirichlet(np.ones(3), 500).T
+    y = np.random.default_rng(1).integers(0, 3, 500)
+    found = Voxels(p, y).tally(bins=15)
+    table = found["all"].metrics(15)
+    top = plot_reliability({k: t.top for k, t in found.items()}).axes[0]
+    assert text(top) == f"ECE {table['ece']:.4f}"
+    classes = plot_class_reliability({k: t.classes for k, t in found.items()}, "abc").axes
+    shown = [float(text(axis).split()[1]) for axis in classes]
+    close(np.mean(shown), table["cece"], atol=5e-5)
+    assert f"accuracy {table['accuracy']:.4f}" in text(
+        plot_confidence({"all": found["all"].top_mass.statistics}).axes[0]
+    )
 
 
 @pytest.mark.parametrize("classes", [1, 6, 7, 15])
