@@ -201,10 +201,6 @@ class Tally:
             raise ValueError(f"tally: arrays do not fit each other ({error})") from None
         return cls(flat.reshape(channels, cells, 3), bins, threshold, nll_sum, brier_sum)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Travel between processes without the empty cells."""
-        return Tally.from_arrays, (self.to_arrays(),)
-
     @property
     def _fine(self) -> int:
         return self.cells.shape[1] - 1

@@ -27,8 +27,9 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.case import Settings
     from segcal.evaluation.cohort import Cohort
     from segcal.evaluation.store import Outcome, Store
-    from segcal.io.cases import Case, LabelSet, Pairing
+    from segcal.io.cases import LabelSet, Pairing
     from segcal.io.volumes import Geometry
+    from segcal.reporting.folder import ReportFolder
     from segcal.reporting.picture import Picture
     from segcal.reporting.tables import Table as PrintedTable
 
@@ -44,15 +45,15 @@ class Compat(str, Enum):
 READING, NUMBERS, REPORT, RUNNING = "What is read", "Numbers", "Report", "Running"
 """Groups of options in the help."""
 DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
-STORE = ".results"
+STORE = ".segcal-results"
 """Folder in the report's, where results of cases wait for the last."""
 MAX_NOTES = 5
 WORST = 3
-STALE = (
-    "cases.csv", "reliability.png", "reliability_classes.png", "confidence.png", "worst/*.png",
+FILES = (
+    "index.html", "summary.json", "cases.csv", "reliability*.png", "confidence.png", "worst/*.png",
+    "comparison.*", "tables.*",
 )  # fmt: skip
-STALE_TABLES = ("tables.md", "tables.tex")
-"""Files of a report that the next one into the same folder may not have."""
+"""What a report may write."""
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
 
@@ -235,6 +236,7 @@ def evaluate(
     wrong usage.
     """
     from segcal.evaluation.case import Settings
+    from segcal.reporting.folder import ReportFolder
 
     console = Console()
     if not console.is_terminal:  # a pipe or a log has no width
@@ -267,12 +269,16 @@ def evaluate(
         cohort = cohorts[job.name] = _evaluate(job, settings, processes, runner)
         with user_errors():
             _report(console, job, cohort, settings, bootstrap, extras)
+        if not cohort.interrupted and not cohort.failed:
+            job.store(settings).remove()
         if cohort.interrupted:
             say(console, "Interrupted: the report is of the cases before.", "red")
             say(console, "The same command with --resume goes on from there.")
             raise typer.Exit(130)
-    if len(jobs) > 1 and all(len(cohort.rows) for cohort in cohorts.values()):
-        with user_errors():
+    with user_errors():
+        if len(jobs) > 1 and not all(len(cohort.rows) for cohort in cohorts.values()):
+            ReportFolder(output).close()  # no comparison: that of an earlier run is not of these
+        elif len(jobs) > 1:
             _report_comparison(console, jobs, cohorts, settings, bootstrap, extras)
     if any(cohort.failed or cohort.pairing.without_prediction for cohort in cohorts.values()):
         raise typer.Exit(1)
@@ -305,6 +311,11 @@ class Job:
             ValueError: they cannot.
         """
         labels = self.label_set
+        if settings.compat and labels is None:
+            raise ValueError(
+                f"--compat {settings.compat}: its mean is over all labels, present or not, so a "
+                "dataset.json is needed that names them"
+            )
         if settings.compat and labels and (labels.regions or labels.ignore_index is not None):
             raise ValueError(
                 f"--compat {settings.compat}: the published evaluation knows no regions and no "
@@ -374,12 +385,13 @@ def _jobs(
     if not predictions:
         raise ValueError("give at least one folder of predictions, then the references")
     several = len(predictions) > 1
-    chosen = [n.strip() for n in names.split(",")] if names else [p.stem for p in predictions]
+    stems = [p.resolve().name if p.is_dir() else p.stem for p in predictions]
+    chosen = [n.strip() for n in names.split(",")] if names else stems
     if len(chosen) != len(predictions) or len(set(chosen)) != len(chosen) or "" in chosen:
         raise ValueError(
             f"--names: expected {len(predictions)} different names, got {', '.join(chosen)}"
         )
-    if unfit := [n for n in chosen if several and Path(n).name != n]:
+    if unfit := [n for n in chosen if several and (Path(n).name != n or n in (".", ".."))]:
         raise ValueError(f"--names: {', '.join(unfit)} cannot name a folder")
     jobs = []
     for name, one in zip(chosen, predictions, strict=True):
@@ -389,6 +401,8 @@ def _jobs(
             pairing = with_rois(pairing, roi)
         label_set = find_label_set(console, dataset_json, one, references)
         _check_output(folder, [*predictions, references])
+        if several:
+            _check_output(output, [])
         jobs.append(Job(name, one, references, folder, pairing, label_set, find_reader(one)))
     for job in jobs:
         job.output.mkdir(parents=True, exist_ok=True)
@@ -397,25 +411,18 @@ def _jobs(
 
 def _check_output(output: Path, given: list[Path]) -> None:
     """Refuse a folder in which somebody else's file would be overwritten."""
-    from segcal.io.files import read_json
+    from segcal.reporting.folder import ReportFolder
 
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"{output}: is a file; the report needs a folder")
     inputs = [path if path.is_dir() else path.parent for path in given]
     if output.resolve() in [path.resolve() for path in inputs]:
         raise ValueError(f"{output}: holds what is evaluated; name another folder for the report")
-    summary = output / "summary.json"
-    if summary.exists():
-        content = read_json(summary)
-        if not isinstance(content, dict) or "conventions" not in content:
-            raise ValueError(f"{summary}: is not of segcal; name another folder for the report")
+    ReportFolder(output).check(FILES)
 
 
 def _runner(engine: Engine, scheduler: str | None) -> Runner:
     """Check that the engine can start."""
     from segcal.evaluation.cluster import check_cluster, run_on_cluster
     from segcal.evaluation.engine import run
-    from segcal.evaluation.store import Outcome
 
     if engine is Engine.processes:
         if scheduler is not None:
@@ -423,10 +430,7 @@ def _runner(engine: Engine, scheduler: str | None) -> Runner:
         return run
     check_cluster(scheduler)
 
-    def lost(case: Case, why: str) -> Outcome:
-        return Outcome(f"{case.prediction}: {why}", [])
-
-    return partial(run_on_cluster, lost=lost, scheduler=scheduler)
+    return partial(run_on_cluster, scheduler=scheduler)
 
 
 def _evaluate(job: Job, settings: Settings, processes: int | None, runner: Runner) -> Cohort:
@@ -436,7 +440,7 @@ def _evaluate(job: Job, settings: Settings, processes: int | None, runner: Runne
 
     store = job.store(settings)
     with progress_bar("Evaluating", len(job.pairing.cases)) as advance:
-        cohort = evaluate_cohort(
+        return evaluate_cohort(
             job.pairing,
             label_set=job.label_set,
             reader=job.reader,
@@ -446,9 +450,6 @@ def _evaluate(job: Job, settings: Settings, processes: int | None, runner: Runne
             store=store,
             progress=lambda case: advance(case.name),
         )
-    if not cohort.interrupted and not cohort.failed:
-        store.remove()
-    return cohort
 
 
 def _report(
@@ -459,15 +460,14 @@ def _report(
     from segcal.io.files import write_json, write_text
     from segcal.io.tables import write_csv
     from segcal.reporting import page, tables
+    from segcal.reporting.folder import ReportFolder
 
     summary = {**job.header(settings), **summarise(cohort, resamples=bootstrap)}
-    earlier = (job.output / "summary.json").exists()
-    write_json(job.output / "summary.json", summary)
-    written = ["summary.json", "index.html"]
+    folder = ReportFolder(job.output)
+    write_json(folder.place("summary.json"), summary)
     sections, printed = [], []
     if len(cohort.rows):
-        write_csv(job.output / "cases.csv", cohort.rows)
-        written.append("cases.csv")
+        write_csv(folder.place("cases.csv"), cohort.rows)
         console.print(class_table(summary))
         printed.append(tables.class_table(summary))
         sections.append(page.table_section(printed[-1]))
@@ -475,7 +475,7 @@ def _report(
         console.print(calibration_table(summary, settings.scopes))
         printed.append(tables.calibration_table(summary, settings.scopes))
         diagrams = _diagrams(job, cohort, settings)
-        written += _save(job.output, diagrams)
+        _save(folder, diagrams)
         sections.append(
             page.table_section(
                 printed[-1],
@@ -492,19 +492,19 @@ def _report(
         worst, notes = _worst(job, cohort, settings, extras.images)
         for note in notes:
             say(console, note, "yellow")
-        written += _save(job.output, worst)
+        _save(folder, worst)
         if worst:
             title = "Cases with the lowest DSC"
             sections.append(page.Section(title, notes, pictures=list(worst.values())))
         cases = tables.case_table(cohort.rows, summary["conventions"])
         note = "Click a heading to sort. All columns are in cases.csv."
         sections.append(page.table_section(cases, note))
-    written += _write_tables(job.output, printed, extras.forms)
-    write_text(job.output / "index.html", page.render(f"Evaluation: {job.name}", summary, sections))
-    if earlier:
-        _remove_stale(job.output, written, (*STALE, *STALE_TABLES))
+    _write_tables(folder, printed, extras.forms)
+    title = f"Evaluation: {job.name}"
+    write_text(folder.place("index.html"), page.render(title, summary, sections))
+    folder.close()
     _say_problems(console, cohort)
-    say(console, f"Written to {job.output}: {', '.join(written)}")
+    say(console, f"Written to {job.output}: {', '.join(folder.written)}")
 
 
 def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, Picture]:
@@ -536,29 +536,17 @@ def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, Picture
     }
 
 
-def _save(output: Path, pictures: dict[str, Picture]) -> list[str]:
+def _save(folder: ReportFolder, pictures: dict[str, Picture]) -> None:
     for name, picture in pictures.items():
-        picture.save(output / name)
-    return list(pictures)
+        picture.save(folder.place(name))
 
 
-def _write_tables(output: Path, tables: list[PrintedTable], forms: tuple[str, ...]) -> list[str]:
+def _write_tables(folder: ReportFolder, tables: list[PrintedTable], forms: tuple[str, ...]) -> None:
     from segcal.io.files import write_text
-    from segcal.reporting.markup import FILES, render_tables
+    from segcal.reporting import markup
 
-    written = []
     for form in forms if tables else ():
-        write_text(output / FILES[form], render_tables(tables, form))
-        written.append(FILES[form])
-    return written
-
-
-def _remove_stale(output: Path, written: list[str], patterns: tuple[str, ...]) -> None:
-    """Remove files of an earlier report that this one does not have."""
-    found = [path for pattern in patterns for path in output.glob(pattern)]
-    for path in found:
-        if path.relative_to(output).as_posix() not in written:
-            path.unlink()
+        write_text(folder.place(markup.FILES[form]), markup.render_tables(tables, form))
 
 
 def _worst(
@@ -628,6 +616,7 @@ def _report_comparison(
     from segcal.io.tables import write_csv
     from segcal.reporting import page
     from segcal.reporting.comparison import plot_comparison
+    from segcal.reporting.folder import ReportFolder
     from segcal.reporting.picture import draw
     from segcal.reporting.tables import difference_table, method_table
 
@@ -646,28 +635,27 @@ def _report_comparison(
         },
     }
     differences = compare(tables, resamples=bootstrap)
-    earlier = (output / "comparison.json").exists()
+    folder = ReportFolder(output)
     write_json(
-        output / "comparison.json",
+        folder.place("comparison.json"),
         {"differences": as_records(differences), "conventions": settings.conventions()},
     )
-    write_csv(output / "comparison.csv", case_table(tables))
+    write_csv(folder.place("comparison.csv"), case_table(tables))
     shown = ["dsc", *(f"{m}_{scope}" for m in ("ece", "tace") for scope in settings.scopes)]
     chosen = [d for m in shown for d in differences if d.metric == m and d.mean is not None]
     picture = draw(plot_comparison(chosen), "Differences between methods")
     conventions = settings.conventions()
     means = shared_means(tables, [*shown[:1], "hd95_pooled_mm", *shown[1:]], resamples=bootstrap)
     methods = method_table(means, conventions)
-    written = _save(output, {"comparison.png": picture})
-    written += _write_tables(output, [methods], extras.forms)
-    if earlier:
-        _remove_stale(output, written, STALE_TABLES)
+    _save(folder, {"comparison.png": picture})
+    _write_tables(folder, [methods], extras.forms)
     sections = [
         page.table_section(methods, pictures=[picture]),
         page.table_section(difference_table(as_records(differences)), "Click a heading to sort."),
     ]
     title = f"Comparison: {', '.join(tables)}"
-    write_text(output / "index.html", page.render(title, header, sections, list(tables)))
+    write_text(folder.place("index.html"), page.render(title, header, sections, list(tables)))
+    folder.close()
     table = _table(f"Differences to {next(iter(tables))}, mean over shared cases")
     for column in ("method", "metric"):
         table.add_column(column, no_wrap=True)
@@ -679,8 +667,7 @@ def _report_comparison(
         table.add_row(d.method, d.metric, str(d.n), f"{d.mean:+.4f}", bounds, p)
     table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
     console.print(table)
-    names = ["index.html", "comparison.json", "comparison.csv", *written]
-    say(console, f"Written to {output}: {', '.join(names)}")
+    say(console, f"Written to {output}: {', '.join(folder.written)}")
 
 
 def find_label_set(

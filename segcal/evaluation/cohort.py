@@ -93,7 +93,7 @@ def evaluate_cohort(
     one = partial(_outcome, label_set=label_set, reader=reader, settings=settings or Settings())
     known = [store is not None and store.holds(case) for case in pairing.cases]
     unknown = [case for case, there in zip(pairing.cases, known, strict=True) if not there]
-    fresh = engine(one, unknown, jobs=jobs)
+    fresh = engine(one, unknown, lost=lost, jobs=jobs)
     cohort = Cohort(pd.DataFrame(), {}, {}, {}, pairing)
     rows: dict[str, dict[str, float]] = {}
     try:
@@ -123,10 +123,17 @@ def _add(cohort: Cohort, rows: dict[str, dict[str, float]], name: str, outcome: 
     if isinstance(outcome.result, str):
         cohort.failed[name] = outcome.result
         return
-    rows[name] = outcome.result.row
     pooled = cohort.calibration
-    for scope, one in outcome.result.calibration.items():
+    for scope, arrays in outcome.calibration.items():
+        one = Tally.from_arrays(arrays)
+        if scope in pooled and one.num_classes != pooled[scope].num_classes:
+            cohort.failed[name] = (
+                f"has {one.num_classes} classes where the cases before have "
+                f"{pooled[scope].num_classes}; give the dataset.json that says what they are"
+            )
+            return
         pooled[scope] = pooled[scope] + one if scope in pooled else one
+    rows[name] = outcome.result
 
 
 def _outcome(
@@ -141,7 +148,12 @@ def _outcome(
         return Outcome(str(error), [])
     except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
         return Outcome(f"{case.prediction}: {type(error).__name__}: {error}", [])
-    return Outcome(result, notes)
+    return Outcome(result.row, notes, {k: t.to_arrays() for k, t in result.calibration.items()})
+
+
+def lost(case: Case, why: str) -> Outcome:
+    """What became of a case without a result."""
+    return Outcome(f"{case.prediction}: {why}", [])
 
 
 @dataclass(frozen=True)

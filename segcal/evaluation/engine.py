@@ -32,22 +32,28 @@ def default_jobs(items: int) -> int:
 
 
 def run(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int = 1
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    lost: Callable[[Item, str], Result],
+    jobs: int = 1,
 ) -> Generator[tuple[int, Result]]:
     """Yield index and result of every item, in order.
 
     At most ``AHEAD * jobs`` items are started and not yet yielded. If a process dies (out of
-    memory, say), what is not done is run in this one. However this one ends, by Ctrl-C or killed,
-    the others end with it.
+    memory, say), what was under way is run again, one by one in a process each, and an item whose
+    own process dies is lost. However this process ends, by Ctrl-C or killed, the others end with
+    it.
 
     Args:
         function: takes an item, catches what may go wrong with it, can be pickled.
         items: can be pickled.
-        jobs: processes.
+        lost: takes an item and why it has no result; gives the result instead.
+        jobs: processes; 1 is this one alone.
     """
     if jobs == 1:
         return in_order(lambda item: partial(function, item), items, lambda: 1)
-    return _in_processes(function, items, jobs)
+    return _in_processes(function, items, lost, jobs)
 
 
 def in_order(
@@ -68,28 +74,51 @@ def in_order(
 
 
 def _in_processes(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    lost: Callable[[Item, str], Result],
+    jobs: int,
 ) -> Generator[tuple[int, Result]]:
     context = multiprocessing.get_context("spawn")  # a fork would inherit OpenMP's locks
     theirs, ours = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(theirs,))
+
+    def pool_of(processes: int) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            processes, mp_context=context, initializer=_begin, initargs=(theirs,)
+        )
+
+    def alone(item: Item) -> Result:
+        with pool_of(1) as pool:
+            try:
+                return pool.submit(function, item).result()
+            except BrokenProcessPool:
+                return lost(item, "the process that worked on it died; out of memory?")
+
+    pool = pool_of(jobs)
 
     def start(item: Item) -> Callable[[], Result]:
+        nonlocal pool
         try:
             future = pool.submit(function, item)
         except BrokenProcessPool:
-            return partial(function, item)
+            pool.shutdown()
+            pool = pool_of(jobs)
+            future = pool.submit(function, item)
 
         def result() -> Result:
             try:
                 return future.result()
             except BrokenProcessPool:
-                return function(item)
+                return alone(item)
 
         return result
 
-    with theirs, pool, ours:  # ours is closed first, which ends the processes
-        yield from in_order(start, items, lambda: AHEAD * jobs)
+    with theirs, ours:
+        try:
+            yield from in_order(start, items, lambda: AHEAD * jobs)
+        finally:
+            ours.close()  # ends the processes
+            pool.shutdown()
 
 
 def _begin(parent: Connection) -> None:

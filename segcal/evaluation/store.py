@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import shutil
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.evaluation.case import CaseResult
 from segcal.io.cases import Case
-from segcal.io.files import whole_file
+from segcal.io.files import remove_leftovers, whole_file
 from segcal.tally import Tally
 
 FORMAT = 1
@@ -28,10 +27,17 @@ COMPANIONS = (".pkl", ".raw", ".zraw")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: its numbers, or why there are none; and what was odd."""
+    """What became of a case, small enough to wait and to travel.
 
-    result: CaseResult | str
+    Attributes:
+        result: its row of numbers, or why there is none.
+        notes: what was odd.
+        calibration: :meth:`segcal.tally.Tally.to_arrays` by scope.
+    """
+
+    result: dict[str, float] | str
     notes: list[str]
+    calibration: dict[str, dict[str, NDArray[Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,19 +74,24 @@ class Store:
         if isinstance(outcome.result, str):
             return
         known = {
-            "row": {key: repr(value) for key, value in outcome.result.row.items()},
+            "row": {key: repr(value) for key, value in outcome.result.items()},
             "notes": outcome.notes,
-            "scopes": list(outcome.result.calibration),
+            "scopes": list(outcome.calibration),
         }
         arrays: dict[str, Any] = {"key": self._key(case), "known": json.dumps(known)}
-        for scope, one in outcome.result.calibration.items():
-            arrays.update({f"{scope}/{k}": v for k, v in one.to_arrays().items()})
-        with whole_file(self._path(case)) as temporary:
-            np.savez(temporary, **arrays)
+        for scope, one in outcome.calibration.items():
+            arrays.update({f"{scope}/{k}": v for k, v in one.items()})
+        with suppress(OSError), whole_file(self._path(case)) as temporary:
+            np.savez(temporary, **arrays)  # what cannot be kept is evaluated again
 
     def remove(self) -> None:
-        """Forget everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Forget everything; the folder stays if it holds something else."""
+        for path in self.folder.glob("*.npz"):
+            path.unlink(missing_ok=True)
+        if self.folder.is_dir():
+            remove_leftovers(self.folder)
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def _path(self, case: Case) -> Path:
         return self.folder / f"{case.name}.npz"
@@ -117,14 +128,14 @@ def _read(path: Path, *names: str) -> dict[str, NDArray[Any]]:
 def _outcome(arrays: Mapping[str, NDArray[Any]]) -> Outcome:
     known = json.loads(str(arrays["known"]))
     calibration = {
-        scope: Tally.from_arrays(
-            {
-                name.removeprefix(f"{scope}/"): array
-                for name, array in arrays.items()
-                if name.startswith(f"{scope}/")
-            }
-        )
+        scope: {
+            name.removeprefix(f"{scope}/"): array
+            for name, array in arrays.items()
+            if name.startswith(f"{scope}/")
+        }
         for scope in known["scopes"]
     }
+    for one in calibration.values():
+        Tally.from_arrays(one)  # or it is damaged
     row = {key: float(value) for key, value in known["row"].items()}
-    return Outcome(CaseResult(row, calibration), known["notes"])
+    return Outcome(row, known["notes"], calibration)

@@ -18,7 +18,7 @@ from segcal.evaluation.cohort import evaluate_cohort, summarise
 from segcal.evaluation.engine import AHEAD, default_jobs, run
 from segcal.io.cases import pair
 from segcal.io.volumes import write_nifti
-from tests.evaluation.items import LONG, dies_elsewhere, first_ends_last, square, stops_everything
+from tests.evaluation.items import LONG, dies, first_ends_last, square, stops_everything
 from tests.evaluation.test_cohort import geometry, soft
 
 
@@ -38,6 +38,10 @@ class Counted(Sequence):
         return i
 
 
+def lost(item, why):
+    return item, why
+
+
 def gone(pid):
     """Whether a process has ended, a minute to do so granted."""
     for _ in range(600):
@@ -51,33 +55,42 @@ def gone(pid):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_item_once_and_in_order(jobs):
-    assert list(run(square, range(20), jobs)) == [(i, i * i) for i in range(20)]
-    assert list(run(square, [], jobs)) == []
+    assert list(run(square, range(20), lost=lost, jobs=jobs)) == [(i, i * i) for i in range(20)]
+    assert list(run(square, [], lost=lost, jobs=jobs)) == []
 
 
 def test_a_slow_first_item_still_comes_first(tmp_path):
     items = [(tmp_path, i, 5) for i in range(8)]
-    assert list(run(first_ends_last, items, jobs=2)) == [(i, i) for i in range(8)]
+    assert list(run(first_ends_last, items, lost=lost, jobs=2)) == [(i, i) for i in range(8)]
 
 
 @pytest.mark.parametrize(("jobs", "ahead"), [(1, 1), (2, 2 * AHEAD)])
 def test_few_items_are_under_way_at_once(jobs, ahead):
     items = Counted(40)
-    for index, _ in run(square, items, jobs):
+    for index, _ in run(square, items, lost=lost, jobs=jobs):
         assert items.given == min(40, index + ahead)
 
 
 def test_a_process_that_dies_loses_nothing(tmp_path):
     """What was done before is not done again: items 1 and 2 came back before 3 was begun."""
-    items = [(os.getpid(), tmp_path, i) for i in range(12)]
-    assert list(run(dies_elsewhere, items, jobs=2)) == [(i, i) for i in range(12)]
+    items = [(tmp_path, i, 1) for i in range(12)]
+    assert list(run(dies, items, lost=lost, jobs=2)) == [(i, i) for i in range(12)]
     assert [(tmp_path / str(i)).read_text() for i in (0, 1, 2, 11)] == ["once "] * 4
+
+
+def test_an_item_that_kills_every_process_is_lost_alone(tmp_path):
+    items = [(tmp_path, i, 99) for i in range(12)]
+    (_, (who, why)), *others = run(dies, items, lost=lost, jobs=2)
+    assert who == items[0]
+    assert "died" in why
+    assert others == [(i, i) for i in range(1, 12)]
+    assert (tmp_path / "deaths").read_text() == "xx"  # with others, and alone
 
 
 def test_ctrl_c_ends_the_processes(tmp_path):
     items = [(os.getpid(), signal.SIGINT, tmp_path, i) for i in range(4)]
     with pytest.raises(KeyboardInterrupt):
-        list(run(stops_everything, items, jobs=2))
+        list(run(stops_everything, items, lost=lost, jobs=2))
     assert all(gone(int((tmp_path / i).read_text())) for i in "01")
 
 
@@ -89,7 +102,7 @@ from segcal.evaluation.engine import run
 from tests.evaluation.items import stops_everything
 if __name__ == "__main__":
     folder = pathlib.Path({str(tmp_path)!r})
-    list(run(stops_everything, [(os.getpid(), 9, folder, i) for i in range(4)], jobs=2))
+    list(run(stops_everything, [(os.getpid(), 9, folder, i) for i in range(4)], lost=print, jobs=2))
 """
     script = tmp_path / "script.py"
     script.write_text(program)
