@@ -45,7 +45,7 @@ def running(tmp_path_factory):
 def test_the_same_as_in_this_process(running, one_thread):
     for scheduler in running:
         got = list(run_on_cluster(numbers, range(12), lost=lost, scheduler=scheduler))
-        assert got == list(run(numbers, range(12)))
+        assert got == list(run(numbers, range(12), lost=lost))
     assert list(run_on_cluster(numbers, [], lost=lost, scheduler=running[0])) == []
 
 
