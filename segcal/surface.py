@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import ndimage
 
 from segcal.compiling import compiled
-from segcal.tensors import as_array, as_tensor
+from segcal.tensors import as_array
 
 Distances = NDArray[np.float64]
 Box = tuple[slice, ...]
@@ -105,7 +105,8 @@ def label_boxes(label_maps: Sequence[ArrayLike], labels: Iterable[int]) -> dict[
     Raises:
         ValueError: maps that are not of integers or differ in shape.
     """
-    maps = [as_tensor(m).numpy(force=True) for m in label_maps]
+    maps = [as_array(m) for m in label_maps]
+    maps = [m if m.dtype.isnative else m.astype(m.dtype.newbyteorder("=")) for m in maps]
     for m in maps:
         if m.dtype.kind not in "iu" or not 1 <= m.ndim <= 3 or m.shape != maps[0].shape:
             raise ValueError(

@@ -258,6 +258,10 @@ class Voxels:
                 f"probs {p.dtype} {p.shape} and labels {y.dtype} {y.shape}: expected floating "
                 "(K, *S) and integer (*S)"
             )
+        if y.size >= 2**31:
+            raise ValueError(
+                f"labels: expected less than 2^31 voxels, got {y.size}; add tallies up"
+            )
         if scopes is None or isinstance(scopes, Mapping):
             scopes = (scopes or {"all": None}).items()
         self._scopes: list[str] = []
@@ -313,7 +317,8 @@ class Voxels:
                     self._refuse(wrong)
             return packed
 
-        packed, *others = _on_threads(count, self._pieces)
+        room = 16 * zones * (k + 1) * (fine + 1)  # bytes that every thread takes for itself
+        packed, *others = _on_threads(count, self._pieces, 1 + self._p.nbytes // max(4 * room, 1))
         while others:
             packed += others.pop()
         total = sums.sum(0)
@@ -369,7 +374,10 @@ class Voxels:
         p = _widened(self._p[:, part], classes if len(self._p) > 1 else slice(None))
         if len(self._p) == 1:
             p = np.concatenate([1 - p, p])[classes]
-        return p, self._y[part].astype(np.int32), self._zone[part]
+        y = self._y[part]
+        if y.dtype.itemsize > 4:  # what does not fit is as wrong as K
+            y = np.where((y < 0) | (y >= self._num_classes), self._num_classes, y)
+        return p, y.astype(np.int32), self._zone[part]
 
     def _inside(self, scope: str) -> list[int]:
         """Zones of a scope."""
@@ -444,16 +452,17 @@ class Voxels:
 
     def _sorted(self, scope: str, channel: int, threshold: float, groups: int) -> BinStatistics:
         """Groups of equal mass the long way."""
-        inside = np.isin(self._zone, self._inside(scope))
-        p = as_tensor(_widened(self._p[:, inside]))
-        p = torch.cat([1 - p, p]) if len(p) == 1 else p
-        y = as_tensor(self._y[inside].astype(np.int32))
-        if channel == 0:
-            confidence, predicted = p.max(0)
-            return equal_mass_statistics(confidence.double(), predicted == y, groups)
-        kept = p[channel - 1].double() > threshold
-        hits = y[kept] == channel - 1
-        return equal_mass_statistics(p[channel - 1][kept].double(), hits, groups)
+        classes = slice(channel - 1, channel) if channel else slice(None)
+        parts = []
+        for i in range(self._pieces):
+            p, y, zone = self._piece(i, classes)
+            inside = np.isin(zone, self._inside(scope))
+            if channel:
+                inside &= p[0] > threshold
+            predicted = p.argmax(0) if channel == 0 else channel - 1
+            parts.append((p.max(0)[inside], np.equal(predicted, y)[inside]))
+        confidence, hits = (as_tensor(np.concatenate(side)) for side in zip(*parts, strict=True))
+        return equal_mass_statistics(confidence.double(), hits, groups)
 
 
 def predicted_classes(probs: NDArray[Any]) -> NDArray[Any]:
@@ -484,9 +493,11 @@ def _widened(p: NDArray[Any], classes: slice = slice(None)) -> NDArray[Any]:
     return np.ascontiguousarray(p[classes], dtype=wide)
 
 
-def _on_threads(work: Callable[[range], Result], pieces: int) -> list[Result]:
+def _on_threads(
+    work: Callable[[range], Result], pieces: int, most: int | None = None
+) -> list[Result]:
     """Share out the pieces; compiled code lets go of the interpreter's lock."""
-    threads = max(1, min(torch.get_num_threads(), pieces))
+    threads = max(1, min(torch.get_num_threads(), pieces, most or pieces))
     shares = [range(t, pieces, threads) for t in range(threads)]
     if threads == 1:
         return [work(shares[0])]

@@ -202,7 +202,9 @@ def reduce_classes(values: Tensor, reduction: ClassReduction) -> Tensor:
 
 def as_array(x: Any) -> NDArray[Any]:
     """Return `x` (array, tensor on any device, or nested list) as a NumPy array."""
-    return x.numpy(force=True) if isinstance(x, Tensor) else np.asarray(x)
+    if isinstance(x, Tensor):
+        return (x.float() if x.dtype == torch.bfloat16 else x).numpy(force=True)
+    return np.asarray(x)
 
 
 def as_tensor(x: Any) -> Tensor:

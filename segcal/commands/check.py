@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ def check(
     Looks at pairs, sizes, places and numbers of channels; values are only seen by the evaluation.
     Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
     """
-    from segcal.evaluation.check import check_case
+    from segcal.evaluation.check import check_case, count_channels
     from segcal.io.cases import find_reader, pair
 
     console = Console()
@@ -43,6 +44,13 @@ def check(
             case.name: check_case(case, label_set, reader=reader, tolerance=tolerance)
             for case in pairing.cases
         }
+        if label_set is None:  # nothing says how many channels there should be
+            channels = {case.name: count_channels(case) for case in pairing.cases}
+            counts = Counter(n for n in channels.values() if n is not None)
+            usual = counts.most_common(1)[0][0] if counts else None
+            for name, n in channels.items():
+                if n not in (None, usual):
+                    found[name].append(f"{n} channels, where most predictions have {usual}")
     wrong = {name: problems for name, problems in found.items() if problems}
     for name, problems in wrong.items():
         for problem in problems:

@@ -48,6 +48,8 @@ DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
 STORE = ".segcal-results"
 """Folder in the report's, where results of cases wait for the last."""
 MAX_NOTES = 5
+MOST_CLASSES = 16
+"""Classes that get a reliability diagram each."""
 WORST = 3
 FILES = (
     "index.html", "summary.json", "cases.csv", "reliability*.png", "confidence.png", "worst/*.png",
@@ -480,8 +482,8 @@ def _report(
             page.table_section(
                 printed[-1],
                 "Fractions of 1, the lower the better. The scope decides the ranking of methods: "
-                "look at all of them. Over foreground-labelled voxels (fg) even the true "
-                "probabilities are not without error, because that scope knows the label.",
+                "look at all of them. Over voxels that are chosen by their label (fg, union) even "
+                "the true probabilities are not without error.",
                 pictures=list(diagrams.values()),
             )
         )
@@ -509,6 +511,8 @@ def _report(
 
 def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, Picture]:
     """Pictures of the pooled calibration by file name."""
+    import numpy as np
+
     from segcal.reporting.picture import draw
     from segcal.reporting.reliability import (
         plot_class_reliability,
@@ -528,6 +532,12 @@ def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, Picture
     if job.label_set is not None and job.label_set.regions:
         names = ["outside a region", "in it"]
     by_class = {k: c.classes for k, c in cohort.calibration.items()}
+    if count > MOST_CLASSES:
+        errors = [one.expected_error() for one in list(by_class.values())[-1]]
+        worst = sorted(np.argsort(np.nan_to_num(errors))[::-1][:MOST_CLASSES])
+        by_class = {k: [of[i] for i in worst] for k, of in by_class.items()}
+        names = [names[i] for i in worst]
+        classes = f"Reliability of the {MOST_CLASSES} classes with the largest error, {cases}"
     fine = {k: c.top_mass.statistics for k, c in titled.items()}
     return {
         "reliability.png": draw(plot_reliability({k: c.top for k, c in titled.items()}, top), top),
@@ -690,7 +700,8 @@ def find_label_set(
         label_set = read_label_set(found)
     except ValueError as error:  # nobody asked for this file
         content = read_json(found)
-        if isinstance(content, dict) and "ignore" in (content.get("labels") or {}):
+        labels = content.get("labels") if isinstance(content, dict) else None
+        if isinstance(labels, dict) and "ignore" in labels:
             raise ValueError(
                 f"{error}; it declares an ignore label, which must not be counted: give a "
                 "--dataset-json that says which value it is"

@@ -109,6 +109,7 @@ class Settings:
             "ece": "top label, sum of n_m/n |accuracy - confidence|, fraction of 1",
             "over, under": "parts of ece from bins that promise too much, and too little",
             "ace, mce": "mean, and largest, |accuracy - confidence| of the non-empty bins",
+            "aece_bound": "how far the pooled aece can be from that of single voxels",
             "aece": f"ece of {self.bins} groups of equal mass, ties shared pro rata",
             "cece": "classwise ECE, mean over all classes, background included",
             "accuracy": "share of voxels whose most likely label is right",
@@ -329,10 +330,13 @@ def _scopes(
         if scope == "fg":
             yield key, foreground
         elif scope == "union":
-            likely = predicted_classes(probabilities) if not regions else 0
-            for channel in probabilities if regions else ():
-                likely = likely | (channel > 0.5)
-            yield key, foreground | (likely != 0)
+            if not regions:
+                yield key, foreground | (predicted_classes(probabilities) != 0)
+                continue
+            union = foreground.copy()
+            for channel in probabilities:
+                union |= channel > 0.5
+            yield key, union
         elif scope == "dilated":
             yield key, _near(foreground, settings.dilation)
         elif scope == "crop":

@@ -8,8 +8,21 @@ from typing import Any
 
 from segcal.io.cases import Case, LabelSet
 from segcal.io.class_files import check_class_files
-from segcal.io.probabilities import check_classes, check_npz
+from segcal.io.probabilities import check_classes, check_npz, stored_channels
 from segcal.io.volumes import Geometry, check_place, read_geometry
+
+
+def count_channels(case: Case) -> int | None:
+    """Channels of a prediction, from its header; None for a label map or what cannot be read."""
+    if case.prediction.is_dir():
+        return None
+    try:
+        if case.prediction.suffix == ".npz":
+            return stored_channels(case.prediction)
+        channels = read_geometry(case.prediction)[1]
+    except ValueError:
+        return None
+    return channels if channels > 1 else None
 
 
 def check_case(

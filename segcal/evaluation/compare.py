@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 LEVEL = 0.95
+BATCH = 1000
+"""Resamplings that are in memory at a time."""
 DESCRIBED = ("diagonal_mm", "spacing_", "voxels_")
 """Beginnings of columns that describe a case and are no result."""
 
@@ -37,7 +39,7 @@ def interval(
     if resamples < 1 or len(values) < 2:
         return None
     found = stats.bootstrap(
-        (values,), np.mean, n_resamples=resamples, confidence_level=LEVEL,
+        (values,), np.mean, n_resamples=resamples, confidence_level=LEVEL, batch=BATCH,
         method="percentile", rng=np.random.default_rng(seed),
     ).confidence_interval  # fmt: skip
     return float(found.low), float(found.high)

@@ -224,12 +224,13 @@ def read_label_set(path: Path) -> LabelSet:
     if all(len(values) == 1 for values in regions.values()):
         return LabelSet(names, ignore, str(path))
     order = content.get("regions_class_order")
-    if not isinstance(order, list) or len(order) != len(regions):
+    whole = isinstance(order, list) and all(type(v) is int for v in order)
+    if not whole or len(order) != len(regions):
         raise ValueError(
             f"{path}: 'regions_class_order' must name a label for each of the {len(regions)} "
             f"regions {', '.join(regions)}, got {order!r}"
         )
-    return LabelSet(names, ignore, str(path), regions, tuple(int(v) for v in order))
+    return LabelSet(names, ignore, str(path), regions, tuple(order))
 
 
 def find_reader(predictions: Path) -> str | None:

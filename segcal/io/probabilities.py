@@ -104,6 +104,16 @@ def check_npz(
         check_classes(str(path), stored.shape[0], num_classes, regions=regions)
 
 
+def stored_channels(path: Path) -> int:
+    """Length of the first axis of the array in an ``.npz``, from its header.
+
+    Raises:
+        ValueError: naming the file and what is wrong with it.
+    """
+    with _open_npz(path) as stored:
+        return stored.shape[0] if stored.shape else 0
+
+
 def holds_probabilities(path: Path) -> bool:
     """Whether a prediction is probabilities (``.npz``, 4-D) or a label map (2-D, 3-D).
 

@@ -137,7 +137,12 @@ def calibration_table(summary: Mapping[str, Any], scopes: Sequence[str]) -> Tabl
     meanings = _meanings(conventions)
     columns = [Column("metric"), *(Column(s, conventions[f"scope {s}"]) for s in scopes)]
     counts = [_count(metrics[f"ece_{scope}"]["n"]) for scope in scopes]
-    rows = [[Cell("n", definition="cases with probabilities"), *counts]]
+    rows = [
+        [
+            Cell("n", definition="cases with probabilities and a voxel of the scope"),
+            *counts,
+        ]
+    ]
     pooled = Cell("ECE, pooled ↓", definition=f"{meanings['ece']}; of all voxels of all cases")
     for key, name in CALIBRATION.items():
         head = Cell(f"{name} ↓", definition=meanings[key])

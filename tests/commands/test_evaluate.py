@@ -289,7 +289,7 @@ def test_nobody_elses_summary_is_overwritten(folders):
     (root / "out" / "summary.json").write_text('{"foreground_mean": {}}')  # nnU-Net's
     done = evaluate(root)
     assert done.exit_code == 2
-    assert "is not of segcal" in done.output
+    assert "was not written by segcal" in done.output
     assert "foreground_mean" in (root / "out" / "summary.json").read_text()
     assert run(root / "p", root / "gt", "-o", root / "p").exit_code == 2
     assert run(root / "p", root / "gt", "-o", root / "gt").exit_code == 2
@@ -402,14 +402,92 @@ def test_tables_for_a_paper(folders):
     assert not (root / "other").exists()
 
 
-def test_what_others_left_in_the_folder_stays(folders):
+@pytest.mark.parametrize("name", ["index.html", "cases.csv", "tables.tex", "worst/mine.png"])
+def test_what_others_left_in_the_folder_is_not_touched(folders, name):
     root, _ = folders
     (root / "out" / "worst").mkdir(parents=True)
-    for name in ("tables.tex", "worst/mine.png"):
+    (root / "out" / name).write_text("mine")
+    done = evaluate(root)
+    assert done.exit_code == 2
+    assert name.split("/")[-1] in done.output
+    assert [p for p in (root / "out").rglob("*") if p.is_file()] == [root / "out" / name]
+    assert (root / "out" / name).read_text() == "mine"
+    done = run(root / "p", root / "gt", root / "gt", "-o", root / "out")
+    assert done.exit_code == 2
+    assert not (root / "out" / "p").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_others_put_beside_a_report_stays(folders):
+    root, _ = folders
+    assert evaluate(root, "--format", "latex").exit_code == 0
+    for name in ("worst/mine.png", "notes.txt", ".segcal-results/thesis.txt"):
+        (root / "out" / name).parent.mkdir(exist_ok=True)
         (root / "out" / name).write_text("mine")
+    assert evaluate(root).exit_code == 2  # mine.png might be overwritten
+    (root / "out" / "worst" / "mine.png").rename(root / "out" / "mine.png")
     assert evaluate(root).exit_code == 0
-    assert (root / "out" / "tables.tex").read_text() == "mine"
-    assert (root / "out" / "worst" / "mine.png").read_text() == "mine"
+    assert not (root / "out" / "tables.tex").exists()
+    for name in ("mine.png", "notes.txt", ".segcal-results/thesis.txt"):
+        assert (root / "out" / name).read_text() == "mine"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_comparison_that_cannot_be_made_leaves_none_behind(folders):
+    root, y = folders
+    (root / "q").mkdir()
+    np.savez(root / "q" / "a.npz", probabilities=soft(y, 3, 0.6))
+    both = (root / "p", root / "q", root / "gt", "-o", root / "out")
+    assert run(*both).exit_code == 1  # q lacks b
+    assert (root / "out" / "comparison.json").exists()
+    (root / "q" / "a.npz").write_bytes(b"broken")
+    assert run(*both).exit_code == 1
+    assert not [*(root / "out").glob("comparison.*"), *(root / "out").glob("*.html")]
+
+
+def test_no_name_leads_out_of_the_folder(folders, monkeypatch):
+    root, _ = folders
+    both = (root / "p", root / "gt", root / "gt", "-o", root / "out")
+    for names in ("a,..", ".,a"):
+        done = run(*both, "--names", names)
+        assert done.exit_code == 2
+        assert "cannot name a folder" in done.output
+    monkeypatch.chdir(root / "p")
+    done = run("..", root / "p", root / "gt", "-o", root / "out")
+    assert done.exit_code == 2  # .. holds no predictions; it would be called by its name
+    assert not (root / "index.html").exists()
+    (root / "m1.0").mkdir()
+    (root / "m1.1").mkdir()
+    done = run(root / "m1.0", root / "m1.1", root / "gt", "-o", root / "out")
+    assert "different names" not in done.output
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_another_number_of_classes_is_a_failed_case(folders):
+    root, y = folders
+    np.savez(root / "p" / "b.npz", probabilities=soft(y, 4))
+    done = evaluate(root)
+    assert done.exit_code == 1
+    assert "has 4 classes where the cases before have 3" in done.output
+    assert summary(root)["cases"]["evaluated"] == 1
+    done = CliRunner().invoke(app, ["check", str(root / "p"), str(root / "gt")])
+    assert done.exit_code == 1
+    assert "channels, where most predictions have" in done.output
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_results_are_kept_until_the_report_is_there(folders, monkeypatch):
+    root, _ = folders
+
+    def fails(*arguments):
+        raise ValueError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_report", fails)
+        assert evaluate(root).exit_code == 2
+    assert len([*(root / "out" / ".segcal-results").glob("*.npz")]) == 2
+    assert evaluate(root, "--resume").exit_code == 0
+    assert not (root / "out" / ".segcal-results").exists()
 
 
 def test_methods_side_by_side(folders):
@@ -611,6 +689,11 @@ def four(folders):
     return root, y
 
 
+def write_names(root):
+    labels = {"background": 0, "x": 1, "y": 2}
+    (root / "dataset.json").write_text(json.dumps({"labels": labels}))
+
+
 def same_report(root, one, other):
     assert (root / one / "cases.csv").read_bytes() == (root / other / "cases.csv").read_bytes()
     for key in ("cases", "metrics", "pooled", "classes", "surface_over_classes"):
@@ -621,6 +704,7 @@ def same_report(root, one, other):
 def test_resume_after_a_failure(four, monkeypatch):
     """The others are kept; the mended case alone is evaluated; the result is that of a new run."""
     root, _ = four
+    write_names(root)
     options = (*FAST, "--scopes", "fg,union,crop,all", "--compat", "marginloss")
     whole = (root / "p" / "c.npz").read_bytes()
     (root / "p" / "c.npz").write_bytes(whole[:-100])
@@ -710,13 +794,17 @@ def test_what_resume_may_not_keep(four, monkeypatch, change):
 def test_columns_of_the_published_evaluation(four):
     root, y = four
     done = evaluate(root, *FAST, "--compat", "marginloss")
+    assert done.exit_code == 2
+    assert "dataset.json is needed" in done.output  # an absent label has DSC 1 there
+    write_names(root)
+    done = evaluate(root, *FAST, "--compat", "marginloss")
     assert done.exit_code == 0, done.output
     rows = pd.read_csv(root / "out" / "cases.csv").set_index("case")
     for name, row in rows.iterrows():
         with np.load(root / "p" / f"{name}.npz") as stored:
             p = stored["probabilities"]
         expected = evaluate_case_marginloss(
-            p.argmax(0), y, labels={1: "1", 2: "2"}, probabilities=p
+            p.argmax(0), y, labels={1: "x", 2: "y"}, probabilities=p
         )
         found = {c.removeprefix("marginloss_"): row[c] for c in rows if c.startswith("margin")}
         assert found.keys() == expected.keys()
