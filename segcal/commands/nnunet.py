@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -57,20 +58,83 @@ def train(
     running.train(context.args, budget)  # what fails in there keeps its traceback
 
 
+class Average(str, Enum):
+    """What is averaged over mirrors, windows and folds."""
+
+    LOGIT = "logit"
+    PROB = "prob"
+
+
+AverageOption = Annotated[
+    Average,
+    typer.Option(
+        help="Average logits, as nnU-Net does, or probabilities, over mirrored copies, "
+        "overlapping windows and folds."
+    ),
+]
+LogitsOption = Annotated[
+    bool,
+    typer.Option(
+        "--save-logits",
+        help="Also write logits/CASE.npz (array logits, float32), whose softmax, or sigmoid for "
+        "regions, is CASE.npz: for calibration after training.",
+    ),
+]
+PerFoldOption = Annotated[
+    bool,
+    typer.Option("--per-fold", help="Also write what each fold predicts alone, into fold_X/."),
+]
+
+
 @app.command(context_settings=PASS_ON)
-def predict(context: typer.Context) -> None:
+def predict(
+    context: typer.Context,
+    average: AverageOption = Average.LOGIT,
+    save_logits: LogitsOption = False,
+    per_fold: PerFoldOption = False,
+) -> None:
     """Run nnUNetv2_predict with --save_probabilities; everything it takes is passed on.
 
     Example: segcal nnunet predict -i imagesTs -o predictions -d 27 -c 2d -f 0
     -tr nnUNetTrainerCRaC
 
-    Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
+    Sums are kept in float32, nnU-Net's are in float16: results differ by that rounding.
+    Averaging logits makes an ensemble surer than its members, averaging probabilities does not;
+    neither is always the better calibrated. segcal_predict.json beside the predictions says which
+    it was. Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
     """
+    _predict(context.args, average, save_logits, per_fold)
+
+
+@app.command(context_settings=PASS_ON)
+def predict_from_modelfolder(
+    context: typer.Context,
+    average: AverageOption = Average.LOGIT,
+    save_logits: LogitsOption = False,
+    per_fold: PerFoldOption = False,
+) -> None:
+    """Run nnUNetv2_predict_from_modelfolder: as predict, of a folder given by -m.
+
+    Example: segcal nnunet predict-from-modelfolder -i imagesTs -o predictions
+    -m results/Dataset027_ACDC/nnUNetTrainerCRaC__nnUNetPlans__2d -f 0 1 --average prob
+    """
+    _predict(context.args, average, save_logits, per_fold, from_modelfolder=True)
+
+
+def _predict(
+    arguments: list[str],
+    average: Average,
+    save_logits: bool,
+    per_fold: bool,
+    *,
+    from_modelfolder: bool = False,
+) -> None:
     from segcal.adapters.nnunet import running
 
+    aggregation = running.Aggregation(average.value, save_logits, per_fold)
     with user_errors():
-        running.check_predict(context.args)
-    running.predict(context.args)
+        running.check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
+    running.predict(arguments, aggregation, from_modelfolder=from_modelfolder)
 
 
 @app.command("ext-path")

@@ -61,6 +61,15 @@ class Workspace:
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 
+    def fail(self, *command, code=2, **environment):
+        """Run a command that must end with `code`; return what it says."""
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True,
+            env={**self.environment, **environment},
+        )  # fmt: skip
+        assert done.returncode == code, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout + done.stderr
+
     def run_until(self, reached, *command, **environment):
         """Start a command in a process group of its own and SIGKILL it when `reached()`."""
         log = self.root / "killed.log"
@@ -238,7 +247,8 @@ def test_predictions_are_nnunets_and_can_be_evaluated(workspace):
     arguments = ["-i", workspace.data / "imagesTs", "-d", 901, "-c", "2d_small", "-f", 0,
                  "-tr", "nnUNetTrainerCRaC", "-device", "cpu", "-npp", 1, "-nps", 1]  # fmt: skip
     ours, stock = workspace.root / "ours", workspace.root / "stock"
-    workspace.run(BIN / "segcal", "nnunet", "predict", "-o", ours, *arguments)
+    extras = ["--save-logits", "--per-fold"]
+    workspace.run(BIN / "segcal", "nnunet", "predict", "-o", ours, *extras, *arguments)
     workspace.run(
         BIN / "nnUNetv2_predict", "-o", stock, *arguments, "--save_probabilities",
         nnUNet_extTrainer=str(ext_path()),
@@ -247,7 +257,13 @@ def test_predictions_are_nnunets_and_can_be_evaluated(workspace):
     assert names == ["phantom_007.npz", "phantom_008.npz"]
     for name in names:
         with np.load(ours / name) as a, np.load(stock / name) as b:
-            np.testing.assert_array_equal(a["probabilities"], b["probabilities"])
+            p, q = a["probabilities"], b["probabilities"]
+        assert 0 < np.abs(p - q).max() < 0.02  # sums of single, and of half precision
+        assert np.abs(p - q).mean() < 1e-3
+        with np.load(ours / "fold_0" / name) as a, np.load(ours / "logits" / name) as b:
+            np.testing.assert_array_equal(p, a["probabilities"])  # the only fold
+            softmax = torch.softmax(torch.as_tensor(b["logits"]), 0).numpy()
+        np.testing.assert_allclose(softmax, p, rtol=1e-5, atol=1e-7)
     report = workspace.root / "report"
     workspace.run(BIN / "segcal", "evaluate", ours, workspace.data / "labelsTs", "-o", report)
     summary = json.loads((report / "summary.json").read_text())
@@ -255,6 +271,17 @@ def test_predictions_are_nnunets_and_can_be_evaluated(workspace):
     assert list(summary["classes"]) == ["right ventricle", "myocardium", "left ventricle"]
     assert 0 < summary["metrics"]["ece_all"]["mean"] < 1
     assert summary["labels"].endswith("dataset.json")
+    went_on = [*arguments, "--continue_prediction"]
+    gone = ours / "logits" / names[0]
+    gone.unlink()
+    (ours / names[1]).write_bytes(b"as it was")
+    workspace.run(BIN / "segcal", "nnunet", "predict", "-o", ours, *extras, *went_on)
+    assert gone.is_file()  # what lacks a file is predicted anew, the rest is left
+    assert (ours / names[1]).read_bytes() == b"as it was"
+    mixed = workspace.fail(
+        BIN / "segcal", "nnunet", "predict", "-o", ours, "--average", "prob", *went_on
+    )
+    assert "was predicted with --average logit, not prob" in mixed
 
 
 def test_stock_command_trains_with_the_environment_variable(workspace):
