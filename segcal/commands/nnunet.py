@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -135,6 +136,73 @@ def _predict(
     with user_errors():
         running.check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
     running.predict(arguments, aggregation, from_modelfolder=from_modelfolder)
+
+
+@app.command()
+def export(
+    model: Annotated[
+        Path, typer.Argument(help="Folder of a trained model: DATASET/TRAINER__PLANS__CONFIG.")
+    ],
+    results: Annotated[
+        Path, typer.Argument(help="Where it goes: a folder that can serve as nnUNet_results.")
+    ],
+    checkpoint: Annotated[
+        str, typer.Option("-chk", help="Which checkpoint of the folds.")
+    ] = "checkpoint_final.pth",
+) -> None:
+    """Write a copy of a model that predicts with stock nnU-Net, where segcal is not installed.
+
+    Example: segcal nnunet export results/Dataset027_ACDC/nnUNetTrainerCRaC__nnUNetPlans__2d shared
+
+    The copy is shared/Dataset027_ACDC/nnUNetTrainer__nnUNetPlans__2d. Its probabilities are the
+    same; its checkpoints say under "segcal" what trained them, and hold nothing but tensors and
+    plain values, so torch.load(weights_only=True) reads them.
+    """
+    with user_errors():
+        from segcal.adapters.nnunet.sharing import export_model
+
+        target = export_model(model, results, checkpoint)
+    typer.echo(f"Written: {target}")
+    typer.echo(
+        "Predict with it anywhere: nnUNetv2_predict_from_modelfolder -i IMAGES -o PREDICTIONS "
+        f"-m {target} -f {' '.join(p.name[5:] for p in sorted(target.glob('fold_*')))}"
+    )
+
+
+@app.command()
+def warmstart(
+    source: Annotated[
+        Path, typer.Argument(help="Folder fold_X of a finished training, or a checkpoint of it.")
+    ],
+    dataset: Annotated[str, typer.Option("-d", help="Number or name of nnU-Net's data set.")],
+    configuration: Annotated[str, typer.Option("-c", help="Configuration, e.g. 2d.")],
+    fold: Annotated[str, typer.Option("-f", help="Fold, the one that the source was trained as.")],
+    trainer: Annotated[str, typer.Option("-tr", help="Trainer that goes on.")],
+    plans: Annotated[str, typer.Option("-p", help="Plans.")] = "nnUNetPlans",
+    epochs: Annotated[int, typer.Option(min=1, help="How many epochs it is to train.")] = 100,
+) -> None:
+    """Start a calibrated training from the end of a stock one, segmentation head included.
+
+    Example: segcal nnunet warmstart results/Dataset027_ACDC/nnUNetTrainer__nnUNetPlans__2d/fold_0
+    -d 27 -c 2d -f 0 -tr nnUNetTrainerCRaC --epochs 100
+
+    nnU-Net's -pretrained_weights leaves the head out, and so starts with random predictions. This
+    writes checkpoint_latest.pth with all weights for the trainer's fold and prints the command
+    that trains on. The learning rate is that of the last epochs; multipliers start anew.
+    """
+    with user_errors():
+        from segcal.adapters.nnunet.discovery import require_paths
+
+        require_paths("nnUNet_preprocessed", "nnUNet_results")
+        from segcal.adapters.nnunet.warmstart import warmstart as write
+
+        done = write(source, dataset, configuration, fold, trainer, plans, epochs)
+    typer.echo(f"Written: {done.checkpoint}")
+    command = f"segcal nnunet train {dataset} {configuration} {fold} -tr {trainer} --c"
+    command += "" if plans == "nnUNetPlans" else f" -p {plans}"
+    if done.total_epochs != done.default_epochs:
+        command += f" --epochs {done.total_epochs}"
+    typer.echo(f"Train epochs {done.first_epoch} to {done.total_epochs - 1} with: {command}")
 
 
 @app.command("ext-path")

@@ -243,16 +243,26 @@ except ValueError as error:
     assert "segcal.penalties.crac.CRaC: takes no margin; it takes num_classes, margin_inner" in out
 
 
-def test_predictions_are_nnunets_and_can_be_evaluated(workspace):
-    arguments = ["-i", workspace.data / "imagesTs", "-d", 901, "-c", "2d_small", "-f", 0,
-                 "-tr", "nnUNetTrainerCRaC", "-device", "cpu", "-npp", 1, "-nps", 1]  # fmt: skip
-    ours, stock = workspace.root / "ours", workspace.root / "stock"
-    extras = ["--save-logits", "--per-fold"]
-    workspace.run(BIN / "segcal", "nnunet", "predict", "-o", ours, *extras, *arguments)
+def prediction_arguments(workspace):
+    return ["-i", workspace.data / "imagesTs", "-d", 901, "-c", "2d_small", "-f", 0,
+            "-device", "cpu", "-npp", 1, "-nps", 1]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stock(workspace):
+    """What nnUNetv2_predict makes of the training."""
+    folder = workspace.root / "stock"
     workspace.run(
-        BIN / "nnUNetv2_predict", "-o", stock, *arguments, "--save_probabilities",
-        nnUNet_extTrainer=str(ext_path()),
+        BIN / "nnUNetv2_predict", "-o", folder, *prediction_arguments(workspace),
+        "-tr", "nnUNetTrainerCRaC", "--save_probabilities", nnUNet_extTrainer=str(ext_path()),
     )  # fmt: skip
+    return folder
+
+
+def test_predictions_are_nnunets_and_can_be_evaluated(workspace, stock):
+    arguments = [*prediction_arguments(workspace), "-tr", "nnUNetTrainerCRaC"]
+    ours, extras = workspace.root / "ours", ["--save-logits", "--per-fold"]
+    workspace.run(BIN / "segcal", "nnunet", "predict", "-o", ours, *extras, *arguments)
     names = sorted(p.name for p in ours.glob("*.npz"))
     assert names == ["phantom_007.npz", "phantom_008.npz"]
     for name in names:
@@ -282,6 +292,79 @@ def test_predictions_are_nnunets_and_can_be_evaluated(workspace):
         BIN / "segcal", "nnunet", "predict", "-o", ours, "--average", "prob", *went_on
     )
     assert "was predicted with --average logit, not prob" in mixed
+
+
+def test_exported_model_predicts_without_segcal(workspace, stock):
+    model = (workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")).parent
+    shared, predicted = workspace.root / "shared", workspace.root / "from_shared"
+    out = workspace.run(BIN / "segcal", "nnunet", "export", model, shared)
+    copy = (shared / RUN.format("nnUNetTrainer")).parent
+    assert str(copy) in out
+    script = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "segcal":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+from nnunetv2.inference.predict_from_raw_data import predict_entry_point
+predict_entry_point()
+assert not any(name.partition(".")[0] == "segcal" for name in sys.modules)
+"""
+    workspace.run(
+        sys.executable, "-c", script, "-o", predicted, *prediction_arguments(workspace)[:-4],
+        "-npp", 0, "-nps", 0, "--save_probabilities", nnUNet_results=str(shared),
+    )  # fmt: skip
+    names = sorted(p.name for p in stock.glob("*.npz"))
+    assert len(names) == 2
+    for name in names:
+        with np.load(stock / name) as a, np.load(predicted / name) as b:
+            np.testing.assert_array_equal(a["probabilities"], b["probabilities"])
+    checkpoint = torch.load(copy / "fold_0" / "checkpoint_final.pth", weights_only=True)
+    assert checkpoint["trainer_name"] == "nnUNetTrainer"
+    provenance = checkpoint["segcal"]
+    assert provenance["trainer_name"] == "nnUNetTrainerCRaC"
+    lam = workspace.records("nnUNetTrainerCRaC")[-1]["crac"]["lam"]
+    assert provenance["training"]["state"]["terms.crac.lam"].tolist() == lam
+    assert "is there already" in workspace.fail(BIN / "segcal", "nnunet", "export", model, shared)
+    assert [p.name for p in copy.parent.iterdir()] == [copy.name]
+
+
+def test_warm_start_goes_on_from_the_end(workspace):
+    source = workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")
+    environment = {"nnUNet_results": str(workspace.root / "warm")}
+    fold = workspace.root / "warm" / RUN.format("nnUNetTrainerNACL")
+    start = [BIN / "segcal", "nnunet", "warmstart", source, "-d", 901, "-c", "2d_small"]
+    nacl = ["-tr", "nnUNetTrainerNACL"]
+    other = workspace.fail(*start, "-f", 1, *nacl, **environment)
+    assert "it was fold 0, whose training cases fold 1 validates on" in other
+    assert not (workspace.root / "warm").exists()
+    out = workspace.run(*start, "-f", 0, *nacl, "--epochs", 2, **environment)
+    assert "segcal nnunet train 901 2d_small 0 -tr nnUNetTrainerNACL --c --epochs 4" in out
+    script = """
+import sys
+from segcal.adapters.nnunet.discovery import register
+register()
+from nnunetv2.run.run_training import get_trainer_from_args, maybe_load_checkpoint
+import torch
+cpu = torch.device("cpu")
+trainer = get_trainer_from_args("901", "2d_small", 0, "nnUNetTrainerNACL", device=cpu)
+maybe_load_checkpoint(trainer, True, False)
+assert trainer.current_epoch == 2
+trainer.perform_actual_validation()
+"""
+    workspace.run(sys.executable, "-c", script, **environment)
+    dice = [
+        json.loads((f / "validation" / "summary.json").read_text())["foreground_mean"]["Dice"]
+        for f in (source, fold)
+    ]
+    assert dice[0] == dice[1] > 0
+    workspace.run(*TRAIN, *nacl, *BUDGET, "--c", **environment)
+    assert [r["epoch"] for r in workspace.records("nnUNetTrainerNACL", "warm")] == [2, 3]
+    logged = torch.load(fold / "checkpoint_final.pth", weights_only=False)["logging"]
+    assert {key: len(values) for key, values in logged.items()} == dict.fromkeys(logged, 4)
+    again = workspace.fail(*start, "-f", 0, *nacl, **environment)
+    assert "a training is not overwritten" in again
 
 
 def test_stock_command_trains_with_the_environment_variable(workspace):

@@ -44,7 +44,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     needed = {"network_weights", "init_args", "trainer_name", "logging", "current_epoch"}
     if not isinstance(content, dict) or needed - content.keys():
         raise ValueError(f"{path}: not a checkpoint of nnU-Net v2")
-    return plain(content)
+    return {k: v if k == "network_weights" else plain(v) for k, v in content.items()}
 
 
 def plain(value: Any) -> Any:
