@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from segcal.commands.errors import user_errors
+from segcal.commands.evaluate import say
+from segcal.commands.methods import recipe_terms
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -203,6 +210,61 @@ def warmstart(
     if done.total_epochs != done.default_epochs:
         command += f" --epochs {done.total_epochs}"
     typer.echo(f"Train epochs {done.first_epoch} to {done.total_epochs - 1} with: {command}")
+
+
+@app.command()
+def doctor() -> None:
+    """Look for what would stop a training: versions, folders, trainers, disks; seconds.
+
+    Exit code 0: nothing would. 1: something would.
+    """
+    from segcal.adapters.nnunet.doctor import diagnose
+
+    findings = diagnose(os.environ)
+    colour = {"ok": "green", "note": "yellow", "stop": "red"}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "what", "found"):
+        table.add_column(column, no_wrap=column != "found", overflow="fold")
+    for f in findings:
+        table.add_row(Text(f.verdict, style=colour[f.verdict]), Text(f.what), Text(f.found))
+    console = Console()
+    console.print(table)
+    for f in findings:
+        if f.advice:
+            say(console, f"{f.what}: {f.advice}", colour[f.verdict])
+    stops = [f.what for f in findings if f.verdict == "stop"]
+    if stops:
+        console.print(Text(f"A training would not work: {', '.join(stops)}.", style="red"))
+        raise typer.Exit(1)
+    console.print("Nothing would stop a training.")
+
+
+@app.command()
+def recipes() -> None:
+    """List segcal's trainers: the name for -tr, and what its loss is.
+
+    Example: segcal nnunet recipes
+    """
+    from segcal.adapters.nnunet.discovery import recipes_of_trainers
+    from segcal.io.config import load_recipe, names
+
+    by_trainer = recipes_of_trainers()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("-tr", no_wrap=True)
+    for column in ("recipe", "what", "loss: nnU-Net's, and"):
+        table.add_column(column)
+    table.add_row("nnUNetTrainer", "-", "nnU-Net's own: Dice + cross-entropy", "-")
+    for trainer, recipe in by_trainer.items():
+        data = load_recipe(recipe).model_dump()
+        terms = recipe_terms({**data, "base": {}}) or "-"
+        table.add_row(trainer, recipe, Text(data["summary"]), Text(terms))
+    console = Console()
+    console.print(table)
+    others = [name for name in names("recipes") if name not in by_trainer.values()]
+    note = (
+        f"Recipes without a trainer, for your own loop (segcal methods NAME): {', '.join(others)}"
+    )
+    console.print(note, style="dim", highlight=False)
 
 
 @app.command("ext-path")
