@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as searched_first  # noqa: N813
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
 from segcal.adapters.nnunet.checkpoints import plain, read_checkpoint
 from segcal.adapters.nnunet.sharing import as_stock, export_model
@@ -94,6 +98,76 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     torch.save({"model": 1}, path)
     with pytest.raises(ValueError, match="not a checkpoint of nnU-Net v2"):
         read_checkpoint(path)
+
+
+ARCHITECTURE = {
+    "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+    "arch_kwargs": {
+        "n_stages": 3, "features_per_stage": [2, 4, 4], "conv_op": "torch.nn.modules.conv.Conv2d",
+        "kernel_sizes": [[3, 3]] * 3, "strides": [[1, 1], [2, 2], [2, 2]],
+        "n_conv_per_stage": [1, 1, 1], "n_conv_per_stage_decoder": [1, 1], "conv_bias": True,
+        "norm_op": "torch.nn.modules.instancenorm.InstanceNorm2d", "norm_op_kwargs": {},
+        "nonlin": "torch.nn.LeakyReLU", "nonlin_kwargs": {"inplace": True},
+    },
+    "_kw_requires_import": ["conv_op", "norm_op", "nonlin"],
+}  # fmt: skip
+
+
+class OwnNetworkTrainer(nnUNetTrainer):
+    @staticmethod
+    def build_network_architecture(*args, **kwargs):
+        return torch.nn.Identity()
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Folder of an untrained model of a small U-Net, and a way to save its checkpoint."""
+    init = deepcopy(INIT)
+    init["plans"]["configurations"]["2d"]["architecture"] = ARCHITECTURE
+    manager = PlansManager(init["plans"])
+    network = nnUNetTrainer.build_network_architecture(
+        manager, manager.get_configuration("2d"), 1, 2, enable_deep_supervision=True
+    )
+    folder = tmp_path / "model"
+    (folder / "fold_3").mkdir(parents=True)
+    (folder / "plans.json").write_text(json.dumps(init["plans"]))
+    (folder / "dataset.json").write_text(json.dumps(init["dataset_json"]))
+
+    def save(**changes):
+        content = checkpoint(network_weights=network.state_dict(), init_args=init)
+        torch.save({**content, **changes}, folder / "fold_3" / "checkpoint_final.pth")
+
+    save()
+    return folder, save
+
+
+def test_model_is_copied_under_the_name_that_nnunet_looks_for(model, tmp_path):
+    folder, _ = model
+    target = export_model(folder, tmp_path / "shared")
+    dataset, name = "Dataset901_Phantom", "nnUNetTrainer__nnUNetPlans__2d"
+    assert target == tmp_path / "shared" / dataset / name
+    files = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
+    assert files == ["dataset.json", "fold_3/checkpoint_final.pth", "plans.json"]
+    assert target.stat().st_mode & 0o055 == 0o055  # others may read it
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # nnU-Net looks into all it ships
+def test_model_of_another_network_is_not_exported(model, tmp_path, monkeypatch):
+    folder, save = model
+    shared = tmp_path / "shared"
+    save(trainer_name="nnUNetTrainerOfNobody")
+    with pytest.raises(ValueError, match="nnUNetTrainerOfNobody, which is not found here"):
+        export_model(folder, shared)
+    monkeypatch.setattr(searched_first, "OwnNetworkTrainer", OwnNetworkTrainer, raising=False)
+    save(trainer_name="OwnNetworkTrainer")
+    with pytest.raises(ValueError, match="OwnNetworkTrainer builds a network of its own"):
+        export_model(folder, shared)
+    save()
+    wider = folder / "plans.json"
+    wider.write_text(wider.read_text().replace("[2, 4, 4]", "[2, 4, 8]"))
+    with pytest.raises(ValueError, match="weights are not of the network of"):
+        export_model(folder, shared)
+    assert not shared.exists()
 
 
 def test_folders_that_are_no_model(tmp_path):

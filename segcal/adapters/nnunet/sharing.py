@@ -104,10 +104,11 @@ def _check_network(
     register()
     try:
         trainer = recursive_find_trainer_class_by_name(name)
-    except RuntimeError:
+    except (RuntimeError, ImportError) as error:
         raise ValueError(
             f"{path}: was trained with {name}, which is not found here, so it is not known "
-            "whether it builds nnU-Net's network; set nnUNet_extTrainer to the trainer's folder"
+            "whether it builds nnU-Net's network; set nnUNet_extTrainer to the trainer's folder "
+            f"({type(error).__name__}: {error})"
         ) from None
     if trainer.build_network_architecture is not nnUNetTrainer.build_network_architecture:
         raise ValueError(

@@ -106,7 +106,7 @@ def warmstart(
             trainer = get_trainer_from_args(
                 dataset, configuration, fold, trainer_name, plans_name, device=cpu
             )
-        except RuntimeError as error:  # nnU-Net knows no such trainer
+        except (RuntimeError, ImportError) as error:  # nnU-Net finds no such trainer
             raise ValueError(f"-tr {trainer_name}: {error}") from None
         if differences := unlike(checkpoint["init_args"], trainer.my_init_kwargs):
             raise ValueError(f"{path}: cannot go on as {target}: {'; '.join(differences)}")
