@@ -79,7 +79,7 @@ def _list(console: Console) -> None:
             what = Text(data["summary"])
             if data.get("paper"):
                 what.append(f"\n{data['paper']}", style="dim")
-            details = _terms(data) if kind == "recipes" else _arguments(data["args"])
+            details = recipe_terms(data) if kind == "recipes" else _arguments(data["args"])
             table.add_row(name, what, Text(details))
         console.print(table)
     console.print("segcal methods NAME explains one.", style="dim")
@@ -100,7 +100,8 @@ def _data(kind: str, name: str) -> dict[str, Any]:
     return {**component.model_dump(), "options": {**options, **component.args}}
 
 
-def _terms(data: dict[str, Any]) -> str:
+def recipe_terms(data: dict[str, Any]) -> str:
+    """Say in one line what a recipe adds up."""
     parts = []
     for term, weight in {**data["base"], **data["penalties"]}.items():
         arguments = _arguments(data["args"].get(term, {}))
@@ -113,7 +114,7 @@ def _explain(console: Console, kind: str, name: str) -> None:
     data = _data(kind, name)
     console.print(Text(f"{SINGULAR[kind]} {name}: {data['summary']}", style="bold"))
     if kind == "recipes":
-        console.print(Text(f"  {_terms(data)}\n"))
+        console.print(Text(f"  {recipe_terms(data)}\n"))
         return
     if data["paper"]:
         console.print(Text(f"source: {data['paper']}"))

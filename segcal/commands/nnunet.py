@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from segcal.commands.errors import user_errors
+from segcal.commands.evaluate import say
+from segcal.commands.methods import recipe_terms
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,20 +66,205 @@ def train(
     running.train(context.args, budget)  # what fails in there keeps its traceback
 
 
+class Average(str, Enum):
+    """What is averaged over mirrors, windows and folds."""
+
+    LOGIT = "logit"
+    PROB = "prob"
+
+
+AverageOption = Annotated[
+    Average,
+    typer.Option(
+        help="Average logits, as nnU-Net does, or probabilities, over mirrored copies, "
+        "overlapping windows and folds."
+    ),
+]
+LogitsOption = Annotated[
+    bool,
+    typer.Option(
+        "--save-logits",
+        help="Also write logits/CASE.npz (array logits, float32), whose softmax, or sigmoid for "
+        "regions, is CASE.npz: for calibration after training.",
+    ),
+]
+PerFoldOption = Annotated[
+    bool,
+    typer.Option("--per-fold", help="Also write what each fold predicts alone, into fold_X/."),
+]
+
+
 @app.command(context_settings=PASS_ON)
-def predict(context: typer.Context) -> None:
+def predict(
+    context: typer.Context,
+    average: AverageOption = Average.LOGIT,
+    save_logits: LogitsOption = False,
+    per_fold: PerFoldOption = False,
+) -> None:
     """Run nnUNetv2_predict with --save_probabilities; everything it takes is passed on.
 
     Example: segcal nnunet predict -i imagesTs -o predictions -d 27 -c 2d -f 0
     -tr nnUNetTrainerCRaC
 
-    Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
+    Sums are kept in float32, nnU-Net's are in float16: results differ by that rounding.
+    Averaging logits makes an ensemble surer than its members, averaging probabilities does not;
+    neither is always the better calibrated. segcal_predict.json beside the predictions says which
+    it was. Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
     """
+    _predict(context.args, average, save_logits, per_fold)
+
+
+@app.command(context_settings=PASS_ON)
+def predict_from_modelfolder(
+    context: typer.Context,
+    average: AverageOption = Average.LOGIT,
+    save_logits: LogitsOption = False,
+    per_fold: PerFoldOption = False,
+) -> None:
+    """Run nnUNetv2_predict_from_modelfolder: as predict, of a folder given by -m.
+
+    Example: segcal nnunet predict-from-modelfolder -i imagesTs -o predictions
+    -m results/Dataset027_ACDC/nnUNetTrainerCRaC__nnUNetPlans__2d -f 0 1 --average prob
+    """
+    _predict(context.args, average, save_logits, per_fold, from_modelfolder=True)
+
+
+def _predict(
+    arguments: list[str],
+    average: Average,
+    save_logits: bool,
+    per_fold: bool,
+    *,
+    from_modelfolder: bool = False,
+) -> None:
     from segcal.adapters.nnunet import running
 
+    aggregation = running.Aggregation(average.value, save_logits, per_fold)
     with user_errors():
-        running.check_predict(context.args)
-    running.predict(context.args)
+        running.check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
+    running.predict(arguments, aggregation, from_modelfolder=from_modelfolder)
+
+
+@app.command()
+def export(
+    model: Annotated[
+        Path, typer.Argument(help="Folder of a trained model: DATASET/TRAINER__PLANS__CONFIG.")
+    ],
+    results: Annotated[
+        Path, typer.Argument(help="Where it goes: a folder that can serve as nnUNet_results.")
+    ],
+    checkpoint: Annotated[
+        str, typer.Option("-chk", help="Which checkpoint of the folds.")
+    ] = "checkpoint_final.pth",
+) -> None:
+    """Write a copy of a model that predicts with stock nnU-Net, where segcal is not installed.
+
+    Example: segcal nnunet export results/Dataset027_ACDC/nnUNetTrainerCRaC__nnUNetPlans__2d shared
+
+    The copy is shared/Dataset027_ACDC/nnUNetTrainer__nnUNetPlans__2d. Its probabilities are the
+    same; its checkpoints say under "segcal" what trained them, and hold nothing but tensors and
+    plain values, so torch.load(weights_only=True) reads them.
+    """
+    with user_errors():
+        from segcal.adapters.nnunet.sharing import export_model
+
+        target = export_model(model, results, checkpoint)
+    typer.echo(f"Written: {target}")
+    typer.echo(
+        "Predict with it anywhere: nnUNetv2_predict_from_modelfolder -i IMAGES -o PREDICTIONS "
+        f"-m {target} -f {' '.join(p.name[5:] for p in sorted(target.glob('fold_*')))}"
+    )
+
+
+@app.command()
+def warmstart(
+    source: Annotated[
+        Path, typer.Argument(help="Folder fold_X of a finished training, or a checkpoint of it.")
+    ],
+    dataset: Annotated[str, typer.Option("-d", help="Number or name of nnU-Net's data set.")],
+    configuration: Annotated[str, typer.Option("-c", help="Configuration, e.g. 2d.")],
+    fold: Annotated[str, typer.Option("-f", help="Fold, the one that the source was trained as.")],
+    trainer: Annotated[str, typer.Option("-tr", help="Trainer that goes on.")],
+    plans: Annotated[str, typer.Option("-p", help="Plans.")] = "nnUNetPlans",
+    epochs: Annotated[int, typer.Option(min=1, help="How many epochs it is to train.")] = 100,
+) -> None:
+    """Start a calibrated training from the end of a stock one, segmentation head included.
+
+    Example: segcal nnunet warmstart results/Dataset027_ACDC/nnUNetTrainer__nnUNetPlans__2d/fold_0
+    -d 27 -c 2d -f 0 -tr nnUNetTrainerCRaC --epochs 100
+
+    nnU-Net's -pretrained_weights leaves the head out, and so starts with random predictions. This
+    writes checkpoint_latest.pth with all weights for the trainer's fold and prints the command
+    that trains on. The learning rate is that of the last epochs; multipliers start anew.
+    """
+    with user_errors():
+        from segcal.adapters.nnunet.discovery import require_paths
+
+        require_paths("nnUNet_preprocessed", "nnUNet_results")
+        from segcal.adapters.nnunet.warmstart import warmstart as write
+
+        done = write(source, dataset, configuration, fold, trainer, plans, epochs)
+    typer.echo(f"Written: {done.checkpoint}")
+    command = f"segcal nnunet train {dataset} {configuration} {fold} -tr {trainer} --c"
+    command += "" if plans == "nnUNetPlans" else f" -p {plans}"
+    if done.total_epochs != done.default_epochs:
+        command += f" --epochs {done.total_epochs}"
+    typer.echo(f"Train epochs {done.first_epoch} to {done.total_epochs - 1} with: {command}")
+
+
+@app.command()
+def doctor() -> None:
+    """Look for what would stop a training: versions, folders, trainers, disks; seconds.
+
+    Exit code 0: nothing would. 1: something would.
+    """
+    from segcal.adapters.nnunet.doctor import diagnose
+
+    findings = diagnose(os.environ)
+    colour = {"ok": "green", "note": "yellow", "stop": "red"}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "what", "found"):
+        table.add_column(column, no_wrap=column != "found", overflow="fold")
+    for f in findings:
+        table.add_row(Text(f.verdict, style=colour[f.verdict]), Text(f.what), Text(f.found))
+    console = Console()
+    console.print(table)
+    for f in findings:
+        if f.advice:
+            say(console, f"{f.what}: {f.advice}", colour[f.verdict])
+    stops = [f.what for f in findings if f.verdict == "stop"]
+    if stops:
+        console.print(Text(f"A training would not work: {', '.join(stops)}.", style="red"))
+        raise typer.Exit(1)
+    console.print("Nothing would stop a training.")
+
+
+@app.command()
+def recipes() -> None:
+    """List segcal's trainers: the name for -tr, and what its loss is.
+
+    Example: segcal nnunet recipes
+    """
+    from segcal.adapters.nnunet.discovery import recipes_of_trainers
+    from segcal.io.config import load_recipe, names
+
+    by_trainer = recipes_of_trainers()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("-tr", no_wrap=True)
+    for column in ("recipe", "what", "loss: nnU-Net's, and"):
+        table.add_column(column)
+    table.add_row("nnUNetTrainer", "-", "nnU-Net's own: Dice + cross-entropy", "-")
+    for trainer, recipe in by_trainer.items():
+        data = load_recipe(recipe).model_dump()
+        terms = recipe_terms({**data, "base": {}}) or "-"
+        table.add_row(trainer, recipe, Text(data["summary"]), Text(terms))
+    console = Console()
+    console.print(table)
+    others = [name for name in names("recipes") if name not in by_trainer.values()]
+    note = (
+        f"Recipes without a trainer, for your own loop (segcal methods NAME): {', '.join(others)}"
+    )
+    console.print(note, style="dim", highlight=False)
 
 
 @app.command("ext-path")

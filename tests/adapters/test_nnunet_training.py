@@ -61,6 +61,15 @@ class Workspace:
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 
+    def fail(self, *command, code=2, **environment):
+        """Run a command that must end with `code`; return what it says."""
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True,
+            env={**self.environment, **environment},
+        )  # fmt: skip
+        assert done.returncode == code, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout + done.stderr
+
     def run_until(self, reached, *command, **environment):
         """Start a command in a process group of its own and SIGKILL it when `reached()`."""
         log = self.root / "killed.log"
@@ -234,20 +243,37 @@ except ValueError as error:
     assert "segcal.penalties.crac.CRaC: takes no margin; it takes num_classes, margin_inner" in out
 
 
-def test_predictions_are_nnunets_and_can_be_evaluated(workspace):
-    arguments = ["-i", workspace.data / "imagesTs", "-d", 901, "-c", "2d_small", "-f", 0,
-                 "-tr", "nnUNetTrainerCRaC", "-device", "cpu", "-npp", 1, "-nps", 1]  # fmt: skip
-    ours, stock = workspace.root / "ours", workspace.root / "stock"
-    workspace.run(BIN / "segcal", "nnunet", "predict", "-o", ours, *arguments)
+def prediction_arguments(workspace):
+    return ["-i", workspace.data / "imagesTs", "-d", 901, "-c", "2d_small", "-f", 0,
+            "-device", "cpu", "-npp", 1, "-nps", 1]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stock(workspace):
+    """What nnUNetv2_predict makes of the training."""
+    folder = workspace.root / "stock"
     workspace.run(
-        BIN / "nnUNetv2_predict", "-o", stock, *arguments, "--save_probabilities",
-        nnUNet_extTrainer=str(ext_path()),
+        BIN / "nnUNetv2_predict", "-o", folder, *prediction_arguments(workspace),
+        "-tr", "nnUNetTrainerCRaC", "--save_probabilities", nnUNet_extTrainer=str(ext_path()),
     )  # fmt: skip
+    return folder
+
+
+def test_predictions_are_nnunets_and_can_be_evaluated(workspace, stock):
+    arguments = [*prediction_arguments(workspace), "-tr", "nnUNetTrainerCRaC"]
+    ours, extras = workspace.root / "ours", ["--save-logits", "--per-fold"]
+    workspace.run(BIN / "segcal", "nnunet", "predict", "-o", ours, *extras, *arguments)
     names = sorted(p.name for p in ours.glob("*.npz"))
     assert names == ["phantom_007.npz", "phantom_008.npz"]
     for name in names:
         with np.load(ours / name) as a, np.load(stock / name) as b:
-            np.testing.assert_array_equal(a["probabilities"], b["probabilities"])
+            p, q = a["probabilities"], b["probabilities"]
+        assert 0 < np.abs(p - q).max() < 0.02  # sums of single, and of half precision
+        assert np.abs(p - q).mean() < 1e-3
+        with np.load(ours / "fold_0" / name) as a, np.load(ours / "logits" / name) as b:
+            np.testing.assert_array_equal(p, a["probabilities"])  # the only fold
+            softmax = torch.softmax(torch.as_tensor(b["logits"]), 0).numpy()
+        np.testing.assert_allclose(softmax, p, rtol=1e-5, atol=1e-7)
     report = workspace.root / "report"
     workspace.run(BIN / "segcal", "evaluate", ours, workspace.data / "labelsTs", "-o", report)
     summary = json.loads((report / "summary.json").read_text())
@@ -255,6 +281,90 @@ def test_predictions_are_nnunets_and_can_be_evaluated(workspace):
     assert list(summary["classes"]) == ["right ventricle", "myocardium", "left ventricle"]
     assert 0 < summary["metrics"]["ece_all"]["mean"] < 1
     assert summary["labels"].endswith("dataset.json")
+    went_on = [*arguments, "--continue_prediction"]
+    gone = ours / "logits" / names[0]
+    gone.unlink()
+    (ours / names[1]).write_bytes(b"as it was")
+    workspace.run(BIN / "segcal", "nnunet", "predict", "-o", ours, *extras, *went_on)
+    assert gone.is_file()  # what lacks a file is predicted anew, the rest is left
+    assert (ours / names[1]).read_bytes() == b"as it was"
+    mixed = workspace.fail(
+        BIN / "segcal", "nnunet", "predict", "-o", ours, "--average", "prob", *went_on
+    )
+    assert "was predicted with --average logit, not prob" in mixed
+
+
+def test_exported_model_predicts_without_segcal(workspace, stock):
+    model = (workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")).parent
+    shared, predicted = workspace.root / "shared", workspace.root / "from_shared"
+    out = workspace.run(BIN / "segcal", "nnunet", "export", model, shared)
+    copy = (shared / RUN.format("nnUNetTrainer")).parent
+    assert str(copy) in out
+    script = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "segcal":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+from nnunetv2.inference.predict_from_raw_data import predict_entry_point
+predict_entry_point()
+assert not any(name.partition(".")[0] == "segcal" for name in sys.modules)
+"""
+    workspace.run(
+        sys.executable, "-c", script, "-o", predicted, *prediction_arguments(workspace)[:-4],
+        "-npp", 0, "-nps", 0, "--save_probabilities", nnUNet_results=str(shared),
+    )  # fmt: skip
+    names = sorted(p.name for p in stock.glob("*.npz"))
+    assert len(names) == 2
+    for name in names:
+        with np.load(stock / name) as a, np.load(predicted / name) as b:
+            np.testing.assert_array_equal(a["probabilities"], b["probabilities"])
+    checkpoint = torch.load(copy / "fold_0" / "checkpoint_final.pth", weights_only=True)
+    assert checkpoint["trainer_name"] == "nnUNetTrainer"
+    provenance = checkpoint["segcal"]
+    assert provenance["trainer_name"] == "nnUNetTrainerCRaC"
+    lam = workspace.records("nnUNetTrainerCRaC")[-1]["crac"]["lam"]
+    assert provenance["training"]["state"]["terms.crac.lam"].tolist() == lam
+    assert "is there already" in workspace.fail(BIN / "segcal", "nnunet", "export", model, shared)
+    assert [p.name for p in copy.parent.iterdir()] == [copy.name]
+
+
+def test_warm_start_goes_on_from_the_end(workspace):
+    source = workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")
+    environment = {"nnUNet_results": str(workspace.root / "warm")}
+    fold = workspace.root / "warm" / RUN.format("nnUNetTrainerNACL")
+    start = [BIN / "segcal", "nnunet", "warmstart", source, "-d", 901, "-c", "2d_small"]
+    nacl = ["-tr", "nnUNetTrainerNACL"]
+    other = workspace.fail(*start, "-f", 1, *nacl, **environment)
+    assert "it was fold 0, whose training cases fold 1 validates on" in other
+    assert not (workspace.root / "warm").exists()
+    out = workspace.run(*start, "-f", 0, *nacl, "--epochs", 2, **environment)
+    assert "segcal nnunet train 901 2d_small 0 -tr nnUNetTrainerNACL --c --epochs 4" in out
+    script = """
+import sys
+from segcal.adapters.nnunet.discovery import register
+register()
+from nnunetv2.run.run_training import get_trainer_from_args, maybe_load_checkpoint
+import torch
+cpu = torch.device("cpu")
+trainer = get_trainer_from_args("901", "2d_small", 0, "nnUNetTrainerNACL", device=cpu)
+maybe_load_checkpoint(trainer, True, False)
+assert trainer.current_epoch == 2
+trainer.perform_actual_validation()
+"""
+    workspace.run(sys.executable, "-c", script, **environment)
+    dice = [
+        json.loads((f / "validation" / "summary.json").read_text())["foreground_mean"]["Dice"]
+        for f in (source, fold)
+    ]
+    assert dice[0] == dice[1] > 0
+    workspace.run(*TRAIN, *nacl, *BUDGET, "--c", **environment)
+    assert [r["epoch"] for r in workspace.records("nnUNetTrainerNACL", "warm")] == [2, 3]
+    logged = torch.load(fold / "checkpoint_final.pth", weights_only=False)["logging"]
+    assert {key: len(values) for key, values in logged.items()} == dict.fromkeys(logged, 4)
+    again = workspace.fail(*start, "-f", 0, *nacl, **environment)
+    assert "a training is not overwritten" in again
 
 
 def test_stock_command_trains_with_the_environment_variable(workspace):

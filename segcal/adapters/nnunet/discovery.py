@@ -37,6 +37,13 @@ def register() -> None:
         setattr(searched_first, name, getattr(trainers, name))
 
 
+def recipes_of_trainers() -> dict[str, str]:
+    """Name of the recipe of every trainer that the module for ``nnUNet_extTrainer`` offers."""
+    from segcal.adapters.nnunet import trainers
+
+    return {name: getattr(trainers, name).recipe for name in trainers.__all__}
+
+
 def require_paths(*variables: str) -> None:
     """Check nnU-Net's path variables before nnU-Net is imported (it reads them then).
 

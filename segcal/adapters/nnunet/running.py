@@ -6,11 +6,19 @@ import argparse
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 from segcal.adapters.nnunet.discovery import ensure_env, register, require_paths
+from segcal.io.files import read_json
+
+RECORD_NAME = "segcal_predict.json"
+"""File beside predictions that says how they were made."""
+LOGITS_FOLDER = "logits"
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,21 @@ class Budget:
             trainer.on_epoch_start = on_epoch_start
 
 
+@dataclass(frozen=True)
+class Aggregation:
+    """How the predictions of mirrors, windows and folds become one.
+
+    Attributes:
+        average: ``logit``, as nnU-Net does, or ``prob``: what is averaged over all three.
+        save_logits: also write the logits, in the geometry of the probabilities.
+        per_fold: also write what each fold predicts alone.
+    """
+
+    average: Literal["logit", "prob"] = "logit"
+    save_logits: bool = False
+    per_fold: bool = False
+
+
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch."""
     import numpy as np
@@ -90,14 +113,34 @@ def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
         )
 
 
-def check_predict(arguments: Sequence[str]) -> None:
+def check_predict(
+    arguments: Sequence[str],
+    aggregation: Aggregation | None = None,
+    *,
+    from_modelfolder: bool = False,
+) -> None:
     """Check what can be checked before nnU-Net starts.
 
     Raises:
-        ValueError: nnU-Net's path variables are not set.
+        ValueError: nnU-Net's path variables are not set; a prediction that was started with
+            another average is to be continued.
     """
-    if not _asks_for_help(arguments):
+    if _asks_for_help(arguments):
+        return
+    if not from_modelfolder:
         require_paths("nnUNet_results")
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-o", type=Path)
+    parser.add_argument("--continue_prediction", "--c", action="store_true")
+    known, _ = parser.parse_known_args([str(a) for a in arguments])
+    if not known.continue_prediction or known.o is None:
+        return
+    record, average = known.o / RECORD_NAME, (aggregation or Aggregation()).average
+    if record.exists() and (before := read_json(record).get("average")) != average:
+        raise ValueError(
+            f"{known.o}: was predicted with --average {before}, not {average}; go on with that, "
+            "or predict into another folder"
+        )
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:
@@ -125,27 +168,52 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
         budget.apply(trainer)
         return trainer
 
-    run_training.get_trainer_from_args = with_budget
-    try:
+    with replaced(run_training, "get_trainer_from_args", with_budget):
         _call("nnUNetv2_train", run_training.run_training_entry, arguments)
-    finally:
-        run_training.get_trainer_from_args = find_trainer
 
 
-def predict(arguments: Sequence[str]) -> None:
+def predict(
+    arguments: Sequence[str],
+    aggregation: Aggregation | None = None,
+    *,
+    from_modelfolder: bool = False,
+) -> None:
     """Run ``nnUNetv2_predict`` with `arguments`, always saving probabilities.
+
+    Args:
+        arguments: nnU-Net's.
+        aggregation: what is averaged, and what is kept.
+        from_modelfolder: run ``nnUNetv2_predict_from_modelfolder``.
 
     Raises:
         ValueError: see :func:`check_predict`.
     """
-    check_predict(arguments)
+    aggregation = aggregation or Aggregation()
+    check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
     ensure_env()
-    from nnunetv2.inference.predict_from_raw_data import predict_entry_point
+    from nnunetv2.inference import predict_from_raw_data as host
+
+    from segcal.adapters.nnunet.prediction import AveragingPredictor
 
     register()
     flag = "--save_probabilities"
     arguments = [*arguments] if flag in arguments else [*arguments, flag]
-    _call("nnUNetv2_predict", predict_entry_point, arguments)
+    name, entry_point = "nnUNetv2_predict", host.predict_entry_point
+    if from_modelfolder:
+        name, entry_point = f"{name}_from_modelfolder", host.predict_entry_point_modelfolder
+    with replaced(host, "nnUNetPredictor", partial(AveragingPredictor, aggregation)):
+        _call(name, entry_point, arguments)
+
+
+@contextmanager
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Put `value` in the place of what `module` calls `name`, for the time of the block."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 def _call(name: str, entry_point: Callable[[], Any], arguments: Sequence[str]) -> None:

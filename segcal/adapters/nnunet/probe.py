@@ -1,0 +1,56 @@
+"""Try what nnU-Net does at its start, and print as JSON what came of it: run by the doctor.
+
+A process of its own, since broken installations can fail in any way, and so that trainers that are
+registered here are not what is found by the environment variable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+
+def attempt(action: Callable[[], Any]) -> str | None:
+    """Return None if `action` works, or what it raised."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def probe() -> dict[str, Any]:
+    """Import packages, and look trainers up by both ways.
+
+    Returns:
+        By package what its import raised, or None; ``by_variable`` and ``by_registration``: the
+        same by trainer; ``cuda``: name of the GPU, or None.
+    """
+    names = ("torch", "timm", "torchvision", "nnunetv2.training.nnUNetTrainer.nnUNetTrainer")
+    imports = {name: attempt(partial(importlib.import_module, name)) for name in names}
+    result: dict[str, Any] = {"imports": imports, "cuda": None}
+    if imports["torch"] is None:
+        import torch
+
+        if torch.cuda.is_available():
+            result["cuda"] = torch.cuda.get_device_name(0)
+    ours = attempt(partial(importlib.import_module, "segcal.adapters.nnunet.trainers"))
+    imports["segcal.adapters.nnunet.trainers"] = ours
+    if ours is None:
+        from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name as find
+
+        from segcal.adapters.nnunet import discovery, trainers
+
+        result["by_variable"] = {n: attempt(partial(find, n)) for n in trainers.__all__}
+        discovery.register()
+        result["by_registration"] = {n: attempt(partial(find, n)) for n in trainers.__all__}
+    return result
+
+
+if __name__ == "__main__":
+    found = probe()
+    print()  # nnU-Net prints lines of its own
+    print(json.dumps(found))

@@ -1,0 +1,140 @@
+"""Trained models for people who have nnU-Net and not segcal."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name
+from nnunetv2.utilities.label_handling.label_handling import determine_num_input_channels
+from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
+
+from segcal import __version__
+from segcal.adapters.nnunet.checkpoints import read_checkpoint
+from segcal.adapters.nnunet.discovery import register
+from segcal.io.files import TEMPORARY, read_json
+
+STOCK = "nnUNetTrainer"
+PROVENANCE_KEY = "segcal"
+OF_MODEL = ("dataset.json", "plans.json", "dataset_fingerprint.json")
+OF_FOLD = ("progress.png", "network_architecture.pdf", "validation/summary.json")
+
+
+def export_model(model: Path, results: Path, checkpoint_name: str = "checkpoint_final.pth") -> Path:
+    """Write a copy of a trained model that stock nnU-Net predicts with, segcal or not.
+
+    Checkpoints name nnU-Net's own trainer and hold tensors and plain values only, so that
+    ``torch.load(weights_only=True)`` reads them; what trained them is kept in them, under
+    ``segcal``.
+
+    Args:
+        model: folder of a trained model, with ``plans.json`` and ``fold_X``.
+        results: folder that can be another's ``nnUNet_results``.
+        checkpoint_name: which checkpoint of the folds is copied.
+
+    Returns:
+        The new folder, ``results/DATASET/nnUNetTrainer__PLANS__CONFIGURATION``.
+
+    Raises:
+        ValueError: `model` is no such folder, its network is not nnU-Net's own, or there is a
+            model of that name in `results`.
+    """
+    plans, dataset = (_read_of_model(model, name) for name in ("plans.json", "dataset.json"))
+    folds = sorted(path.parent for path in model.glob(f"fold_*/{checkpoint_name}"))
+    if not folds:
+        raise ValueError(f"{model}: no fold_X/{checkpoint_name} in it; is its training finished?")
+    content = {fold: read_checkpoint(fold / checkpoint_name) for fold in folds}
+    configuration = content[folds[0]]["init_args"]["configuration"]
+    for fold, checkpoint in content.items():
+        _check_network(fold / checkpoint_name, checkpoint, plans, dataset)
+    name = f"{STOCK}__{plans['plans_name']}__{configuration}"
+    target = results / plans["dataset_name"] / name
+    if target.exists():
+        raise ValueError(f"{target}: is there already; name another folder, or remove it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=target.parent))
+    try:
+        _copy(OF_MODEL, model, temporary)
+        for fold, checkpoint in content.items():
+            (temporary / fold.name).mkdir()
+            torch.save(as_stock(checkpoint), temporary / fold.name / checkpoint_name)
+            _copy(OF_FOLD, fold, temporary / fold.name)
+        temporary.chmod(0o755)
+        temporary.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def as_stock(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint that names nnU-Net's trainer, with what trained it under ``segcal``."""
+    init_args = dict(checkpoint["init_args"])
+    state = init_args.pop(PROVENANCE_KEY, None)
+    provenance = {"exported_by": __version__, "trainer_name": checkpoint["trainer_name"]}
+    return {
+        **checkpoint,
+        "init_args": init_args,
+        "trainer_name": STOCK,
+        PROVENANCE_KEY: {**provenance, "training": state},
+    }
+
+
+def _read_of_model(model: Path, name: str) -> dict[str, Any]:
+    if not (model / name).is_file():
+        raise ValueError(
+            f"{model}: holds no {name}; expected the folder of a trained model, "
+            "nnUNet_results/DATASET/TRAINER__PLANS__CONFIGURATION"
+        )
+    return read_json(model / name)
+
+
+def _check_network(
+    path: Path, checkpoint: dict[str, Any], plans: dict[str, Any], dataset: dict[str, Any]
+) -> None:
+    """Check that stock nnU-Net builds the very network of a checkpoint.
+
+    Raises:
+        ValueError: the trainer builds its own, or its weights do not fit.
+    """
+    name = checkpoint["trainer_name"]
+    register()
+    try:
+        trainer = recursive_find_trainer_class_by_name(name)
+    except (RuntimeError, ImportError) as error:
+        raise ValueError(
+            f"{path}: was trained with {name}, which is not found here, so it is not known "
+            "whether it builds nnU-Net's network; set nnUNet_extTrainer to the trainer's folder "
+            f"({type(error).__name__}: {error})"
+        ) from None
+    if trainer.build_network_architecture is not nnUNetTrainer.build_network_architecture:
+        raise ValueError(
+            f"{path}: {name} builds a network of its own, which stock nnU-Net cannot; share the "
+            "trainer with the model"
+        )
+    manager = PlansManager(plans)
+    configuration = manager.get_configuration(checkpoint["init_args"]["configuration"])
+    network = nnUNetTrainer.build_network_architecture(
+        manager,
+        configuration,
+        determine_num_input_channels(manager, configuration, dataset),
+        manager.get_label_manager(dataset).num_segmentation_heads,
+        enable_deep_supervision=False,
+    )
+    try:
+        network.load_state_dict(checkpoint["network_weights"])
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path}: its weights are not of the network of {path.parent.parent / 'plans.json'}: "
+            f"{error}"
+        ) from None
+
+
+def _copy(names: tuple[str, ...], source: Path, target: Path) -> None:
+    for name in names:
+        if (source / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name)

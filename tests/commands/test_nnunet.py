@@ -1,0 +1,67 @@
+"""Commands around nnU-Net that need no training."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from segcal.adapters.nnunet import doctor
+from segcal.commands.main import app
+
+RUNNER = CliRunner()
+PROBED = {
+    "imports": {"torch": None, "timm": None, "torchvision": None},
+    "cuda": "a GPU",
+    "by_registration": {"nnUNetTrainerCRaC": None},
+    "by_variable": {"nnUNetTrainerCRaC": None},
+}
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    for name in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_doctor_tells_what_stops_a_training(environment, monkeypatch):
+    monkeypatch.setattr(doctor, "run_probe", lambda environment: PROBED)
+    done = RUNNER.invoke(app, ["nnunet", "doctor"])
+    assert done.exit_code == 0, done.output
+    assert "Nothing would stop a training" in done.output
+    monkeypatch.delenv("nnUNet_results")
+    done = RUNNER.invoke(app, ["nnunet", "doctor"])
+    assert done.exit_code == 1
+    assert 'nnUNet_results: export nnUNet_results="$HOME/nnunet/results"' in done.output
+    assert "A training would not work: nnUNet_results." in done.output
+
+
+def test_recipes_lists_every_trainer(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    done = RUNNER.invoke(app, ["nnunet", "recipes"])
+    assert done.exit_code == 0, done.output
+    rows = {line.split()[0]: line for line in done.output.splitlines() if "nnUNetTrainer" in line}
+    assert {"nnUNetTrainer", "nnUNetTrainerCRaC", "nnUNetTrainerNACL"} <= rows.keys()
+    assert rows["nnUNetTrainerCRaC"].split()[1] == "crac"
+    assert rows["nnUNetTrainerNACL"].split()[1] == "nacl"
+
+
+@pytest.mark.parametrize("option", ["--continue_prediction", "--c", "--continue"])
+def test_other_average_is_not_mixed_in(environment, tmp_path, option):
+    """Before nnU-Net starts; however nnU-Net's parser lets its option be written."""
+    (tmp_path / "segcal_predict.json").write_text(json.dumps({"average": "logit"}))
+    for command in ("predict", "predict-from-modelfolder"):
+        arguments = ["nnunet", command, "-o", str(tmp_path), "-f", "0", "1", option]
+        done = RUNNER.invoke(app, [*arguments, "--average", "prob"])
+        assert done.exit_code == 2, done.output
+        assert "was predicted with --average logit, not prob" in done.output
+
+
+def test_warm_start_of_nothing(environment, tmp_path):
+    options = ["-d", "901", "-c", "2d", "-f", "0", "-tr", "nnUNetTrainerCRaC"]
+    done = RUNNER.invoke(app, ["nnunet", "warmstart", str(tmp_path), *options])
+    assert done.exit_code == 2, done.output
+    assert "holds no checkpoint_final.pth; is its training finished?" in done.output
