@@ -22,7 +22,7 @@ from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 from nnunetv2.inference.sliding_window_prediction import compute_gaussian
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from segcal import __version__
 from segcal.adapters.nnunet.running import LOGITS_FOLDER, RECORD_NAME, Aggregation, replaced
