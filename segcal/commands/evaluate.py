@@ -651,17 +651,29 @@ def _report_comparison(
         {"differences": as_records(differences), "conventions": settings.conventions()},
     )
     write_csv(folder.place("comparison.csv"), case_table(tables))
-    shown = ["dsc", *(f"{m}_{scope}" for m in ("ece", "tace") for scope in settings.scopes)]
+    shown = [
+        "dsc",
+        "hd95_penalised_mm",
+        *(f"{m}_{scope}" for m in ("ece", "tace") for scope in settings.scopes),
+    ]
     chosen = [d for m in shown for d in differences if d.metric == m and d.mean is not None]
     picture = draw(plot_comparison(chosen), "Differences between methods")
     conventions = settings.conventions()
-    means = shared_means(tables, [*shown[:1], "hd95_pooled_mm", *shown[1:]], resamples=bootstrap)
+    means = shared_means(tables, shown, resamples=bootstrap)
     methods = method_table(means, conventions)
     _save(folder, {"comparison.png": picture})
-    _write_tables(folder, [methods], extras.forms)
+    _write_tables(folder, [methods, difference_table(as_records(chosen))], extras.forms)
     sections = [
-        page.table_section(methods, pictures=[picture]),
-        page.table_section(difference_table(as_records(differences)), "Click a heading to sort."),
+        page.table_section(
+            methods,
+            "Look at DSC first: a bad segmentation can be well calibrated, so calibration compares "
+            "methods that segment about equally well.",
+            pictures=[picture],
+        ),
+        page.table_section(
+            difference_table(as_records(differences)),
+            "Click a heading to sort. Wilcoxon p is not corrected for the number of comparisons.",
+        ),
     ]
     title = f"Comparison: {', '.join(tables)}"
     write_text(folder.place("index.html"), page.render(title, header, sections, list(tables)))

@@ -104,11 +104,16 @@ class Settings:
             "iou": "|P&G|/|P or G|; undefined where the label is in neither map",
             "volume_difference_ml": "predicted less reference volume",
             "surface": "voxels with a face neighbour outside; distances between voxel centres",
+            "hd95_penalised_mm, assd_penalised_mm": "mean over the labels of a case of "
+            "hd95_pooled_mm, assd_pooled_mm, in which a miss or false alarm costs the image "
+            "diagonal",
             "penalised_mean": "mean in which a miss or false alarm costs the image diagonal",
             "bins": f"{self.bins} equal-width bins (lo, hi], 0 in the first",
             "ece": "top label, sum of n_m/n |accuracy - confidence|, fraction of 1",
-            "over, under": "parts of ece from bins that promise too much, and too little",
-            "ace, mce": "mean, and largest, |accuracy - confidence| of the non-empty bins",
+            "over": "part of ece from bins that promise too much",
+            "under": "part of ece from bins that promise too little",
+            "ace": "mean |accuracy - confidence| of the non-empty bins",
+            "mce": "largest |accuracy - confidence| of a non-empty bin",
             "aece_bound": "how far the pooled aece can be from that of single voxels",
             "aece": f"ece of {self.bins} groups of equal mass, ties shared pro rata",
             "cece": "classwise ECE, mean over all classes, background included",
@@ -138,6 +143,14 @@ class Settings:
         }
 
 
+OVER_LABELS = {
+    "dsc": "dsc",
+    "iou": "iou",
+    "nsd": "nsd",
+    "hd95_penalised_mm": "hd95_pooled_mm",
+    "assd_penalised_mm": "assd_pooled_mm",
+}
+"""Means over the labels of a case, and of what."""
 IGNORED = 255
 """Stands for the ignore label among the 0 and 1 of a region."""
 _SCOPE_CONVENTIONS = {
@@ -222,10 +235,11 @@ def evaluate_case(
         box = _around([boxes[k] for k in one.labels])
         inside = None if valid is None else valid[box]
         row.update(_overlap(prediction[box], reference[box], one, spacing_mm, inside, settings))
-    for metric in ("dsc", "iou"):
+    for key, metric in OVER_LABELS.items():
         scores = np.array([row[f"{metric}/{one.name}"] for one in structures])
+        scores = np.where(np.isinf(scores), row["diagonal_mm"], scores)
         defined = scores[~np.isnan(scores)]
-        row[metric] = float(defined.mean()) if defined.size else np.nan
+        row[key] = float(defined.mean()) if defined.size else np.nan
     if settings.compat == "marginloss":
         published = evaluate_case_marginloss(
             prediction, reference, probabilities=probabilities,

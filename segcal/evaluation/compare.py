@@ -136,8 +136,7 @@ def shared_means(
     """Means of every method over the same cases, so that they can stand in one column.
 
     A method without a value in any case has no mean of that metric and takes no case from the
-    others. A metric that is there per label only (surface distances) is first averaged over the
-    labels of a case, a miss or a false alarm costing the image diagonal.
+    others.
 
     Args:
         tables: rows of :class:`segcal.evaluation.cohort.Cohort` by method.
@@ -147,7 +146,7 @@ def shared_means(
     """
     found = []
     for metric in metrics:
-        columns = {method: _per_case(rows, metric) for method, rows in tables.items()}
+        columns = {m: rows[metric] for m, rows in tables.items() if metric in rows}
         joined = pd.DataFrame({m: c for m, c in columns.items() if np.isfinite(c).any()})
         values = joined.to_numpy(dtype=np.float64)
         values = values[np.isfinite(values).all(axis=1)]
@@ -162,16 +161,6 @@ def shared_means(
             for method, column in zip(joined, values.T, strict=True)
         ]
     return found
-
-
-def _per_case(rows: pd.DataFrame, metric: str) -> pd.Series[float]:
-    if metric in rows:
-        return rows[metric]
-    columns = [c for c in rows.columns if c.startswith(f"{metric}/")]
-    if not columns:
-        return pd.Series(np.nan, rows.index)
-    values = rows[columns]
-    return values.where(~np.isinf(values), rows["diagonal_mm"], axis=0).mean(axis=1)
 
 
 def paired(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> NDArray[np.float64]:

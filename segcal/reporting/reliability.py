@@ -168,6 +168,7 @@ def _draw_bins(axis: Axes, statistics: BinStatistics, true: str) -> None:
         if sign.any():
             low = np.minimum(accuracy, confidence)[sign]
             gap = np.abs(accuracy - confidence)[sign]
+            axis.bar(left[sign], gap, width, low, align="edge", color="white")
             axis.bar(left[sign], gap, width, low, align="edge", color=colour, alpha=0.45,
                      edgecolor=colour, linewidth=0.6, label=name)  # fmt: skip
     axis.plot(confidence, accuracy, ".", color="black", markersize=4, label="bin mean",

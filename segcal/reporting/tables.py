@@ -264,9 +264,8 @@ def _method_column(metric: str, meanings: Mapping[str, str]) -> tuple[Column, in
     """Heading of a metric, and digits of its values."""
     if metric == "dsc":
         return Column("DSC", meanings["dsc"], better="↑"), 3
-    if metric == "hd95_pooled_mm":
-        definition = f"{meanings[metric]}; a miss or false alarm costs the image diagonal"
-        return Column("HD95 penalised", definition, "mm", "↓"), 2
+    if metric == "hd95_penalised_mm":
+        return Column("HD95 penalised", meanings[metric], "mm", "↓"), 2
     key, _, scope = metric.partition("_")
     return Column(f"{CALIBRATION[key]} {scope}", meanings[key], better="↓"), 4
 

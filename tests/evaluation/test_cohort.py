@@ -15,7 +15,7 @@ from scipy import ndimage
 from typer.testing import CliRunner
 
 from segcal.commands.main import app
-from segcal.evaluation.case import Settings, Structure, evaluate_case
+from segcal.evaluation.case import OVER_LABELS, Settings, Structure, evaluate_case
 from segcal.evaluation.cohort import (
     _regions_to_labels,
     evaluate_cohort,
@@ -94,7 +94,9 @@ def test_every_column_is_its_metric_at_other_settings():
     ).row  # fmt: skip
     foreground = (y > 0) & valid
     near = ndimage.binary_dilation(foreground, np.ones((5, 5, 5)))  # never grown from ignored ones
-    columns = {"diagonal_mm", "dsc", "iou", "tace_ref"}
+    columns = {
+        "diagonal_mm", "dsc", "iou", "nsd", "hd95_penalised_mm", "assd_penalised_mm", "tace_ref",
+    }  # fmt: skip
     crop = np.ones_like(valid)
     crop[0] = False
     masks = {
@@ -145,8 +147,8 @@ def test_every_column_is_its_metric_at_other_settings():
         for key, number in expected.items():
             close(row[f"{key}/{name}"], number)
             columns.add(f"{key}/{name}")
-    for metric in ("dsc", "iou"):
-        close(row[metric], (row[f"{metric}/a"] + row[f"{metric}/b"]) / 2)
+    for key, metric in OVER_LABELS.items():
+        close(row[key], (row[f"{metric}/a"] + row[f"{metric}/b"]) / 2)
     assert set(row) == columns  # nothing that this test does not know
 
 
@@ -579,3 +581,18 @@ def test_masks_and_turned_label_maps(tmp_path):
     assert cohort.rows["dsc/spleen"].tolist() == [1, 0, 1]  # its slices are in the wrong order
     assert "stored as RAI, re-ordered to the reference's RAS" in cohort.notes["b"][0]
     assert evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt")).failed.keys() == {"a", "b"}
+
+
+def test_means_over_labels_charge_a_miss():
+    """a is moved by 3 mm, b is missed and costs the diagonal, c is absent and costs nothing."""
+    y = np.zeros((1, 30, 40), int)
+    y[0, 5:10, 5:10], y[0, 20:25, 20:25] = 1, 2
+    prediction = np.roll(np.where(y == 1, 1, 0), 3, axis=2)
+    row = evaluate_case(
+        prediction, y, spacing_mm=(5, 1, 1), structures=(*AB, Structure("c", (3,), 3))
+    ).row
+    diagonal = math.sqrt(5**2 + 30**2 + 40**2)
+    close(row["hd95_penalised_mm"], (3 + diagonal) / 2)
+    close(row["assd_penalised_mm"], (row["assd_pooled_mm/a"] + diagonal) / 2)
+    close(row["nsd"], (row["nsd/a"] + 0) / 2)
+    close(row["dsc"], (2 * 10 / 50 + 0) / 2)

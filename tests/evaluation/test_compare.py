@@ -102,16 +102,6 @@ def test_shared_means_are_of_the_same_cases():
     close([m.mean for m in errors], [0.35, 0.4])
 
 
-def test_shared_means_of_distances_charge_a_miss():
-    """Case 1: (2 + 4) / 2. Case 2: a miss costs the diagonal, the absent label nothing."""
-    rows = table(
-        [0.1, 0.1], diagonal_mm=[50.0, 30.0], **{"hd/1": [2.0, np.inf], "hd/2": [4.0, np.nan]}
-    )
-    (mean,) = shared_means({"a": rows}, ["hd"], resamples=0)
-    close(mean.mean, (3 + 30) / 2)
-    assert shared_means({"a": table([0.1])}, ["hd"]) == []
-
-
 def test_shared_means_without_a_shared_case():
     a, b = table([0.1, np.nan]), table([np.nan, 0.2])
     found = shared_means({"a": a, "b": b}, ["ece_all"])

@@ -49,7 +49,7 @@ def test_best_values_are_marked():
     assert best(table, "TACE all") == []  # nothing to compare with
     assert [row[2].text for row in table.rows] == ["0.0200", "0.0100", "-", "4"]
     assert table.columns[1].heading == "DSC\N{NO-BREAK SPACE}↑"
-    hd = method_table(means("hd95_pooled_mm", 10.0, 9.0), CONVENTIONS)
+    hd = method_table(means("hd95_penalised_mm", 10.0, 9.0), CONVENTIONS)
     assert hd.columns[1].heading == "HD95 penalised (mm)\N{NO-BREAK SPACE}↓"
     assert best(hd, "HD95 penalised") == ["9.00"]
 
