@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 
 REGIONS = ("inner", "outer")
 STYLES = ("-", "--")
+"""Of the regions."""
 PANELS = {"lam": "multiplier", "rho": "penalty parameter", "constraint": "constraint"}
+"""Titles by what an update of multipliers reports; a method may not have them all."""
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -45,7 +47,7 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
                 ax.set(title=f"{name}: {title}", xlabel="epoch")
                 if key != "constraint":
                     ax.set_yscale("log")
-            ax.legend(fontsize=6)
+            axes[f"{name} lam"].legend(fontsize=6)
     return figure
 
 
@@ -69,7 +71,8 @@ def _multipliers(
     ax: Axes, steps: Sequence[tuple[int, list[list[float]]]], channels: Sequence[str]
 ) -> None:
     epochs = [epoch for epoch, _ in steps]
-    for row, region in enumerate(region_names(len(steps[0][1]))):
+    for row in range(len(steps[0][1])):
+        region = region_names(len(steps[0][1]))[row]
         for k, channel in enumerate(channels):
             values = [value[row][k] for _, value in steps]
             ax.plot(epochs, values, STYLES[row], color=f"C{k % 10}", label=f"{channel}, {region}")

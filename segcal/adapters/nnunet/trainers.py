@@ -28,7 +28,7 @@ from torch import Tensor
 from segcal import __version__
 from segcal.adapters.nnunet.best import BestCalibrated
 from segcal.adapters.nnunet.loss import HeadLoss, Labels, PenalisedLoss, without
-from segcal.adapters.nnunet.progress import plot_progress, region_names
+from segcal.adapters.nnunet.progress import PANELS, plot_progress, region_names
 from segcal.adapters.nnunet.settings import PLANS_KEY, parts, read_settings
 from segcal.adapters.nnunet.sources import calibration_cases, patches, volumes
 from segcal.collapse import CollapseWatch
@@ -313,12 +313,11 @@ class CalibratedTrainer(nnUNetTrainer):
         for name, step in steps.items():
             record[name] = vars(step)
             for row, region in enumerate(region_names(len(step.lam))):
-                self.print_to_log_file(
-                    f"segcal {name} {region}: lambda {_short(step.lam[row])}, "
-                    f"rho {_short(step.rho[row])}, constraint {_short(step.constraint[row])}"
-                )
-                for key in ("lam", "rho", "constraint"):
-                    self._log(f"segcal_{name}_{key}_{region}", list(vars(step)[key][row]))
+                values = {key: v[row] for key in PANELS if (v := vars(step)[key])}
+                shown = ", ".join(f"{key} {_short(v)}" for key, v in values.items())
+                self.print_to_log_file(f"segcal {name} {region}: {shown}")
+                for key, value in values.items():
+                    self._log(f"segcal_{name}_{key}_{region}", list(value))
             for note in step.notes:
                 self.print_to_log_file(f"WARNING: segcal {name}: {note}")
         logged = self.logger.local_logger.my_fantastic_logging
