@@ -354,15 +354,18 @@ def test_the_users_own_trainer_folders_stay(monkeypatch):
 
 
 FIND = """
-import pickle, sys
+import multiprocessing, pickle, sys
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name as find
 if sys.argv[1] == "register":
-    from segcal.adapters.nnunet.discovery import register
+    from segcal.adapters.nnunet.discovery import ensure_env, register
     register()
+    ensure_env()
 for short in sys.argv[2].split(","):
     cls = find("nnUNetTrainer" + short)
     assert cls.__module__ == "segcal.adapters.nnunet.trainers", cls.__module__
     assert pickle.loads(pickle.dumps(cls)) is cls
+with multiprocessing.get_context("spawn").Pool(1) as pool:  # as nnU-Net does on several GPUs
+    assert pool.apply(find, (cls.__name__,)) is cls
 print("torchvision" in sys.modules)
 """
 

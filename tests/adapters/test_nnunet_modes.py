@@ -264,10 +264,10 @@ class Elsewhere:
     """Stands for W&B."""
 
     def __init__(self):
-        self.logged = {}
+        self.logged, self.config = {}, {}
 
     def update_config(self, config):
-        pass
+        self.config.update(config)
 
     def log(self, key, value, step):
         self.logged.setdefault(key, []).append((step, value))
@@ -280,6 +280,8 @@ def test_values_reach_nnunets_loggers(tiny):
     found.logger.loggers.append(elsewhere)
     found.run_training()
     lines = records(found)
+    assert elsewhere.config["segcal"]["crac"]["margin_inner"] == 5.0
+    assert elsewhere.config["segcal"]["multiplier_source"] == "val_patches"
     logged = elsewhere.logged
     assert logged["segcal_val_ece"] == [(r["epoch"], r["ece"]) for r in lines]
     assert logged["segcal_train_base"] == [(r["epoch"], r["train"]["base"]) for r in lines]

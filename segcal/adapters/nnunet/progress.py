@@ -47,7 +47,9 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
                 ax.set(title=f"{name}: {title}", xlabel="epoch")
                 if key != "constraint":
                     ax.set_yscale("log")
-            axes[f"{name} lam"].legend(fontsize=6)
+        if learned:
+            lines, labels = axes[f"{learned[0]} lam"].get_legend_handles_labels()
+            figure.legend(lines, labels, loc="outside lower center", ncols=6, fontsize=7)
     return figure
 
 
@@ -57,7 +59,7 @@ def _terms(ax: Axes, records: Records) -> None:
         for phase, style in (("val", "-"), ("train", "--")):
             values = [r[phase].get(name, float("nan")) for r in records]
             ax.plot(epochs, values, style, color=f"C{i}", label=f"{name}, {phase}")
-    ax.set(title="terms of the loss, unweighted", xlabel="epoch", yscale="symlog")
+    ax.set(title="terms of the loss, unweighted", xlabel="epoch")
     ax.legend(fontsize=7)
 
 

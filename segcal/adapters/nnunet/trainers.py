@@ -71,6 +71,7 @@ class CalibratedTrainer(nnUNetTrainer):
         )
         self.enable_deep_supervision = self.settings.deep_supervision
         self.calibration_cases: list[str] = []
+        self.val_cases: list[str] = []
         self.best_calibrated = BestCalibrated()
         self.channel_names = _channel_names(
             self.dataset_json["labels"], regions=self.label_manager.has_regions
@@ -132,6 +133,7 @@ class CalibratedTrainer(nnUNetTrainer):
     def do_split(self) -> tuple[list[str], list[str]]:
         """Split as nnU-Net does, and look up the cases that multipliers learn from."""
         train, val = super().do_split()
+        self.val_cases = val
         path = Path(self.preprocessed_dataset_folder_base) / "splits_final.json"
         splits = read_json(path) if self.fold != "all" else []
         if self.fold != "all" and self.fold < len(splits):
@@ -147,7 +149,9 @@ class CalibratedTrainer(nnUNetTrainer):
             f"cross-entropy {list(self.parts.instead) or 'nothing'}, added "
             f"{list(self.parts.added) or 'nothing'}: {self.penalty_settings}"
         )
-        self.print_to_log_file(f"segcal settings: {self.settings.model_dump()}")
+        settings = self.settings.model_dump()
+        self.print_to_log_file(f"segcal settings: {settings}")
+        self.logger.update_config({"segcal": {**settings, **self.penalty_settings}})
         if self.calibration_cases:
             self.print_to_log_file(
                 f"segcal: multipliers learn from {len(self.calibration_cases)} cases of their own, "
@@ -241,7 +245,7 @@ class CalibratedTrainer(nnUNetTrainer):
             self.loss.observe(logits[kept], self.loss.labels.of(target.to(self.device)[kept]))
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, tuple[slice, ...]]]:
-        cases = self.calibration_cases or self.do_split()[1]
+        cases = self.calibration_cases or self.val_cases
         if self.settings.multiplier_source == "volumes" and self.is_ddp:
             cases = cases[self.local_rank :: dist.get_world_size()]
         dataset = self.dataset_class(
