@@ -340,6 +340,19 @@ def rank_main(rank, port, root, name, configuration):
         dist.destroy_process_group()
 
 
+def test_batch_dice_of_uneven_shares_is_refused(tiny, monkeypatch):
+    tiny().set_plans("even", "2d", batch_size=4)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    for configuration in ("2d", "even"):
+        found = trainer("nnUNetTrainerCRaC", configuration)
+        found.is_ddp = True
+        if configuration == "even":
+            found._build_loss()
+        else:
+            with pytest.raises(ValueError, match="2 processes, whose shares of a batch of 3 diff"):
+                found._build_loss()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("short", "source"),

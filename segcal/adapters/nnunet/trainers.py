@@ -83,6 +83,16 @@ class CalibratedTrainer(nnUNetTrainer):
                 f"{type(self).__name__}: multipliers are kept in float64, which -device mps does "
                 "not have; use -device cpu or cuda"
             )
+        batch, ranks = (
+            self.configuration_manager.batch_size,
+            dist.get_world_size() if self.is_ddp else 1,
+        )
+        if self.configuration_manager.batch_dice and batch % ranks:
+            raise ValueError(
+                f"{type(self).__name__}: nnU-Net's batch Dice gathers from {ranks} processes, whose "
+                f"shares of a batch of {batch} differ; plan a batch_size that they divide, or "
+                "batch_dice false"
+            )
         host = super()._build_loss()
         if not np.all(np.isfinite(getattr(host, "weight_factors", 1.0))):
             raise ValueError(
