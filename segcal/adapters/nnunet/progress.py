@@ -73,8 +73,8 @@ def _multipliers(
     ax: Axes, steps: Sequence[tuple[int, list[list[float]]]], channels: Sequence[str]
 ) -> None:
     epochs = [epoch for epoch, _ in steps]
-    for row in range(len(steps[0][1])):
-        region = region_names(len(steps[0][1]))[row]
+    rows = len(steps[0][1])  # none where a method has no such values
+    for row, region in zip(range(rows), region_names(rows), strict=False):
         for k, channel in enumerate(channels):
             values = [value[row][k] for _, value in steps]
             ax.plot(epochs, values, STYLES[row], color=f"C{k % 10}", label=f"{channel}, {region}")

@@ -90,8 +90,8 @@ class CalibratedTrainer(nnUNetTrainer):
         if self.configuration_manager.batch_dice and batch % ranks:
             raise ValueError(
                 f"{type(self).__name__}: nnU-Net's batch Dice gathers from {ranks} processes, "
-                f"whose shares of a batch of {batch} differ; plan a batch_size that they divide, or "
-                "batch_dice false"
+                f"whose shares of a batch of {batch} differ; plan a batch_size that they divide, "
+                "or batch_dice false"
             )
         host = super()._build_loss()
         if not np.all(np.isfinite(getattr(host, "weight_factors", 1.0))):
