@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 ALLOWED_ROOTS = ("segcal.", "torch.", "monai.")
 """Only targets below these are imported and called."""
@@ -45,10 +45,12 @@ class Component(_Strict):
 class Recipe(_Strict):
     """A training objective: weights of base losses and of penalties, by config name.
 
-    ``args`` holds arguments of a term where they differ from those of its config.
+    ``args`` holds arguments of a term where they differ from those of its config; ``trainer``
+    names nnU-Net's trainer of it: ``nnUNetTrainer`` + this.
     """
 
     summary: str = ""
+    trainer: str = Field(default="", pattern=r"^[A-Za-z0-9]*$")
     base: dict[str, float]
     penalties: dict[str, float] = {}
     args: dict[str, dict[str, Any]] = {}
@@ -174,14 +176,12 @@ def build(component: Component, **runtime: Any) -> Any:
 def resolve_terms(
     recipe: Recipe,
     *,
-    with_base: bool = True,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Component]:
     """Look up a recipe's losses and penalties, with a user's arguments put in.
 
     Args:
         recipe: what to look up.
-        with_base: False leaves the base losses to the host.
         overrides: arguments of a term, by its name.
 
     Returns:
@@ -191,11 +191,11 @@ def resolve_terms(
         ValueError: an override for a term that the recipe lacks, or no config of a name.
     """
     overrides = overrides or {}
-    kinds: dict[str, Literal["losses", "penalties"]] = {}
-    if with_base:
-        kinds.update(dict.fromkeys(recipe.base, "losses"))
-    kinds.update(dict.fromkeys(recipe.penalties, "penalties"))
-    if unknown := sorted({*overrides, *(recipe.args if with_base else {})} - set(kinds)):
+    kinds: dict[str, Literal["losses", "penalties"]] = {
+        **dict.fromkeys(recipe.base, "losses"),
+        **dict.fromkeys(recipe.penalties, "penalties"),
+    }
+    if unknown := sorted({*overrides, *recipe.args} - set(kinds)):
         raise ValueError(
             f"recipe: has no term {', '.join(unknown)}; it has {', '.join(kinds) or 'none'}"
         )

@@ -119,6 +119,7 @@ def test_training_learns_multipliers(workspace):
     assert (lam[0] > 1e-6).all()
     assert all(min(r["crac"]["count"]) > 0 for r in records)
     assert set(records[0]["train"]) == {"base", "crac"}
+    assert all(0 < r["ece"] < 1 for r in records)
     checkpoint = torch.load(
         workspace.root / "results" / RUN.format("nnUNetTrainerCRaC") / "checkpoint_final.pth",
         weights_only=False,
@@ -211,6 +212,51 @@ for size in (0, 1000, len(before) // 2):
     folder = workspace.root / "checkpoints"
     folder.mkdir()
     workspace.run(sys.executable, "-c", script, folder)
+
+
+def test_validation_again_and_warm_start(workspace):
+    """--val --npz of a finished training; another trainer starts from its weights."""
+    folder = workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")
+    workspace.run(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--val", "--npz")
+    for name in sorted(p.stem for p in (folder / "validation").glob("*.npz")):
+        with np.load(folder / "validation" / f"{name}.npz") as file:
+            probabilities = file["probabilities"]
+        np.testing.assert_allclose(probabilities.sum(0), 1, atol=1e-5)
+    assert name  # there was one
+    few = ["--epochs", "1", "--iterations", "2", "--val-iterations", "2"]
+    weights = folder / "checkpoint_final.pth"
+    out = workspace.run(*TRAIN, "-tr", "nnUNetTrainerSVLS", "-pretrained_weights", weights, *few)
+    assert "Loading pretrained weights" in out
+    (record,) = workspace.records("nnUNetTrainerSVLS")
+    assert set(record["train"]) == {"base"}
+
+
+def test_cascade(workspace):
+    """Both stages, the second from what the first has predicted."""
+    path = workspace.root / "preprocessed" / "Dataset901_Phantom" / "nnUNetPlans.json"
+    plans = json.loads(path.read_text())
+    stages = {"low": {"next_stage": "high"}, "high": {"previous_stage": "low"}}
+    for name, link in stages.items():
+        plans["configurations"][name] = {"inherits_from": "2d_small", **link}
+    path.write_text(json.dumps(plans))
+    splits = path.with_name("splits_final.json")
+    before = splits.read_text()
+    cases = [p.stem for p in path.parent.glob("nnUNetPlans_2d/*.pkl")]
+    splits.write_text(json.dumps([{"train": cases, "val": cases}]))  # every case has a prediction
+    few = ["--epochs", "1", "--iterations", "2", "--val-iterations", "2"]
+    try:
+        for name in stages:
+            workspace.run(
+                BIN / "segcal", "nnunet", "train", 901, name, 0, "-device", "cpu",
+                "-tr", "nnUNetTrainerNACL", *few,
+            )  # fmt: skip
+    finally:
+        splits.write_text(before)
+    results = (
+        workspace.root / "results" / RUN.format("nnUNetTrainerNACL").replace("2d_small", "high")
+    )
+    assert (results / "segcal_log.jsonl").exists()
+    assert len(list((results / "validation").glob("*.nii.gz"))) == len(cases)
 
 
 def test_settings_from_the_plans(workspace):

@@ -33,8 +33,8 @@ def register() -> None:
 
     from segcal.adapters.nnunet import trainers
 
-    for name in trainers.__all__:
-        setattr(searched_first, name, getattr(trainers, name))
+    for name, trainer in trainers.TRAINERS.items():
+        setattr(searched_first, name, trainer)
 
 
 def recipes_of_trainers() -> dict[str, str]:

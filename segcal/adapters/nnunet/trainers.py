@@ -1,4 +1,8 @@
-"""nnU-Net trainers: nnU-Net's own loss plus the penalties of a recipe.
+"""nnU-Net trainers, one for every recipe: nnU-Net's own loss with the recipe put in.
+
+``nnUNetTrainerCRaC`` is Dice + cross-entropy + CRaC; in ``nnUNetTrainerFL`` the focal loss stands
+in cross-entropy's place; with the suffix ``_CE`` the same goes without Dice. A recipe's file names
+its trainer (``trainer: CRaC``), so that a new recipe is a new trainer.
 
 The constructor keeps nnU-Net's signature, the network keeps its architecture, so a trained model
 predicts like any other. Multipliers are observed on the full-resolution head in validation,
@@ -9,93 +13,85 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
+from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal import __version__
+from segcal.adapters.nnunet.best import BestCalibrated
+from segcal.adapters.nnunet.loss import HeadLoss, Labels, PenalisedLoss, without
+from segcal.adapters.nnunet.progress import PANELS, plot_progress, region_names
+from segcal.adapters.nnunet.settings import PLANS_KEY, parts, read_settings
+from segcal.adapters.nnunet.sources import calibration_cases, patches, volumes
 from segcal.collapse import CollapseWatch
-from segcal.io.config import build, load_recipe, resolve_terms
-from segcal.io.files import remove_leftovers, whole_file, write_text
+from segcal.io.config import build, load_recipe, names, resolve_terms
+from segcal.io.files import read_json, remove_leftovers, whole_file, write_text
 from segcal.objective import Objective
-from segcal.penalty import DualStep
-
-__all__ = ["nnUNetTrainerCRaC", "nnUNetTrainerNACL"]
+from segcal.penalty import DualStep, LearnedPenalty
+from segcal.reporting.picture import draw
 
 LOG_NAME = "segcal_log.jsonl"
+FIGURE_NAME = "segcal_progress.png"
+BEST_NAME = "checkpoint_best_ece.pth"
 CHECKPOINT_KEY = "segcal"
-PLANS_KEY = "segcal"
-"""Key of a plans configuration: arguments by penalty, e.g. {"crac": {"margin_inner": 3.0}}."""
+WITHOUT_DICE = "_CE"
 COLLAPSE_REMEDY = (
     "the network may have collapsed to background. Keep Dice in the base loss, lower margin_inner "
     "or rho0, and see 'Collapse' in segcal's README"
 )
 
 
-class PenalisedLoss(nn.Module):
-    """nnU-Net's loss plus penalties on the full-resolution head.
-
-    Args:
-        host: nnU-Net's loss, deep supervision included.
-        penalties: weighted sum of penalties on ``(logits (N, K, *S), labels (N, *S))``.
-    """
-
-    def __init__(self, host: nn.Module, penalties: Objective) -> None:
-        super().__init__()
-        self.host = host
-        self.penalties = penalties
-        self.observing = False
-        self.start_pass()
-
-    def start_pass(self, *, observing: bool = False) -> None:
-        """Forget the sums of terms; from now on hand batches to the multipliers, or do not."""
-        self.observing = observing
-        self._sums: dict[str, Tensor] = {}
-        self._batches = 0
-
-    def means(self) -> dict[str, float]:
-        """Mean of every unweighted term since :meth:`start_pass`, ``base`` being nnU-Net's."""
-        return {k: float(v) / max(self._batches, 1) for k, v in self._sums.items()}
-
-    def forward(
-        self, output: Tensor | Sequence[Tensor], target: Tensor | Sequence[Tensor]
-    ) -> Tensor:
-        """Return the scalar loss for nnU-Net's ``(N, K, *S)`` heads and ``(N, 1, *S)`` targets."""
-        logits = output if isinstance(output, Tensor) else output[0]
-        labels = (target if isinstance(target, Tensor) else target[0])[:, 0].long()
-        base = self.host(output, target)
-        total, values = self.penalties.evaluate(logits, labels)
-        if self.observing:
-            self.penalties.observe(logits, labels)
-        for name, value in {"base": base, **values}.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value.detach()
-        self._batches += 1
-        return base + total
-
-
 class CalibratedTrainer(nnUNetTrainer):
-    """nnU-Net's trainer with the penalties of the recipe that a subclass names."""
+    """nnU-Net's trainer with the recipe that a subclass names."""
 
     recipe: ClassVar[str]
+    dice: ClassVar[bool]
     loss: PenalisedLoss
 
+    def __init__(
+        self,
+        plans: dict[str, Any],
+        configuration: str,
+        fold: int | str,
+        dataset_json: dict[str, Any],
+        device: torch.device = torch.device("cuda"),  # noqa: B008 - nnU-Net's signature
+    ) -> None:
+        super().__init__(plans, configuration, fold, dataset_json, device)
+        self.parts = parts(load_recipe(self.recipe))
+        self.settings, self._arguments = read_settings(
+            self.configuration_manager.configuration.get(PLANS_KEY, {}), self.parts.names
+        )
+        self.enable_deep_supervision = self.settings.deep_supervision
+        self.calibration_cases: list[str] = []
+        self.val_cases: list[str] = []
+        self.best_calibrated = BestCalibrated()
+        self.channel_names = _channel_names(
+            self.dataset_json["labels"], regions=self.label_manager.has_regions
+        )
+
     def _build_loss(self) -> PenalisedLoss:
-        if self.label_manager.has_regions:
-            raise ValueError(
-                f"{type(self).__name__}: region-based labels (overlapping, sigmoid) are not "
-                "supported by this penalty; train with nnUNetTrainer, or with labels that exclude "
-                "each other"
-            )
         if self.device.type == "mps":
             raise ValueError(
                 f"{type(self).__name__}: multipliers are kept in float64, which -device mps does "
                 "not have; use -device cpu or cuda"
+            )
+        batch, ranks = (
+            self.configuration_manager.batch_size,
+            dist.get_world_size() if self.is_ddp else 1,
+        )
+        if self.configuration_manager.batch_dice and batch % ranks:
+            raise ValueError(
+                f"{type(self).__name__}: nnU-Net's batch Dice gathers from {ranks} processes, "
+                f"whose shares of a batch of {batch} differ; plan a batch_size that they divide, "
+                "or batch_dice false"
             )
         host = super()._build_loss()
         if not np.all(np.isfinite(getattr(host, "weight_factors", 1.0))):
@@ -103,39 +99,75 @@ class CalibratedTrainer(nnUNetTrainer):
                 f"{type(self).__name__}: a network of two stages leaves deep supervision without "
                 "a weight, and its loss is NaN; plan three stages or more"
             )
-        recipe = load_recipe(self.recipe)
-        num_classes = self.label_manager.num_segmentation_heads
-        runtime = {"num_classes": num_classes, "ignore_index": self.label_manager.ignore_label}
-        components = resolve_terms(
-            recipe,
-            with_base=False,
-            overrides=self.configuration_manager.configuration.get(PLANS_KEY),
+        labels = Labels(
+            self.label_manager.num_segmentation_heads,
+            per_channel=self.label_manager.has_regions,
+            ignore_index=self.label_manager.ignore_label,
+            channels=len(self.dataset_json.get("channel_names") or self.dataset_json["modality"]),
         )
+        weights = {**self.parts.instead, **self.parts.added}
+        components = resolve_terms(load_recipe(self.recipe), overrides=self._arguments)
         self.penalty_settings: dict[str, Any] = {
-            name: {"weight": recipe.penalties[name], "target": c.target, **runtime, **c.args}
-            for name, c in components.items()
+            name: {
+                "weight": weights[name],
+                "target": components[name].target,
+                **labels.runtime(),
+                **components[name].args,
+            }
+            for name in self.parts.names
         }
-        terms = {name: build(c, **runtime) for name, c in components.items()}
-        for attribute, problem in (
-            (
-                "needs_image",
-                "weighs neighbours by intensities, and nnU-Net gives its loss no image",
-            ),
-            ("two_views", "calls the network twice, which nnU-Net's training does not"),
-        ):
-            if found := [name for name, term in terms.items() if getattr(term, attribute, False)]:
-                raise ValueError(f"{type(self).__name__}: {', '.join(found)} {problem}")
-        self.collapse_watch = CollapseWatch(num_classes)
+        terms = {name: build(components[name], **labels.runtime()) for name in self.parts.names}
+        deep = isinstance(host, DeepSupervisionWrapper)
+        head = host.loss if deep else host
+        if not self.dice:
+            without(head, "weight_dice")
+        if self.parts.instead:
+            instead = Objective({n: terms[n] for n in self.parts.instead}, self.parts.instead)
+            head = HeadLoss(head, instead, labels)
+            if deep:
+                host.loss = head
+            else:
+                host = head
+        two = [name for name in self.parts.added if getattr(terms[name], "two_views", False)]
+        added = {name: w for name, w in self.parts.added.items() if name not in two}
+        self.learns = any(isinstance(terms[name], LearnedPenalty) for name in added)
+        self.collapse_watch = CollapseWatch(len(self.channel_names))
         self._collapse_said: list[int] = []
-        return PenalisedLoss(host, Objective(terms, recipe.penalties)).to(self.device)
+        return PenalisedLoss(
+            host,
+            labels,
+            Objective({name: terms[name] for name in added}, added) if added else None,
+            (self.parts.added[two[0]], two[0], terms[two[0]]) if two else None,
+        ).to(self.device)
+
+    def do_split(self) -> tuple[list[str], list[str]]:
+        """Split as nnU-Net does, and look up the cases that multipliers learn from."""
+        train, val = super().do_split()
+        self.val_cases = val
+        path = Path(self.preprocessed_dataset_folder_base) / "splits_final.json"
+        splits = read_json(path) if self.fold != "all" else []
+        if self.fold != "all" and self.fold < len(splits):
+            self.calibration_cases = calibration_cases(splits[self.fold], train, val)
+        return train, val
 
     def on_train_start(self) -> None:
         """Start as nnU-Net does, and say what is added to the loss."""
         super().on_train_start()
+        base = "Dice + cross-entropy" if self.dice else "cross-entropy alone"
         self.print_to_log_file(
-            f"segcal {__version__}, recipe {self.recipe}: nnU-Net's loss + {self.penalty_settings}"
+            f"segcal {__version__}, recipe {self.recipe}: nnU-Net's {base}; in place of "
+            f"cross-entropy {list(self.parts.instead) or 'nothing'}, added "
+            f"{list(self.parts.added) or 'nothing'}: {self.penalty_settings}"
         )
-        if self.fold == "all":
+        settings = self.settings.model_dump()
+        self.print_to_log_file(f"segcal settings: {settings}")
+        self.logger.update_config({"segcal": {**settings, **self.penalty_settings}})
+        if self.calibration_cases:
+            self.print_to_log_file(
+                f"segcal: multipliers learn from {len(self.calibration_cases)} cases of their own, "
+                '"calib" in splits_final.json'
+            )
+        if self.fold == "all" and self.learns:
             self.print_to_log_file(
                 "WARNING: with fold 'all' validation cases are training cases, so multipliers are "
                 "learned from training data"
@@ -144,29 +176,118 @@ class CalibratedTrainer(nnUNetTrainer):
             remove_leftovers(Path(self.output_folder))
             self._forget_log_from(self.current_epoch)
 
+    def train_step(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Take nnU-Net's step, on two views of the images if the recipe compares them."""
+        return super().train_step(self._prepared(batch))
+
+    def validation_step(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Take nnU-Net's step."""
+        return super().validation_step(self._prepared(batch))
+
+    def _prepared(self, batch: dict[str, Any]) -> dict[str, Any]:
+        images = batch["data"].to(self.device, non_blocking=True)
+        return {**batch, "data": self.loss.prepare(images)}
+
     def on_train_epoch_start(self) -> None:
         """Start the sums of the training terms."""
         super().on_train_epoch_start()
+        self.loss.train()
         self.loss.start_pass()
 
     def on_train_epoch_end(self, train_outputs: list[dict[str, Any]]) -> None:
         """Keep the means of the training terms for the log."""
         super().on_train_epoch_end(train_outputs)
-        self._train_terms = self.loss.means()
+        self._train_terms = self.loss.means(self._reduce)
 
     def on_validation_epoch_start(self) -> None:
-        """From here on every validation batch also goes to the multipliers."""
+        """From here on every validation batch also goes to the multipliers, unless others do."""
         super().on_validation_epoch_start()
-        self.loss.start_pass(observing=True)
+        self.loss.eval()
+        self.loss.start_pass(measuring=True, observing=not self._own_pass)
 
     def on_validation_epoch_end(self, val_outputs: list[dict[str, Any]]) -> None:
         """Update the multipliers. The checkpoint of this epoch is written later, with them."""
         super().on_validation_epoch_end(val_outputs)
-        terms = self.loss.means()
+        terms, ece = self.loss.means(self._reduce), self.loss.ece(self.device, self._reduce)
         self.loss.start_pass()
-        steps = self.loss.penalties.dual_step(_sum_over_ranks if self.is_ddp else None)
-        collapsed = self._collapsed_classes(val_outputs)
-        self._report(terms, steps, collapsed)
+        every = self.settings.volumes_every if self.settings.multiplier_source == "volumes" else 1
+        steps = {}
+        if self.current_epoch % every == 0:
+            if self._own_pass:
+                self._observe_cases()
+            steps = self.loss.dual_step(self._reduce)
+        self._report(terms, ece, steps, self._collapsed_classes(val_outputs))
+
+    def on_epoch_end(self) -> None:
+        """End as nnU-Net does; keep the best calibrated epoch, draw the figure."""
+        dice = float(self.logger.get_value("ema_fg_dice", step=-1))
+        chosen = self.best_calibrated.update(self._ece, dice)
+        super().on_epoch_end()
+        if chosen:
+            self.print_to_log_file(f"segcal: new best ECE of validation patches: {self._ece:.4f}")
+            self.current_epoch -= 1  # as nnU-Net does for its last checkpoint
+            self.save_checkpoint(str(Path(self.output_folder) / BEST_NAME))
+            self.current_epoch += 1
+        if self.local_rank == 0:
+            records = [json.loads(line) for line in self._log_lines()]
+            figure = plot_progress(records, self.channel_names)
+            draw(figure, "").save(Path(self.output_folder) / FIGURE_NAME)
+
+    @property
+    def _own_pass(self) -> bool:
+        """Whether multipliers learn elsewhere than in nnU-Net's validation."""
+        elsewhere = self.settings.multiplier_source != "val_patches" or self.calibration_cases
+        return self.learns and bool(elsewhere)
+
+    @property
+    def _reduce(self) -> Any:
+        return _sum_over_ranks if self.is_ddp else None
+
+    def _observe_cases(self) -> None:
+        """Hand the batches of the multipliers' own source to them."""
+        network = self.network.module if self.is_ddp else self.network
+        for images, target, keep in self._batches():
+            images = images.to(self.device)
+            with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
+                output = network(images)
+            logits = output if isinstance(output, Tensor) else output[0]
+            kept = (slice(None), slice(None), *keep)
+            self.loss.observe(logits[kept], self.loss.labels.of(target.to(self.device)[kept]))
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor, tuple[slice, ...]]]:
+        cases = self.calibration_cases or self.val_cases
+        if self.settings.multiplier_source == "volumes" and self.is_ddp:
+            cases = cases[self.local_rank :: dist.get_world_size()]
+        dataset = self.dataset_class(
+            self.preprocessed_dataset_folder,
+            cases,
+            folder_with_segs_from_previous_stage=self.folder_with_segs_from_previous_stage,
+        )
+        manager = self.label_manager
+        transforms = self.get_validation_transforms(
+            None,
+            is_cascaded=self.is_cascaded,
+            foreground_labels=manager.foreground_labels,
+            regions=manager.foreground_regions if manager.has_regions else None,
+            ignore_label=manager.ignore_label,
+        )
+        patch = self.configuration_manager.patch_size
+        if self.settings.multiplier_source == "volumes":
+            yield from volumes(dataset, patch, transforms)
+            return
+        loader = nnUNetDataLoader(
+            dataset,
+            self.batch_size,
+            patch,
+            patch,
+            manager,
+            oversample_foreground_percent=self.oversample_foreground_percent,
+            transforms=transforms,
+        )
+        fixed = self.settings.multiplier_source == "fixed_patches"
+        seed = (self.settings.patch_seed, self.local_rank, 0 if fixed else 1 + self.current_epoch)
+        for batch in patches(loader, self.num_val_iterations_per_epoch, seed):
+            yield batch["data"], batch["target"], ()
 
     def _collapsed_classes(self, val_outputs: list[dict[str, Any]]) -> list[int]:
         tp, fp, fn = (
@@ -177,39 +298,65 @@ class CalibratedTrainer(nnUNetTrainer):
         if self.is_ddp:
             counts = _sum_over_ranks(counts)
         predicted, labelled = counts.tolist()
-        return self.collapse_watch.update([1.0, *predicted], [1.0, *labelled])
+        if not self.label_manager.has_regions:  # nnU-Net leaves the background out
+            predicted, labelled = [1.0, *predicted], [1.0, *labelled]
+        return self.collapse_watch.update(predicted, labelled)
 
     def _report(
-        self, val_terms: dict[str, float], steps: dict[str, DualStep], collapsed: list[int]
+        self,
+        val_terms: dict[str, float],
+        ece: float,
+        steps: dict[str, DualStep],
+        collapsed: list[int],
     ) -> None:
+        self._ece = ece
         record: dict[str, Any] = {
             "epoch": self.current_epoch,
             "train": self._train_terms,
             "val": val_terms,
+            "ece": ece if np.isfinite(ece) else None,
             "collapsed": collapsed,
         }
         for phase in ("train", "val"):
             terms = ", ".join(f"{k} {v:.4f}" for k, v in record[phase].items())
             self.print_to_log_file(f"segcal {phase} terms (unweighted): {terms}")
+            for name, value in record[phase].items():
+                self._log(f"segcal_{phase}_{name}", value)
+        self.print_to_log_file(f"segcal ECE of validation patches: {ece:.4f}")
+        self._log("segcal_val_ece", ece)
         for name, step in steps.items():
             record[name] = vars(step)
-            for row, region in enumerate(("inner", "outer")[: len(step.lam)]):
-                self.print_to_log_file(
-                    f"segcal {name} {region}: lambda {_short(step.lam[row])}, "
-                    f"rho {_short(step.rho[row])}, constraint {_short(step.constraint[row])}"
-                )
+            for row, region in enumerate(region_names(len(step.lam))):
+                values = {key: v[row] for key in PANELS if (v := vars(step)[key])}
+                shown = ", ".join(f"{key} {_short(v)}" for key, v in values.items())
+                self.print_to_log_file(f"segcal {name} {region}: {shown}")
+                for key, value in values.items():
+                    self._log(f"segcal_{name}_{key}_{region}", list(value))
             for note in step.notes:
                 self.print_to_log_file(f"WARNING: segcal {name}: {note}")
+        logged = self.logger.local_logger.my_fantastic_logging
+        for key, series in logged.items():  # nnU-Net's figure ends at the shortest one
+            if key.startswith("segcal_") and len(series) == self.current_epoch:
+                self._log(key, series[-1])
         if collapsed and collapsed != self._collapse_said:
-            names = [k for k, v in self.dataset_json["labels"].items() if v in collapsed]
+            missing = ", ".join(self.channel_names[k] for k in collapsed)
             self.print_to_log_file(
-                f"WARNING: segcal: {', '.join(names)} labelled in validation but not predicted for "
+                f"WARNING: segcal: {missing} labelled in validation but not predicted for "
                 f"{self.collapse_watch.patience} epochs or more: {COLLAPSE_REMEDY}"
             )
         self._collapse_said = collapsed
         if self.local_rank == 0:
             with self._log_path().open("a", encoding="utf-8") as log:
                 log.write(json.dumps(record) + "\n")
+
+    def _log(self, key: str, value: Any) -> None:
+        """Put a value into nnU-Net's log and W&B.
+
+        nnU-Net wants one of every epoch; those before the first get its value.
+        """
+        series = self.logger.local_logger.my_fantastic_logging.setdefault(key, [])
+        series.extend([value] * (self.current_epoch - len(series)))
+        self.logger.log(key, value, self.current_epoch)
 
     def save_checkpoint(self, filename: str) -> None:
         """Save nnU-Net's checkpoint with the state of the penalties among its init arguments.
@@ -221,8 +368,9 @@ class CalibratedTrainer(nnUNetTrainer):
         self.my_init_kwargs[CHECKPOINT_KEY] = {
             "version": __version__,
             "settings": self.penalty_settings,
-            "state": {k: v.cpu() for k, v in self.loss.penalties.state_dict().items()},
+            "state": self.loss.learned_state(),
             "missing": list(self.collapse_watch.missing),
+            "best": vars(self.best_calibrated),
         }
         if self.local_rank != 0 or self.disable_checkpointing:
             super().save_checkpoint(filename)
@@ -257,8 +405,9 @@ class CalibratedTrainer(nnUNetTrainer):
                 f"{filename_or_checkpoint}: was trained with {'; '.join(differences)}. Go on with "
                 "the settings it was trained with, or start anew without --c"
             )
-        self.loss.penalties.load_state_dict(saved["state"])
+        self.loss.load_learned_state(saved["state"])
         self.collapse_watch.missing = list(saved["missing"])
+        self.best_calibrated = BestCalibrated(**saved["best"])
 
     def _log_path(self) -> Path:
         return Path(self.output_folder) / LOG_NAME
@@ -267,21 +416,37 @@ class CalibratedTrainer(nnUNetTrainer):
         """Drop lines of epochs that a resumed training runs again."""
         path = self._log_path()
         if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if _epoch_of(line) < epoch]
+            kept = [line for line in self._log_lines() if _epoch_of(line) < epoch]
             write_text(path, "".join(kept))
 
-
-class nnUNetTrainerNACL(CalibratedTrainer):  # noqa: N801 - the name is what nnU-Net's user types
-    """nnU-Net's Dice + cross-entropy + NACL."""
-
-    recipe = "nacl"
+    def _log_lines(self) -> list[str]:
+        return self._log_path().read_text(encoding="utf-8").splitlines(keepends=True)
 
 
-class nnUNetTrainerCRaC(CalibratedTrainer):  # noqa: N801
-    """nnU-Net's Dice + cross-entropy + CRaC."""
+def _trainers() -> dict[str, type[CalibratedTrainer]]:
+    """Make the trainers of all recipes that name one; nnU-Net's user types these names."""
+    found: dict[str, type[CalibratedTrainer]] = {}
+    for recipe in names("recipes"):
+        if not (short := load_recipe(recipe).trainer):
+            continue
+        for suffix, dice in (("", True), (WITHOUT_DICE, False)):
+            name = f"nnUNetTrainer{short}{suffix}"
+            doc = f"nnU-Net with recipe {recipe}" + ("." if dice else ", without Dice.")
+            attributes = {"recipe": recipe, "dice": dice, "__doc__": doc, "__module__": __name__}
+            found[name] = type(name, (CalibratedTrainer,), attributes)
+    return found
 
-    recipe = "crac"
+
+TRAINERS = _trainers()
+globals().update(TRAINERS)
+__all__ = list(TRAINERS)
+
+
+def _channel_names(labels: dict[str, Any], *, regions: bool) -> list[str]:
+    """Names of the network's channels: classes by label; or regions, as nnU-Net orders them."""
+    if regions:
+        return [k for k, v in labels.items() if k != "ignore" and set(np.ravel(v)) != {0}]
+    return sorted((k for k in labels if k != "ignore"), key=labels.__getitem__)
 
 
 def _sum_over_ranks(x: Tensor) -> Tensor:

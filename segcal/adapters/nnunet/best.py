@@ -1,0 +1,34 @@
+"""Which epoch is the best calibrated one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class BestCalibrated:
+    """The lowest calibration error among epochs whose Dice is near the best.
+
+    Calibration error alone would choose a network that finds nothing: background is easy to be
+    sure of, and right.
+
+    Attributes:
+        tolerance: how far below the best Dice so far an epoch may lie.
+        top_dice: best Dice so far.
+        ece: calibration error of the chosen epoch.
+        dice: its Dice.
+    """
+
+    tolerance: float = 0.02
+    top_dice: float = -1.0
+    ece: float = float("inf")
+    dice: float = -1.0
+
+    def update(self, ece: float, dice: float) -> bool:
+        """Take in an epoch; True when it is chosen. One that is NaN in either is not."""
+        self.top_dice = max(self.top_dice, dice) if dice == dice else self.top_dice
+        limit = self.top_dice - self.tolerance
+        if dice >= limit and (ece < self.ece or (self.dice < limit and ece == ece)):
+            self.ece, self.dice = ece, dice
+            return True
+        return False

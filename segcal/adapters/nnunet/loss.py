@@ -1,0 +1,264 @@
+"""nnU-Net's loss with a recipe put in: in place of cross-entropy, and beside the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.objective import Objective
+from segcal.penalties.bwcr import BWCR, View
+from segcal.penalty import DualStep, Reduce
+from segcal.tensors import full_precision, valid_mask
+
+ECE_BINS = 15
+Heads = Tensor | Sequence[Tensor]
+
+
+class Labels:
+    """How labels lie in nnU-Net's targets ``(N, 1, *S)``, or with regions ``(N, R, *S)`` of bool.
+
+    Args:
+        num_classes: K, channels of the logits.
+        per_channel: region-based training, a sigmoid per channel.
+        ignore_index: label of voxels to leave out; with regions these are a last channel more.
+        channels: input channels that are images; in a cascade others are one-hot labels.
+    """
+
+    def __init__(
+        self, num_classes: int, *, per_channel: bool, ignore_index: int | None, channels: int
+    ) -> None:
+        self.num_classes = num_classes
+        self.per_channel = per_channel
+        self.ignore_index = ignore_index
+        self.channels = channels
+
+    def of(self, target: Tensor) -> Tensor:
+        """Return labels ``(N, *S)``, per channel ``(N, R, *S)``, as segcal's terms take them."""
+        if not self.per_channel:
+            return target[:, 0].long()
+        if self.ignore_index is None:
+            return target.long()
+        return torch.where(target[:, -1:].bool(), self.ignore_index, target[:, :-1].long())
+
+    def runtime(self) -> dict[str, Any]:
+        """Arguments of a term that are known only here."""
+        return {
+            "num_classes": self.num_classes,
+            "ignore_index": self.ignore_index,
+            "per_channel": self.per_channel or None,
+        }
+
+
+class HeadLoss(nn.Module):
+    """nnU-Net's loss of one head, its cross-entropy replaced.
+
+    Args:
+        host: nnU-Net's Dice + cross-entropy; its weight of cross-entropy is set to 0.
+        instead: what takes that place.
+        labels: how targets are read.
+    """
+
+    def __init__(self, host: nn.Module, instead: Objective, labels: Labels) -> None:
+        super().__init__()
+        self.host = without(host, "weight_ce")
+        self.instead = instead
+        self.labels = labels
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of logits ``(N, K, *S)`` and nnU-Net's target."""
+        return self.host(output, target) + self.instead(output, self.labels.of(target))
+
+
+class PenalisedLoss(nn.Module):
+    """nnU-Net's loss plus terms on the full-resolution head, and the sums of a pass.
+
+    Args:
+        host: nnU-Net's loss, deep supervision included.
+        labels: how targets are read.
+        penalties: weighted terms on ``(logits, labels)``; None for none.
+        consistency: weight, name and term that compares two views, of which a training batch then
+            holds twice as many samples: :meth:`prepare` makes it, :meth:`forward` takes it apart.
+    """
+
+    def __init__(
+        self,
+        host: nn.Module,
+        labels: Labels,
+        penalties: Objective | None = None,
+        consistency: tuple[float, str, BWCR] | None = None,
+    ) -> None:
+        super().__init__()
+        self.host = host
+        self.labels = labels
+        self.penalties = penalties
+        self.consistency = None if consistency is None else consistency[2]
+        self.weight, self.name = (0.0, "") if consistency is None else consistency[:2]
+        terms = penalties.terms.values() if penalties is not None else ()
+        self.needs_image = any(getattr(term, "needs_image", False) for term in terms)
+        self._views: tuple[View, View] | None = None
+        self._images: list[Tensor | None] = [None]
+        self.start_pass()
+
+    def start_pass(self, *, measuring: bool = False, observing: bool = False) -> None:
+        """Forget the sums of the pass before.
+
+        Args:
+            measuring: sum up calibration.
+            observing: hand batches to the multipliers.
+        """
+        self.measuring = measuring
+        self.observing = observing
+        self._sums: dict[str, Tensor] = {}
+        self._samples = 0
+        self._calibration = torch.zeros(3, ECE_BINS, dtype=torch.float64)
+
+    def means(self, reduce: Reduce | None = None) -> dict[str, float]:
+        """Mean over samples of every unweighted term, ``base`` being nnU-Net's loss."""
+        device = next(iter(self._sums.values())).device if self._sums else None
+        sums = [*self._sums.values(), torch.tensor(float(self._samples), device=device)]
+        total = torch.stack([s.double() for s in sums])
+        *values, samples = (total if reduce is None else reduce(total)).tolist()
+        return {name: v / max(samples, 1) for name, v in zip(self._sums, values, strict=True)}
+
+    def ece(self, device: torch.device, reduce: Reduce | None = None) -> float:
+        """ECE of the pass: of the top label, with regions of every channel's decision."""
+        sums = self._calibration.to(device)
+        count, confidence, hits = (sums if reduce is None else reduce(sums)).numpy(force=True)
+        return BinStatistics(count, confidence, hits).expected_error()
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Take in the images of the next batch and return those that the network is to see.
+
+        Args:
+            images: ``(N, C, *S)``.
+
+        Returns:
+            the same, or both views of them one after the other, ``(2 N, C, *S)``.
+        """
+        self._views = None
+        if self.consistency is not None and self.training:
+            self._views = self.consistency.draw(images)
+            m = self.labels.channels
+            seen = [
+                torch.cat([v.image(images[:, :m]), v.labels(images[:, m:])], 1)
+                if images.shape[1] > m
+                else v.image(images)
+                for v in self._views
+            ]
+        else:
+            seen = [images]
+        if self.needs_image:
+            self._images = [x[:, : self.labels.channels] for x in seen]
+        else:
+            self._images = [None] * len(seen)
+        return torch.cat(seen) if len(seen) > 1 else images
+
+    def forward(self, output: Heads, target: Heads) -> Tensor:
+        """Return the scalar loss for nnU-Net's ``(N, K, *S)`` heads and targets."""
+        if self._views is None:
+            total, values = self._view_loss(output, target, self._images[0])
+        else:
+            total, values = self._two_view_loss(self._views, output, target)
+        logits, labels = _first(output).detach(), self.labels.of(_first(target))
+        if self.observing:
+            self.observe(logits, labels)
+        if self.measuring:
+            self._calibration += calibration(logits, labels, self.labels)
+        n = labels.shape[0]
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + n * value.detach()
+        self._samples += n
+        return total
+
+    def observe(self, logits: Tensor, labels: Tensor) -> None:
+        """Hand logits ``(N, K, *S)`` and labels as of :meth:`Labels.of` to the multipliers."""
+        if self.penalties is not None:
+            self.penalties.observe(logits, labels)
+
+    def dual_step(self, reduce: Reduce | None = None) -> dict[str, DualStep]:
+        """Update the multipliers."""
+        return {} if self.penalties is None else self.penalties.dual_step(reduce)
+
+    def learned_state(self) -> dict[str, Any]:
+        """What is learned beside the network, on the CPU."""
+        state = {} if self.penalties is None else self.penalties.state_dict()
+        return {name: value.cpu() for name, value in state.items()}
+
+    def load_learned_state(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`learned_state` returned."""
+        if self.penalties is not None:
+            self.penalties.load_state_dict(state)
+
+    def _view_loss(
+        self, output: Heads, target: Heads, image: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        base = self.host(output, target)
+        if self.penalties is None:
+            return base, {"base": base}
+        labels = self.labels.of(_first(target))
+        total, values = self.penalties.evaluate(_first(output), labels, image)
+        return base + total, {"base": base, **values}
+
+    def _two_view_loss(
+        self, views: tuple[View, View], output: Heads, target: Heads
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``(L(view 1) + L(view 2) + w L_con) / (2 + w alpha)``; deep supervision is in L."""
+        term: Any = self.consistency
+        both = [_map(lambda x, i=i: x.chunk(2)[i], output) for i in (0, 1)]
+        (loss_a, values_a), (loss_b, values_b) = (
+            self._view_loss(heads, _map(view.labels, target), image)
+            for view, heads, image in zip(views, both, self._images, strict=True)
+        )
+        a, b = (view.back(_first(heads)) for view, heads in zip(views, both, strict=True))
+        inside = views[0].inside(a) & views[1].inside(b)
+        value = term(a, b, self.labels.of(_first(target)), inside)
+        total = (loss_a + loss_b + self.weight * value) / (2 + self.weight * term.alpha)
+        means = {name: (values_a[name] + values_b[name]) / 2 for name in values_a}
+        return total, {**means, self.name: value}
+
+
+def calibration(logits: Tensor, labels: Tensor, layout: Labels) -> Tensor:
+    """Sums of equal-width bins, ``(3, M)``: predictions, their confidence, and hits.
+
+    A prediction is the top label of a voxel; with regions, whether a voxel is in a region, of every
+    channel.
+
+    Args:
+        logits: ``(N, K, *S)``.
+        labels: as of :meth:`Labels.of`.
+        layout: how they are read.
+    """
+    valid = valid_mask(labels, layout.ignore_index)
+    with full_precision(logits) as x:
+        if layout.per_channel:
+            p = torch.sigmoid(x)
+            confidence, predicted = torch.maximum(p, 1 - p), (p > 0.5).long()
+        else:
+            confidence, predicted = torch.softmax(x, 1).max(1)
+        bins = equal_width_statistics(confidence[valid], (predicted == labels)[valid], ECE_BINS)
+    sums = (bins.count, bins.confidence_sum, bins.hit_sum)
+    return torch.stack([torch.as_tensor(s, dtype=torch.float64) for s in sums])
+
+
+def without(host: nn.Module, weight: str) -> nn.Module:
+    """Set a weight of nnU-Net's compound loss, ``weight_ce`` or ``weight_dice``, to 0.
+
+    Raises:
+        AttributeError: nnU-Net has renamed it.
+    """
+    if not hasattr(host, weight):
+        raise AttributeError(f"nnU-Net's {type(host).__name__} has no {weight} any more")
+    setattr(host, weight, 0)
+    return host
+
+
+def _first(heads: Heads) -> Tensor:
+    return heads if isinstance(heads, Tensor) else heads[0]
+
+
+def _map(function: Any, heads: Heads) -> Heads:
+    return function(heads) if isinstance(heads, Tensor) else [function(h) for h in heads]

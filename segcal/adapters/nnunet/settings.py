@@ -1,0 +1,107 @@
+"""What a recipe means in nnU-Net, and what a plans configuration may say about it.
+
+A configuration of the plans carries settings under the key ``segcal``::
+
+    "2d_tuned": {"inherits_from": "2d",
+                 "segcal": {"crac": {"margin_inner": 3.0}, "multiplier_source": "volumes"}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from segcal.io.config import Recipe
+
+PLANS_KEY = "segcal"
+HOSTS_OWN = ("cross_entropy", "soft_dice")
+"""Losses of a recipe that nnU-Net has itself."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Weights of a recipe's terms by the place they take in nnU-Net.
+
+    Attributes:
+        instead: in place of cross-entropy, on every head; empty keeps nnU-Net's.
+        added: beside nnU-Net's loss, on the full-resolution head.
+    """
+
+    instead: dict[str, float]
+    added: dict[str, float]
+
+    @property
+    def names(self) -> list[str]:
+        """All terms."""
+        return [*self.instead, *self.added]
+
+
+def parts(recipe: Recipe) -> Parts:
+    """Place the terms of a recipe: without cross-entropy its losses take that one's place.
+
+    Weights become those beside a cross-entropy of weight 1, which is nnU-Net's.
+    """
+    own = {name: w for name, w in recipe.base.items() if name not in HOSTS_OWN}
+    if "cross_entropy" not in recipe.base:
+        return Parts(own, dict(recipe.penalties))
+    unit = recipe.base["cross_entropy"]
+    return Parts({}, {name: w / unit for name, w in {**own, **recipe.penalties}.items()})
+
+
+class Settings(BaseModel):
+    """Settings of a training beside the arguments of its terms.
+
+    Attributes:
+        multiplier_source: where multipliers learn: ``val_patches``, nnU-Net's random validation
+            patches; ``fixed_patches``, as many that are the same every epoch; ``volumes``, all
+            validation cases, every voxel once.
+        volumes_every: epochs between two passes over volumes.
+        patch_seed: of the fixed patches.
+        deep_supervision: nnU-Net's, on or off.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    multiplier_source: Literal["val_patches", "fixed_patches", "volumes"] = "val_patches"
+    volumes_every: int = Field(default=5, ge=1)
+    patch_seed: int = Field(default=0, ge=0)
+    deep_supervision: bool = True
+
+
+def read_settings(
+    content: Mapping[str, Any], terms: list[str]
+) -> tuple[Settings, dict[str, dict[str, Any]]]:
+    """Read the ``segcal`` entry of a plans configuration.
+
+    Args:
+        content: the entry.
+        terms: names of the recipe's terms.
+
+    Returns:
+        the settings, and arguments by term.
+
+    Raises:
+        ValueError: an unknown key, or a value that does not fit.
+    """
+    if not isinstance(content, Mapping):
+        raise ValueError(f'plans, "{PLANS_KEY}": expected an object, got {content!r}')
+    arguments = {name: value for name, value in content.items() if name in terms}
+    if wrong := [name for name, value in arguments.items() if not isinstance(value, Mapping)]:
+        raise ValueError(
+            f'plans, "{PLANS_KEY}": {", ".join(wrong)}: expected arguments by name, e.g. '
+            '{"crac": {"margin_inner": 3.0}}'
+        )
+    rest = {name: value for name, value in content.items() if name not in terms}
+    if unknown := sorted(set(rest) - set(Settings.model_fields)):
+        raise ValueError(
+            f'plans, "{PLANS_KEY}": unknown {", ".join(unknown)}; this trainer takes '
+            f"{', '.join([*terms, *Settings.model_fields])}"
+        )
+    try:
+        return Settings.model_validate(rest), {k: dict(v) for k, v in arguments.items()}
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ValueError(f'plans, "{PLANS_KEY}": {problems}') from None

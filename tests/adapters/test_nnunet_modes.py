@@ -1,0 +1,388 @@
+"""Trainings of nnU-Net, seconds each: what it can do, with every trainer."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from segcal.io.config import load_recipe, names
+from tests.adapters.nnunet_data import (
+    CASES,
+    CLASSES,
+    REGIONS,
+    SPLIT,
+    Tiny,
+    records,
+    set_environment,
+    trainer,
+)
+
+TRAINERS = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
+LEARNED = {"CRaC": 2, "CALS": 1, "CALSHR": 1}
+"""Rows of multipliers."""
+IN_PLACE = {"FL", "FLSD", "LS", "SVLS"}
+PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "Baseline"}
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*Received empty chunks:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*multiprocessing.pool.*:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Mean of empty slice:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """Return a maker of data sets to which nnU-Net's folders point."""
+
+    def make(**options):
+        data = Tiny(tmp_path, **options)
+        set_environment(monkeypatch, tmp_path)
+        return data
+
+    return make
+
+
+def run(name, configuration, fold=0, **options):
+    found = trainer(f"nnUNetTrainer{name}", configuration, fold, **options)
+    found.run_training()
+    return found
+
+
+def check(found, short, epochs=2, channels=4):
+    """What every training leaves behind."""
+    lines = records(found)
+    assert [r["epoch"] for r in lines] == list(range(epochs))
+    folder = Path(found.output_folder)
+    assert {"checkpoint_best_ece.pth", "checkpoint_final.pth", "segcal_progress.png"} <= {
+        p.name for p in folder.iterdir()
+    }
+    for line in lines:
+        assert all(map(math.isfinite, [*line["train"].values(), *line["val"].values()]))
+        assert 0 < line["ece"] < 1
+    short = short.removesuffix("_CE")
+    term = {"ECP": "entropy", "LogitNorm": "logit_norm", "MbLS": "margin", "mL1ACE": "ml1_ace"}
+    term |= {"CALSHR": "cals_hr"}
+    added = [] if short in {*IN_PLACE, "Baseline"} else [term.get(short, short.lower())]
+    assert list(lines[0]["train"]) == ["base", *added]
+    if short in LEARNED:
+        for line in lines:
+            lam = torch.tensor(line[added[0]]["lam"])
+            assert lam.shape == (LEARNED[short], channels)
+    else:
+        assert set(lines[0]) == {"epoch", "train", "val", "ece", "collapsed"}
+    series = found.logger.local_logger.my_fantastic_logging
+    assert {len(values) for values in series.values()} == {epochs}
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("configuration", ["2d", "3d"])
+@pytest.mark.parametrize("short", [s + suffix for s in TRAINERS for suffix in ("", "_CE")])
+def test_trainer(tiny, short, configuration):
+    tiny()
+    check(run(short, configuration), short)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("short", TRAINERS)
+def test_ignore_label(tiny, short):
+    tiny(labels={**CLASSES, "ignore": 4})
+    lines = check(run(short, "2d"), short)
+    if short == "CRaC":  # 2 batches of 3 patches, rows 8 to 13 of 32 ignored
+        assert sum(lines[0]["crac"]["count"]) < 2 * 3 * 16 * 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ignore", [False, True])
+@pytest.mark.parametrize("short", sorted(PER_CHANNEL))
+def test_regions(tiny, short, ignore):
+    tiny(labels={**REGIONS, "ignore": 4} if ignore else REGIONS)
+    found = run(short, "2d")
+    assert found.channel_names == ["heart", "left", "cavity"]
+    check(found, short, channels=3)
+
+
+@pytest.mark.parametrize("short", sorted(set(TRAINERS) - PER_CHANNEL))
+def test_regions_are_refused_before_training(tiny, short):
+    tiny(labels=REGIONS)
+    with pytest.raises(ValueError, match="has no form per channel"):
+        trainer(f"nnUNetTrainer{short}", "2d").initialize()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("short", TRAINERS)
+def test_cascade(tiny, short):
+    """The second stage; the first one's predictions are written as nnU-Net would."""
+    tiny().write_previous_stage(f"nnUNetTrainer{short}")
+    found = run(short, "3d_cascade")
+    assert found.num_input_channels == 1 + 3
+    check(found, short)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("short", TRAINERS)
+def test_without_deep_supervision(tiny, short):
+    tiny().set_plans("flat", "2d", segcal={"deep_supervision": False})
+    found = run(short, "flat")
+    assert not found.network.decoder.deep_supervision
+    check(found, short)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("configuration", ["2d", "3d"])
+def test_image_kernel_of_several_channels(tiny, configuration):
+    data = tiny(channels=2)
+    for kernel in ("bilateral", "mean"):
+        data.set_plans(kernel, configuration, segcal={"nacl": {"kernel": kernel}})
+    by_kernel = {k: check(run("NACL", k), "NACL") for k in ("bilateral", "mean")}
+    first = {k: lines[0]["val"]["nacl"] for k, lines in by_kernel.items()}
+    assert first["bilateral"] != first["mean"]
+
+
+@pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE"])
+def test_a_training_of_each_kind(tiny, short):
+    tiny()
+    check(run(short, "2d", epochs=1), short, epochs=1)
+
+
+def test_the_base_is_nnunets_own_loss(tiny):
+    """Baseline's first loss is that of nnUNetTrainer, and with a penalty the base is."""
+    tiny()
+    stock = run("", "2d", epochs=1).logger.get_value("train_losses", 0)
+    plain = run("Baseline", "2d", epochs=1)
+    assert plain.logger.get_value("train_losses", 0) == stock
+    penalised = trainer("nnUNetTrainerMbLS", "2d", epochs=1)
+    penalised.num_iterations_per_epoch = 1  # the same weights still
+    penalised.run_training()
+    once = trainer("nnUNetTrainer", "2d", epochs=1)
+    once.num_iterations_per_epoch = 1
+    once.run_training()
+    base = records(penalised)[0]["train"]["base"]
+    assert base == pytest.approx(float(once.logger.get_value("train_losses", 0)), rel=1e-6)
+
+
+def test_fold_all_warns(tiny, capsys):
+    tiny()
+    run("CRaC", "2d", "all", epochs=1)
+    assert "multipliers are learned from training data" in capsys.readouterr().out
+    run("NACL", "2d", "all", epochs=1)
+    assert "multipliers are learned" not in capsys.readouterr().out
+
+
+def test_settings_are_shown_and_unknown_ones_refused(tiny, capsys):
+    data = tiny()
+    data.set_plans("mine", "2d", segcal={"crac": {"margin_inner": 3.0}})
+    run("CRaC", "mine", epochs=1)
+    shown = capsys.readouterr().out
+    assert "recipe crac: nnU-Net's Dice + cross-entropy" in shown
+    assert "'margin_inner': 3.0" in shown
+    assert "'multiplier_source': 'val_patches'" in shown
+    data.set_plans("wrong", "2d", segcal={"crc": {"margin_inner": 3.0}})
+    with pytest.raises(ValueError, match="unknown crc; this trainer takes crac, multiplier_so"):
+        trainer("nnUNetTrainerCRaC", "wrong")
+
+
+def seen_by(monkeypatch, found):
+    """Record what multipliers observe."""
+    seen = []
+    observe = type(found.loss.penalties).observe
+    monkeypatch.setattr(
+        type(found.loss.penalties),
+        "observe",
+        lambda self, logits, labels: (seen.append(labels.clone()), observe(self, logits, labels)),
+    )
+    return seen
+
+
+@pytest.mark.parametrize("configuration", ["2d", "3d"])
+def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration):
+    data = tiny()
+    data.set_plans(
+        "whole", configuration, segcal={"multiplier_source": "volumes", "volumes_every": 2}
+    )
+    found = trainer("nnUNetTrainerCRaC", "whole", epochs=3)
+    found.initialize()
+    seen = seen_by(monkeypatch, found)
+    found.run_training()
+    lines = records(found)
+    assert ["crac" in line for line in lines] == [True, False, True]
+    labels = torch.stack([torch.from_numpy(data.labels[case]) for case in SPLIT["val"]])
+    expected = torch.bincount(labels.flatten().long())
+    got = torch.bincount(torch.cat([y.flatten() for y in seen]))
+    assert torch.equal(got, 2 * expected)  # of two passes
+    assert sum(lines[0]["crac"]["count"]) == labels.numel()
+    series = found.logger.local_logger.my_fantastic_logging
+    assert {len(values) for values in series.values()} == {3}
+
+
+def test_fixed_patches_are_the_same_every_epoch(tiny, monkeypatch):
+    tiny().set_plans("fixed", "2d", segcal={"multiplier_source": "fixed_patches"})
+    found = trainer("nnUNetTrainerCRaC", "fixed")
+    found.initialize()
+    seen = seen_by(monkeypatch, found)
+    found.run_training()
+    first, second = torch.stack(seen).chunk(2)
+    assert torch.equal(first, second)
+    assert first.shape == (2, 3, 16, 16)
+
+
+@pytest.mark.parametrize("source", ["val_patches", "fixed_patches", "volumes"])
+def test_cases_kept_for_the_multipliers(tiny, monkeypatch, source):
+    data = tiny(calib=True)
+    data.set_plans("kept", "2d", segcal={"multiplier_source": source})
+    found = trainer("nnUNetTrainerCRaC", "kept", epochs=1)
+    loaded = []
+    found.initialize()
+    load = found.dataset_class.load_case
+    monkeypatch.setattr(
+        found.dataset_class,
+        "load_case",
+        lambda self, case: (loaded.append(case), load(self, case))[1],
+    )
+    found.run_training()
+    seen = seen_by(monkeypatch, found)
+    found.current_epoch = 0
+    loaded.clear()
+    found._observe_cases()
+    assert set(loaded) == set(SPLIT["calib"])
+    assert seen
+    splits = data.folder / "splits_final.json"
+    splits.write_text(json.dumps([{**SPLIT, "calib": CASES[1:]}]))
+    with pytest.raises(ValueError, match="also in train or val: case_1, case_2, case_3"):
+        run("CRaC", "kept", epochs=1)
+
+
+class Elsewhere:
+    """Stands for W&B."""
+
+    def __init__(self):
+        self.logged, self.config = {}, {}
+
+    def update_config(self, config):
+        self.config.update(config)
+
+    def log(self, key, value, step):
+        self.logged.setdefault(key, []).append((step, value))
+
+
+def test_values_reach_nnunets_loggers(tiny):
+    tiny()
+    found = trainer("nnUNetTrainerCRaC", "2d")
+    elsewhere = Elsewhere()
+    found.logger.loggers.append(elsewhere)
+    found.run_training()
+    lines = records(found)
+    assert elsewhere.config["segcal"]["crac"]["margin_inner"] == 5.0
+    assert elsewhere.config["segcal"]["multiplier_source"] == "val_patches"
+    logged = elsewhere.logged
+    assert logged["segcal_val_ece"] == [(r["epoch"], r["ece"]) for r in lines]
+    assert logged["segcal_train_base"] == [(r["epoch"], r["train"]["base"]) for r in lines]
+    for row, region in enumerate(("inner", "outer")):
+        for k in range(4):
+            for key in ("lam", "rho", "constraint"):
+                expected = [(r["epoch"], r["crac"][key][row][k]) for r in lines]
+                assert logged[f"segcal_crac_{key}_{region}/class_{k + 1}"] == expected
+
+
+def test_resumed_training_is_the_uninterrupted_one(tiny):
+    tiny()
+    whole = run("CRaC", "2d", epochs=3)
+    expected = records(whole)
+    best = whole.best_calibrated
+    part = trainer("nnUNetTrainerCRaC", "2d", epochs=3)
+    part.initialize()
+    part.num_epochs = 2  # ends early, its learning rate is that of three
+    part.run_training()
+    folder = Path(part.output_folder)
+    again = trainer("nnUNetTrainerCRaC", "2d", epochs=3, resume=True)
+    again.load_checkpoint(str(folder / "checkpoint_final.pth"))
+    again.run_training()
+    assert records(again) == expected
+    assert again.best_calibrated == best
+
+
+def test_best_calibrated_checkpoint_is_that_epochs(tiny):
+    tiny()
+    found = run("NACL", "2d", epochs=3)
+    saved = torch.load(Path(found.output_folder) / "checkpoint_best_ece.pth", weights_only=False)
+    best = saved["init_args"]["segcal"]["best"]
+    assert best["ece"] == records(found)[saved["current_epoch"] - 1]["ece"]
+    assert best["ece"] == found.best_calibrated.ece
+
+
+def rank_main(rank, port, root, name, configuration):
+    """nnU-Net's training on several GPUs, on the CPU: only its device is another."""
+    torch.set_num_threads(1)
+    patch = pytest.MonkeyPatch()
+    set_environment(patch, Path(root))
+    from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as host  # noqa: N813
+
+    found = trainer(name, configuration)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        patch.setattr(host, "DDP", lambda network, device_ids: ddp(network))
+        ddp = torch.nn.parallel.DistributedDataParallel
+        found.is_ddp, found.local_rank = True, rank
+        found.run_training()
+        state = found.loss.learned_state()
+        kept = {"state": state, "batch": found.batch_size, "ece": found._ece,
+                "terms": found._train_terms, "best": vars(found.best_calibrated)}  # fmt: skip
+        torch.save(kept, f"{root}/{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_batch_dice_of_uneven_shares_is_refused(tiny, monkeypatch):
+    tiny().set_plans("even", "2d", batch_size=4)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    for configuration in ("2d", "even"):
+        found = trainer("nnUNetTrainerCRaC", configuration)
+        found.is_ddp = True
+        if configuration == "even":
+            found._build_loss()
+        else:
+            with pytest.raises(ValueError, match="2 processes, whose shares of a batch of 3 diff"):
+                found._build_loss()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("short", "source"),
+    [
+        ("CRaC", "val_patches"),
+        ("CRaC", "volumes"),
+        ("BWCR", "val_patches"),
+        ("CALS", "val_patches"),
+    ],
+)
+def test_two_processes_learn_the_same_multipliers(tiny, short, source):
+    data = tiny()
+    settings = {"multiplier_source": source, "volumes_every": 1}
+    # nnU-Net's own batch Dice cannot gather from batches of different sizes
+    data.set_plans("two", "2d", batch_dice=False, segcal=settings)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    name = f"nnUNetTrainer{short}"
+    mp.spawn(rank_main, (port, str(data.root), name, "two"), nprocs=2)
+    first, second = (torch.load(data.root / f"{r}.pt", weights_only=False) for r in (0, 1))
+    assert (first["batch"], second["batch"]) == (2, 1)  # of a batch of three
+    assert first["state"].keys() == second["state"].keys()
+    for key, value in first["state"].items():
+        assert torch.equal(value, second["state"][key]), key
+    for key in ("ece", "terms", "best"):
+        assert first[key] == second[key]
+    folder = data.root / "results" / "Dataset902_Tiny" / f"{name}__nnUNetPlans__two" / "fold_0"
+    lines = [json.loads(line) for line in (folder / "segcal_log.jsonl").read_text().splitlines()]
+    assert len(lines) == 2  # of rank 0 alone
+    if short == "CRaC":
+        voxels = 2 * 6 * 32 * 32 if source == "volumes" else 2 * 3 * 16 * 16
+        assert sum(lines[0]["crac"]["count"]) == voxels  # of both ranks
