@@ -21,7 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Train and predict with nnU-Net v2, segcal's trainers (nnUNetTrainerCRaC, "
-    "nnUNetTrainerNACL) included.",
+    "...; see recipes) included.",
 )
 PASS_ON = {
     "allow_extra_args": True,
