@@ -44,8 +44,9 @@ BEST_NAME = "checkpoint_best_ece.pth"
 CHECKPOINT_KEY = "segcal"
 WITHOUT_DICE = "_CE"
 COLLAPSE_REMEDY = (
-    "the network may have collapsed to background. Keep Dice in the base loss, lower margin_inner "
-    "or rho0, and see 'Collapse' in segcal's README"
+    "the network may have collapsed to background (in the first epochs of a short training, that "
+    "is usual). If it stays so: keep Dice in the base loss, lower the weight of the penalty (of "
+    "CRaC: margin_inner or rho0), and see 'Collapse' in segcal's README"
 )
 
 
