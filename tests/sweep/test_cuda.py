@@ -25,6 +25,7 @@ REPOSITORY = HERE.parent.parent
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 
+@pytest.mark.slow
 def test_interpreted_kernel_equals_the_loops_for_cpus():
     """In a process of its own: the interpreter has to be chosen before Triton is imported."""
     done = subprocess.run(
