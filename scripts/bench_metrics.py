@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import ndimage
 
+from segcal.binning import mean_gap
 from segcal.evaluation.case import Settings
 from segcal.evaluation.cohort import evaluate_cohort, evaluate_files
 from segcal.io.cases import Case, LabelSet, pair
@@ -273,8 +274,12 @@ def mean_values(one: Callable[[Masks], Values], made: Scene, boxes: bool) -> Val
 def ours_calibration(probs: NDArray[np.float32], labels: NDArray[np.uint8]) -> Values:
     voxels = Voxels(probs, labels)
     tallies = voxels.tally(bins=BINS)
-    found = tallies["all"].metrics(BINS, voxels.equal_mass_groups(tallies, BINS)["all"])
-    return {"ECE": found["ece"], "classwise ECE": found["cece"], "TACE": found["tace"]}
+    groups = voxels.equal_mass_groups(tallies, BINS, range(1, 1 + len(probs)))["all"]
+    return {
+        "ECE": tallies["all"].top.expected_error(),
+        "classwise ECE": float(np.mean([c.expected_error() for c in tallies["all"].classes])),
+        "TACE": mean_gap(groups),
+    }
 
 
 def their_calibration(metric: Any, probs: torch.Tensor, labels: torch.Tensor) -> Values:

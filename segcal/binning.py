@@ -154,6 +154,13 @@ class MurphyParts:
     uncertainty: float
 
 
+def mean_gap(statistics: Sequence[BinStatistics]) -> float:
+    """Mean of the gaps of all bins that are not empty; NaN where all are."""
+    gaps = np.concatenate([s.gap for s in statistics])
+    gaps = gaps[~np.isnan(gaps)]
+    return float(gaps.mean()) if gaps.size else float("nan")
+
+
 def _ratio(a: NDArray[np.generic], n: NDArray[np.generic]) -> NDArray[np.float64]:
     out = np.full(len(n), np.nan)
     return np.divide(a, n, out=out, where=np.asarray(n) > 0)

@@ -12,6 +12,8 @@ from segcal.tensors import PROBABILITY_TOLERANCE
 UNITS = 2**40
 """Units of a confidence of 1."""
 NLL_FLOOR = 1e-12
+ROUNDING = 2.0**52
+"""A number plus this, less this, is the nearest integer."""
 BLOCK = 2048
 """Voxels whose intermediate results stay in the fastest cache."""
 WRONG_VALUE, WRONG_LABEL = 1, 2
@@ -19,10 +21,19 @@ WRONG_VALUE, WRONG_LABEL = 1, 2
 
 @njit(inline="always")
 def cell_of(value, bins, per):
-    """Cell of a confidence: the bin (lo, hi], by the rule of equal_width_index, then within it."""
+    """Cell of a confidence: the bin (lo, hi], by the rule of equal_width_index, then within it.
+
+    Rounding is done by additions, which become vector instructions; floor and ceil are calls.
+    """
     x = value * bins
-    m = min(max(np.ceil(x - EDGE_TOLERANCE) - 1.0, 0.0), bins - 1.0)
-    return np.int32(m * per + min(max(np.floor((x - m) * per), 0.0), per - 1.0))
+    above = x - EDGE_TOLERANCE
+    m = (above + ROUNDING) - ROUNDING
+    m = m - 1.0 if m >= above else m  # ceil - 1
+    m = min(max(m, 0.0), bins - 1.0)
+    within = (x - m) * per
+    s = (within + ROUNDING) - ROUNDING
+    s = s - 1.0 if s > within else s  # floor
+    return m * per + min(max(s, 0.0), per - 1.0)
 
 
 @compiled
@@ -37,11 +48,13 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
     per = fine // bins
     step = UNITS // fine
     edge = cell_of(threshold, bins, per)
+    flat = packed.reshape(-1)
+    row, zones_apart = 2 * (fine + 1), 2 * (fine + 1) * (k + 1)
     top = np.empty(BLOCK)
-    best = np.empty(BLOCK, np.int32)
+    best = np.empty(BLOCK)
     own = np.empty(BLOCK)
     square = np.empty(BLOCK)
-    cells = np.empty(BLOCK, np.int32)
+    cells = np.empty(BLOCK)
     distance = np.empty(BLOCK)
     part = np.empty_like(sums)
     for first in range(0, n, BLOCK):
@@ -61,7 +74,7 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
                 own[i] = v if y[first + i] == c else own[i]
                 square[i] += v * v
                 cell = cell_of(v, bins, per)
-                distance[i] = np.floor(v * UNITS + 0.5) - np.float64(cell) * step
+                distance[i] = ((v * UNITS + ROUNDING) - ROUNDING) - cell * step
                 cells[i] = fine if (cell == edge) & (v > threshold) else cell
             if not good:
                 return WRONG_VALUE
@@ -69,11 +82,12 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
                 z = zone[first + i]
                 if z >= 0:
                     hit = np.int64(y[first + i] == c)
-                    packed[z, 1 + c, cells[i], 0] += 1 + (hit << 32)
-                    packed[z, 1 + c, cells[i], 1] += np.int64(distance[i])
+                    at = z * zones_apart + (1 + c) * row + 2 * np.int64(cells[i])
+                    flat[at] += 1 + (hit << 32)
+                    flat[at + 1] += np.int64(distance[i])
         for i in range(size):
             cells[i] = cell_of(top[i], bins, per)
-            distance[i] = np.floor(top[i] * UNITS + 0.5) - np.float64(cells[i]) * step
+            distance[i] = ((top[i] * UNITS + ROUNDING) - ROUNDING) - cells[i] * step
         part[:] = 0.0
         for i in range(size):
             z = zone[first + i]
@@ -82,8 +96,9 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
             label = y[first + i]
             if label < 0 or label >= k:
                 return WRONG_LABEL
-            packed[z, 0, cells[i], 0] += 1 + (np.int64(best[i] == label) << 32)
-            packed[z, 0, cells[i], 1] += np.int64(distance[i])
+            at = z * zones_apart + 2 * np.int64(cells[i])
+            flat[at] += 1 + (np.int64(best[i] == label) << 32)
+            flat[at + 1] += np.int64(distance[i])
             part[z, 0] -= np.log(max(own[i], NLL_FLOOR))
             part[z, 1] += square[i] - 2 * own[i] + 1
         sums += part
@@ -123,7 +138,7 @@ def count_values(
                 best[i] = c if more else best[i]
         for i in range(size):
             cell = cell_of(np.float64(value[i]), bins, per)
-            cells[i] = fine if (channel >= 0) & (cell == edge) else cell
+            cells[i] = np.int32(fine if (channel >= 0) & (cell == edge) else cell)
         for i in range(size):
             j = place[cells[i]]
             z = zone[first + i]

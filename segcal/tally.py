@@ -21,7 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from segcal.binning import EDGE_TOLERANCE, BinStatistics, MassHistogram, equal_mass_statistics
+from segcal.binning import (
+    EDGE_TOLERANCE,
+    BinStatistics,
+    MassHistogram,
+    equal_mass_statistics,
+    mean_gap,
+)
 from segcal.counting import (
     UNITS,
     WRONG_LABEL,
@@ -133,8 +139,6 @@ class Tally:
         """
         top, classes, n = self.top, self.classes, self.voxels
         per_channel = exact or [h.groups(groups) for h in (self.top_mass, *self.class_mass)]
-        gaps = np.concatenate([g.gap for g in per_channel[1:]])
-        gaps = gaps[~np.isnan(gaps)]
         parts = [c.murphy() for c in classes]
         found = {
             "accuracy": float(top.hit_sum.sum() / n) if n else np.nan,
@@ -145,7 +149,7 @@ class Tally:
             "mce": top.maximum_error(),
             "aece": per_channel[0].expected_error(),
             "cece": float(np.mean([c.expected_error() for c in classes])),
-            "tace": float(gaps.mean()) if gaps.size else np.nan,
+            "tace": mean_gap(per_channel[1:]),
             "nll": self.nll_sum / n if n else np.nan,
             "brier": self.brier_sum / n if n else np.nan,
             "brier_reliability": sum(p.reliability for p in parts),
@@ -332,18 +336,19 @@ class Voxels:
         return found
 
     def equal_mass_groups(
-        self, tallies: Mapping[str, Tally], groups: int
+        self, tallies: Mapping[str, Tally], groups: int, channels: Iterable[int] | None = None
     ) -> dict[str, list[BinStatistics]]:
-        """Groups of equal mass of the top label and of every class, exact, by scope.
+        """Groups of equal mass, exact, by scope.
 
         See :func:`segcal.binning.equal_mass_statistics`.
 
         Args:
             tallies: what :meth:`tally` returned.
             groups: R.
+            channels: 0 for the top label, 1 + k for class k; None takes all.
         """
         found: dict[str, list[BinStatistics]] = {name: [] for name in tallies}
-        for channel in range(self._num_classes + 1):
+        for channel in range(self._num_classes + 1) if channels is None else channels:
             masses = {name: one.mass(channel) for name, one in tallies.items()}
             cut = [
                 one.by_confidence(channel)[masses[name].cells_with_cuts(groups)]

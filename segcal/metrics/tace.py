@@ -13,6 +13,7 @@ from segcal.binning import (
     equal_mass_statistics,
     equal_width_statistics,
     error_between_edges,
+    mean_gap,
 )
 from segcal.tensors import as_tensor, check_choice, select_voxels
 
@@ -61,13 +62,13 @@ def tace(
     p, y = select_voxels(probs, labels, mask, ignore_index)
     if compat == "svls":
         return _of_svls(p, y, threshold, bins)
-    gaps = []
-    for k, pk in enumerate(p):
-        kept = pk > threshold
-        gaps.append(equal_mass_statistics(pk[kept], y[kept] == k, bins).gap)
-    flat = np.concatenate(gaps)
-    flat = flat[~np.isnan(flat)]
-    return float(flat.mean()) if flat.size else float("nan")
+    kept = [pk > threshold for pk in p]
+    return mean_gap(
+        [
+            equal_mass_statistics(pk[keep], y[keep] == k, bins)
+            for k, (pk, keep) in enumerate(zip(p, kept, strict=True))
+        ]
+    )
 
 
 def _of_svls(p: Tensor, y: Tensor, threshold: float, bins: int) -> float:
