@@ -262,6 +262,8 @@ def evaluate(
             raise ValueError("--scopes roi: give the folder of the masks with --roi")
         for job in jobs:
             job.check(settings)
+        for job in jobs:
+            job.output.mkdir(parents=True, exist_ok=True)
             if not resume:
                 job.store(settings).remove()
     cohorts = {}
@@ -271,8 +273,6 @@ def evaluate(
         cohort = cohorts[job.name] = _evaluate(job, settings, processes, runner)
         with user_errors():
             _report(console, job, cohort, settings, bootstrap, extras)
-        if not cohort.interrupted and not cohort.failed:
-            job.store(settings).remove()
         if cohort.interrupted:
             say(console, "Interrupted: the report is of the cases before.", "red")
             say(console, "The same command with --resume goes on from there.")
@@ -282,6 +282,9 @@ def evaluate(
             ReportFolder(output).close()  # no comparison: that of an earlier run is not of these
         elif len(jobs) > 1:
             _report_comparison(console, jobs, cohorts, settings, bootstrap, extras)
+    if not any(cohort.failed for cohort in cohorts.values()):
+        for job in jobs:  # not before: --resume would start from the first method again
+            job.store(settings).remove()
     if any(cohort.failed or cohort.pairing.without_prediction for cohort in cohorts.values()):
         raise typer.Exit(1)
 
@@ -404,10 +407,8 @@ def _jobs(
         label_set = find_label_set(console, dataset_json, one, references)
         _check_output(folder, [*predictions, references])
         if several:
-            _check_output(output, [])
+            _check_output(output, [*predictions, references])
         jobs.append(Job(name, one, references, folder, pairing, label_set, find_reader(one)))
-    for job in jobs:
-        job.output.mkdir(parents=True, exist_ok=True)
     return jobs
 
 

@@ -49,7 +49,8 @@ def read_task(sources: Mapping[str, Source]) -> Task:
     found = [name for name in sources if PurePosixPath(name).name == "dataset.json"]
     if len(found) != 1:
         raise ValueError(
-            f"expected one dataset.json, that of a task, found {len(found)}: {', '.join(found[:3])}"
+            "expected the folder of one task, TaskNN_Name, with its dataset.json; found "
+            + (f"{len(found)}: {', '.join(found[:3])}" if found else "none")
         )
     with sources[found[0]].opened() as path:
         content = read_json(path)

@@ -79,7 +79,7 @@ def test_flare_and_msd(tmp_path):
         (("acdc", "none", "raw"), "no such file or folder"),
         (("acdc", "empty", "raw"), "expected ACDC's training/patient001"),
         (("flare", "empty", "raw"), "say it with --release"),
-        (("msd", "empty", "raw"), "expected one dataset.json"),
+        (("msd", "empty", "raw"), "expected the folder of one task"),
         (("msd", "task", "raw"), "not named like Task05_Prostate; give a --dataset-id"),
         (("msd", "task", "task/raw", "--dataset-id", "5"), "would be taken for its own source"),
     ],

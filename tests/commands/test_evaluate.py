@@ -745,6 +745,30 @@ def test_resume_after_an_interruption(four, monkeypatch):
     same_report(root, "out", "new")
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_resume_goes_on_with_the_method_that_was_interrupted(four, monkeypatch):
+    root, _ = four
+    (root / "q").mkdir()
+    for path in (root / "p").iterdir():
+        (root / "q" / path.name).write_bytes(path.read_bytes())
+    both = (root / "p", root / "q", root / "gt", "-o", root / "out", *FAST)
+    real, names = cohort.evaluate_files, []
+
+    def evaluate_files(case, *arguments, **options):
+        names.append(f"{case.prediction.parent.name}/{case.name}")
+        if names == [*(f"p/{c}" for c in "abcd"), "q/a", "q/b"]:
+            raise KeyboardInterrupt
+        return real(case, *arguments, **options)
+
+    monkeypatch.setattr(cohort, "evaluate_files", evaluate_files)
+    assert run(*both).exit_code == 130
+    names.clear()
+    assert run(*both, "--resume").exit_code == 0
+    assert names == ["q/b", "q/c", "q/d"]  # nothing of p again
+    assert not [*(root / "out").rglob(STORE)]
+    assert (root / "out" / "comparison.json").exists()
+
+
 @pytest.mark.parametrize(
     "change", ["none", "bins", "scopes", "dilation", "nsd", "labels", "prediction", "reference",
                "label map", "foreign", "truncated", "no --resume"],
@@ -885,4 +909,4 @@ def test_a_region_of_interest(folders):
         done = evaluate(root, *options, out="wrong")
         assert done.exit_code == 2
         assert message in " ".join(done.output.split())
-        assert not (root / "wrong" / "summary.json").exists()
+        assert not (root / "wrong").exists()

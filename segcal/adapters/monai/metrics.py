@@ -12,6 +12,7 @@ values of MONAI's own metric instead, whose reduction is float32 and turns "noth
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -125,8 +126,8 @@ class CaseMetric(CumulativeIterationMetric):
     def _spacings(self, spacing: Any, y_pred: Any, y: Any) -> Sequence[Mm]:
         return [np.ones(r.ndim - 1) for r in y]
 
-    def _row(self, y_pred: Tensor, y: Tensor, spacing: Mm) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _row(self, y_pred: Tensor, y: Tensor, spacing: Mm) -> Tensor: ...
 
 
 class MaskMetric(CaseMetric):
@@ -152,8 +153,8 @@ class MaskMetric(CaseMetric):
         ]
         return torch.tensor(values, dtype=torch.float64)
 
-    def _value(self, p: Mask, r: Mask, channel: int, spacing: Mm) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def _value(self, p: Mask, r: Mask, channel: int, spacing: Mm) -> float: ...
 
     def _classes(self, y_pred: Tensor, y: Tensor) -> range:
         k = self.num_classes or max(len(y_pred), len(y))
@@ -213,8 +214,8 @@ class SurfaceMetric(MaskMetric):
     def _value(self, p: Mask, r: Mask, channel: int, spacing: Mm) -> float:
         return self._of(surface_distances(p, r, spacing_mm=spacing), channel)
 
-    def _of(self, distances: SurfaceDistances, channel: int) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def _of(self, distances: SurfaceDistances, channel: int) -> float: ...
 
 
 class HausdorffMetric(SurfaceMetric):
@@ -388,8 +389,8 @@ class BinnedMetric(ProbabilityMetric):
         errors = [s.error(self.calibration_reduction) for s in channels]
         return torch.tensor(errors, dtype=torch.float64)
 
-    def _statistics(self, p: Tensor, hits: Tensor) -> list[BinStatistics]:
-        raise NotImplementedError
+    @abstractmethod
+    def _statistics(self, p: Tensor, hits: Tensor) -> list[BinStatistics]: ...
 
 
 class ECEMetric(BinnedMetric):
