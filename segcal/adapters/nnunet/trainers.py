@@ -215,7 +215,7 @@ class CalibratedTrainer(nnUNetTrainer):
         steps = {}
         if self.current_epoch % every == 0:
             if self._own_pass:
-                self._observe_cases()
+                self.observe_cases()
             steps = self.loss.dual_step(self._reduce)
         self._report(terms, ece, steps, self._collapsed_classes(val_outputs))
 
@@ -244,7 +244,7 @@ class CalibratedTrainer(nnUNetTrainer):
     def _reduce(self) -> Any:
         return _sum_over_ranks if self.is_ddp else None
 
-    def _observe_cases(self) -> None:
+    def observe_cases(self) -> None:
         """Hand the batches of the multipliers' own source to them."""
         network = self.network.module if self.is_ddp else self.network
         for images, target, keep in self._batches():
