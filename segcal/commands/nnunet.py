@@ -15,7 +15,6 @@ from rich.text import Text
 
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import say
-from segcal.commands.methods import recipe_terms
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -246,25 +245,30 @@ def recipes() -> None:
     Example: segcal nnunet recipes
     """
     from segcal.adapters.nnunet.discovery import recipes_of_trainers
+    from segcal.adapters.nnunet.settings import WITHOUT_DICE, formula
     from segcal.io.config import load_recipe, names
 
     by_trainer = recipes_of_trainers()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("-tr", no_wrap=True)
-    for column in ("recipe", "what", "loss: nnU-Net's, and"):
+    for column in ("loss", "recipe"):
         table.add_column(column)
-    table.add_row("nnUNetTrainer", "-", "nnU-Net's own: Dice + cross-entropy", "-")
+    table.add_row("nnUNetTrainer", "Dice + cross-entropy", "(nnU-Net's own)")
     for trainer, recipe in by_trainer.items():
-        data = load_recipe(recipe).model_dump()
-        terms = recipe_terms({**data, "base": {}}) or "-"
-        table.add_row(trainer, recipe, Text(data["summary"]), Text(terms))
+        if not trainer.endswith(WITHOUT_DICE):
+            loss = formula(load_recipe(recipe), dice=True)
+            table.add_row(trainer, Text(loss), Text(recipe))
     console = Console()
     console.print(table)
     others = [name for name in names("recipes") if name not in by_trainer.values()]
-    note = (
-        f"Recipes without a trainer, for your own loop (segcal methods NAME): {', '.join(others)}"
-    )
-    console.print(note, style="dim", highlight=False)
+    for note in (
+        f"Each of segcal's trainers is also there with the suffix {WITHOUT_DICE}: the same without "
+        f"Dice, e.g. nnUNetTrainerCRaC{WITHOUT_DICE} is "
+        f"{formula(load_recipe('crac'), dice=False)}.",
+        "What a term is, and its options: segcal methods TERM, e.g. segcal methods crac.",
+        f"Recipes without a trainer, for your own loop: {', '.join(others)}.",
+    ):
+        console.print(note, style="dim", highlight=False)
 
 
 @app.command("ext-path")

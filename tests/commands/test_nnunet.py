@@ -45,8 +45,14 @@ def test_recipes_lists_every_trainer(monkeypatch):
     assert done.exit_code == 0, done.output
     rows = {line.split()[0]: line for line in done.output.splitlines() if "nnUNetTrainer" in line}
     assert {"nnUNetTrainer", "nnUNetTrainerCRaC", "nnUNetTrainerNACL"} <= rows.keys()
-    assert rows["nnUNetTrainerCRaC"].split()[1] == "crac"
-    assert rows["nnUNetTrainerNACL"].split()[1] == "nacl"
+    for name, loss in (
+        ("CRaC", "Dice + cross-entropy + crac"),
+        ("CALS", "Dice + cross-entropy + cals"),
+        ("FL", "Dice + focal "),
+        ("MMCE", "Dice + cross-entropy + 0.1 mmce"),
+    ):
+        assert loss in rows[f"nnUNetTrainer{name}"]
+    assert "nnUNetTrainerCRaC_CE is cross-entropy + crac." in done.output
 
 
 @pytest.mark.parametrize("option", ["--continue_prediction", "--c", "--continue"])

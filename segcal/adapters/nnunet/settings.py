@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from segcal.io.config import Recipe
 
 PLANS_KEY = "segcal"
+WITHOUT_DICE = "_CE"
+"""Suffix of the trainers that leave out Dice."""
 HOSTS_OWN = ("cross_entropy", "soft_dice")
 """Losses of a recipe that nnU-Net has itself."""
 
@@ -49,6 +51,14 @@ def parts(recipe: Recipe) -> Parts:
         return Parts(own, dict(recipe.penalties))
     unit = recipe.base["cross_entropy"]
     return Parts({}, {name: w / unit for name, w in {**own, **recipe.penalties}.items()})
+
+
+def formula(recipe: Recipe, *, dice: bool) -> str:
+    """Say what a trainer minimises, e.g. ``Dice + cross-entropy + 0.1 mmce``."""
+    placed = parts(recipe)
+    weights = {"Dice": 1.0} if dice else {}
+    weights |= {**(placed.instead or {"cross-entropy": 1.0}), **placed.added}
+    return " + ".join(name if w == 1 else f"{w:g} {name}" for name, w in weights.items())
 
 
 class Settings(BaseModel):

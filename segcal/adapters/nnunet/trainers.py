@@ -29,7 +29,13 @@ from segcal import __version__
 from segcal.adapters.nnunet.best import BestCalibrated
 from segcal.adapters.nnunet.loss import HeadLoss, Labels, PenalisedLoss, without
 from segcal.adapters.nnunet.progress import PANELS, plot_progress, region_names
-from segcal.adapters.nnunet.settings import PLANS_KEY, parts, read_settings
+from segcal.adapters.nnunet.settings import (
+    PLANS_KEY,
+    WITHOUT_DICE,
+    formula,
+    parts,
+    read_settings,
+)
 from segcal.adapters.nnunet.sources import calibration_cases, patches, volumes
 from segcal.collapse import CollapseWatch
 from segcal.io.config import build, load_recipe, names, resolve_terms
@@ -42,7 +48,6 @@ LOG_NAME = "segcal_log.jsonl"
 FIGURE_NAME = "segcal_progress.png"
 BEST_NAME = "checkpoint_best_ece.pth"
 CHECKPOINT_KEY = "segcal"
-WITHOUT_DICE = "_CE"
 COLLAPSE_REMEDY = (
     "the network may have collapsed to background (in the first epochs of a short training, that "
     "is usual). If it stays so: keep Dice in the base loss, lower the weight of the penalty (of "
@@ -154,11 +159,9 @@ class CalibratedTrainer(nnUNetTrainer):
     def on_train_start(self) -> None:
         """Start as nnU-Net does, and say what is added to the loss."""
         super().on_train_start()
-        base = "Dice + cross-entropy" if self.dice else "cross-entropy alone"
+        loss = formula(load_recipe(self.recipe), dice=self.dice)
         self.print_to_log_file(
-            f"segcal {__version__}, recipe {self.recipe}: nnU-Net's {base}; in place of "
-            f"cross-entropy {list(self.parts.instead) or 'nothing'}, added "
-            f"{list(self.parts.added) or 'nothing'}: {self.penalty_settings}"
+            f"segcal {__version__}, recipe {self.recipe}: {loss}; terms {self.penalty_settings}"
         )
         settings = self.settings.model_dump()
         self.print_to_log_file(f"segcal settings: {settings}")
