@@ -7,6 +7,7 @@ import math
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -188,6 +189,17 @@ def test_settings_are_shown_and_unknown_ones_refused(tiny, capsys):
     data.set_plans("wrong", "2d", segcal={"crc": {"margin_inner": 3.0}})
     with pytest.raises(ValueError, match="unknown crc; this trainer takes crac, multiplier_so"):
         trainer("nnUNetTrainerCRaC", "wrong")
+
+
+@pytest.mark.parametrize(("labels", "collapsed"), [(REGIONS, [0, 2]), (CLASSES, [1, 3])])
+def test_collapse_of_the_first_region_is_seen(tiny, labels, collapsed):
+    """Of what nnU-Net counts in validation: regions, or classes without the background."""
+    tiny(labels=labels)
+    found = trainer("nnUNetTrainerBaseline", "2d")
+    found.initialize()
+    counts = {"tp_hard": [0, 4, 0], "fp_hard": [0, 1, 0], "fn_hard": [7, 0, 2]}
+    batch = {key: np.array(values, np.float32) for key, values in counts.items()}
+    assert [found._collapsed_classes([batch, batch]) for _ in range(3)] == [[], [], collapsed]
 
 
 def seen_by(monkeypatch, found):

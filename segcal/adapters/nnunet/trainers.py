@@ -132,7 +132,9 @@ class CalibratedTrainer(nnUNetTrainer):
         two = [name for name in self.parts.added if getattr(terms[name], "two_views", False)]
         added = {name: w for name, w in self.parts.added.items() if name not in two}
         self.learns = any(isinstance(terms[name], LearnedPenalty) for name in added)
-        self.collapse_watch = CollapseWatch(len(self.channel_names))
+        self.collapse_watch = CollapseWatch(
+            len(self.channel_names), background=not self.label_manager.has_regions
+        )
         self._collapse_said: list[int] = []
         return PenalisedLoss(
             host,
