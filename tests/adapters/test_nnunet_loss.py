@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,6 +119,25 @@ def test_ece_of_regions_is_that_of_every_channels_decision():
     labels[0, 1, 1] = 5
     sums = nnunet_loss.calibration(logits, labels, labels_of(2, per_channel=True, ignore_index=5))
     assert sums[[0, 2]].sum(1).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_ece_of_logits_that_are_not_finite(per_channel, value):
+    """One overflow in half precision must not stop a training, nor look calibrated."""
+    heads, targets = batch()
+    layout = labels_of(3, per_channel=per_channel, ignore_index=3)
+    if per_channel:
+        targets = [(t == torch.arange(4).view(1, 4, 1, 1)) for t in targets]
+    loss = nnunet_loss.PenalisedLoss(HostLoss(), layout)
+    loss.start_pass(measuring=True)
+    loss(heads, targets)
+    heads[0][0, 0, :2] = value  # ignored voxels do not count
+    loss(heads, targets)
+    assert 0 < loss.ece(torch.device("cpu")) < 1
+    heads[0][0, 0, 5] = float("nan")
+    loss(heads, targets)
+    assert np.isnan(loss.ece(torch.device("cpu")))
 
 
 def dice_and_ce(**options):
@@ -283,8 +303,6 @@ def test_tiles_keep_every_voxel_once(axes):
 
 
 def test_patches_depend_on_their_seed_alone():
-    import numpy as np
-
     from segcal.adapters.nnunet.sources import patches
 
     class Loader:
