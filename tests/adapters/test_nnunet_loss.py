@@ -248,6 +248,14 @@ def test_every_recipe_with_a_name_is_two_trainers(trainers):
     assert not trainers.nnUNetTrainerCRaC_CE.dice
 
 
+@pytest.mark.parametrize("one", [1, [1], "1"])
+def test_channels_are_named_however_nnunet_takes_a_label(trainers, one):
+    labels = {"b": 2, "background": 0, "a": one, "ignore": 3}
+    assert trainers._channel_names(labels, regions=False) == ["background", "a", "b"]
+    regions = {"background": 0, "core": 2, "whole": [1, 2], "ignore": 3}
+    assert trainers._channel_names(regions, regions=True) == ["core", "whole"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

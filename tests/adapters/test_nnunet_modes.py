@@ -20,6 +20,7 @@ from tests.adapters.nnunet_data import (
     REGIONS,
     SPLIT,
     Tiny,
+    architecture,
     records,
     set_environment,
     trainer,
@@ -304,7 +305,9 @@ def test_values_reach_nnunets_loggers(tiny):
                 assert logged[f"segcal_crac_{key}_{region}/class_{k + 1}"] == expected
 
 
-def test_resumed_training_is_the_uninterrupted_one(tiny):
+@pytest.mark.parametrize("checkpoint", ["final", "best"])
+def test_resumed_training_is_the_uninterrupted_one(tiny, checkpoint):
+    """From any checkpoint: killed early, a training has but nnU-Net's best one."""
     tiny()
     whole = run("CRaC", "2d", epochs=3)
     expected = records(whole)
@@ -315,7 +318,7 @@ def test_resumed_training_is_the_uninterrupted_one(tiny):
     part.run_training()
     folder = Path(part.output_folder)
     again = trainer("nnUNetTrainerCRaC", "2d", epochs=3, resume=True)
-    again.load_checkpoint(str(folder / "checkpoint_final.pth"))
+    again.load_checkpoint(str(folder / f"checkpoint_{checkpoint}.pth"))
     again.run_training()
     assert records(again) == expected
     assert again.best_calibrated == best
@@ -328,6 +331,53 @@ def test_best_calibrated_checkpoint_is_that_epochs(tiny):
     best = saved["init_args"]["segcal"]["best"]
     assert best["ece"] == records(found)[saved["current_epoch"] - 1]["ece"]
     assert best["ece"] == found.best_calibrated.ece
+
+
+def test_best_calibrated_checkpoint_is_there_once_another_tells_of_it(tiny, monkeypatch):
+    """A kill between the two must not leave a best epoch without its file."""
+    tiny()
+    found = trainer("nnUNetTrainerNACL", "2d")
+    found.initialize()
+
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(found.logger, "plot_progress_png", killed)
+    with pytest.raises(KeyboardInterrupt):
+        found.run_training()
+    folder = Path(found.output_folder)
+    latest, best = (
+        torch.load(folder / f"checkpoint_{name}.pth", weights_only=False)
+        for name in ("latest", "best_ece")
+    )
+    assert best["current_epoch"] == latest["current_epoch"] == 1
+    assert best["init_args"]["segcal"]["best"] == latest["init_args"]["segcal"]["best"]
+
+
+def test_log_of_a_diverged_training_is_json(tiny):
+    tiny()
+    found = trainer("nnUNetTrainerNACL", "2d", epochs=1)
+    found.initialize()
+    with torch.no_grad():
+        next(found.network.parameters()).fill_(torch.nan)
+    found.run_training()
+    text = (Path(found.output_folder) / "segcal_log.jsonl").read_text()
+    assert "NaN" not in text
+    line = json.loads(text)
+    assert line["train"] == line["val"] == {"base": None, "nacl": None}
+    assert line["ece"] is None
+    assert not (Path(found.output_folder) / "checkpoint_best_ece.pth").exists()
+
+
+def test_a_network_of_two_stages_is_refused(tiny):
+    two = architecture(2)
+    two["arch_kwargs"] |= {
+        "n_stages": 2, "features_per_stage": [4, 8], "kernel_sizes": [[3, 3]] * 2,
+        "strides": [[1, 1], [2, 2]], "n_conv_per_stage": [1, 1], "n_conv_per_stage_decoder": [1],
+    }  # fmt: skip
+    tiny().set_plans("two", "2d", architecture=two)
+    with pytest.raises(ValueError, match=r"two stages .* loss is NaN; plan three stages or more"):
+        trainer("nnUNetTrainerCRaC", "two").initialize()
 
 
 def rank_main(rank, port, root, name, configuration):
