@@ -236,6 +236,33 @@ def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration):
     assert {len(values) for values in series.values()} == {3}
 
 
+def test_volumes_of_a_cascade(tiny):
+    """The stage before goes to the images, not to the labels."""
+    data = tiny()
+    data.write_previous_stage("nnUNetTrainerCRaC")
+    data.set_plans(
+        "3d_cascade", "3d", previous_stage="3d_low", segcal={"multiplier_source": "volumes"}
+    )
+    found = trainer("nnUNetTrainerCRaC", "3d_cascade")
+    found.initialize()
+    found.do_split()
+    voxels = torch.zeros(4, dtype=torch.long)
+    for images, target, keep in found._batches():
+        assert images.shape[1] == 1 + 3
+        assert set(images[:, 1:].unique().tolist()) <= {0.0, 1.0}
+        voxels += torch.bincount(target[(0, 0, *keep)].flatten().long(), minlength=4)
+    labels = torch.stack([torch.from_numpy(data.labels[case]) for case in SPLIT["val"]])
+    assert torch.equal(voxels, torch.bincount(labels.flatten().long(), minlength=4))
+
+
+def test_volumes_of_regions_leave_out_what_is_ignored(tiny):
+    data = tiny(labels={**REGIONS, "ignore": 4})
+    data.set_plans("whole", "2d", segcal={"multiplier_source": "volumes"})
+    (line,) = check(run("CRaC", "whole", epochs=1), "CRaC", epochs=1, channels=3)
+    kept = sum(int((data.labels[case] != 4).sum()) for case in SPLIT["val"])
+    assert sum(line["crac"]["count"]) == 3 * kept  # of three channels
+
+
 def test_fixed_patches_are_the_same_every_epoch(tiny, monkeypatch):
     tiny().set_plans("fixed", "2d", segcal={"multiplier_source": "fixed_patches"})
     found = trainer("nnUNetTrainerCRaC", "fixed")
@@ -299,10 +326,10 @@ def test_values_reach_nnunets_loggers(tiny):
     assert logged["segcal_val_ece"] == [(r["epoch"], r["ece"]) for r in lines]
     assert logged["segcal_train_base"] == [(r["epoch"], r["train"]["base"]) for r in lines]
     for row, region in enumerate(("inner", "outer")):
-        for k in range(4):
+        for k, channel in enumerate(CLASSES):
             for key in ("lam", "rho", "constraint"):
                 expected = [(r["epoch"], r["crac"][key][row][k]) for r in lines]
-                assert logged[f"segcal_crac_{key}_{region}/class_{k + 1}"] == expected
+                assert logged[f"segcal_crac_{key}_{region}/{channel}"] == expected
 
 
 @pytest.mark.parametrize("checkpoint", ["final", "best"])

@@ -331,8 +331,9 @@ class CalibratedTrainer(nnUNetTrainer):
                 values = {key: v[row] for key in PANELS if (v := vars(step)[key])}
                 shown = ", ".join(f"{key} {_short(v)}" for key, v in values.items())
                 self.print_to_log_file(f"segcal {name} {region}: {shown}")
-                for key, value in values.items():
-                    self._log(f"segcal_{name}_{key}_{region}", list(value))
+                for key, of_channels in values.items():
+                    for channel, value in zip(self.channel_names, of_channels, strict=True):
+                        self._log(f"segcal_{name}_{key}_{region}/{channel}", value)
             for note in step.notes:
                 self.print_to_log_file(f"WARNING: segcal {name}: {note}")
         logged = self.logger.local_logger.my_fantastic_logging
