@@ -179,6 +179,19 @@ def test_fold_all_warns(tiny, capsys):
     assert "multipliers are learned" not in capsys.readouterr().out
 
 
+def test_a_source_of_multipliers_that_are_not_learned_is_said(tiny, capsys):
+    data = tiny(calib=True)
+    run("CRaC", "2d", epochs=1)
+    shown = capsys.readouterr().out
+    assert "multipliers learn from 1 cases of their own" in shown
+    assert "have no effect" not in shown
+    data.set_plans("volumes", "2d", segcal={"multiplier_source": "volumes"})
+    run("NACL", "volumes", epochs=1)
+    shown = capsys.readouterr().out
+    assert "multipliers learn from" not in shown
+    assert 'learns no multipliers, so multiplier_source and a list "calib"' in shown
+
+
 def test_settings_are_shown_and_unknown_ones_refused(tiny, capsys):
     data = tiny()
     data.set_plans("mine", "2d", segcal={"crac": {"margin_inner": 3.0}})

@@ -165,7 +165,13 @@ class CalibratedTrainer(nnUNetTrainer):
         settings = self.settings.model_dump()
         self.print_to_log_file(f"segcal settings: {settings}")
         self.logger.update_config({"segcal": {**settings, **self.penalty_settings}})
-        if self.calibration_cases:
+        source = self.settings.multiplier_source
+        if not self.learns and (self.calibration_cases or source != "val_patches"):
+            self.print_to_log_file(
+                "WARNING: this recipe learns no multipliers, so multiplier_source and a list "
+                '"calib" in splits_final.json have no effect'
+            )
+        elif self.calibration_cases:
             self.print_to_log_file(
                 f"segcal: multipliers learn from {len(self.calibration_cases)} cases of their own, "
                 '"calib" in splits_final.json'
