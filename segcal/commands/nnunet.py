@@ -169,10 +169,10 @@ def export(
 
         target = export_model(model, results, checkpoint)
     typer.echo(f"Written: {target}")
-    typer.echo(
-        "Predict with it anywhere: nnUNetv2_predict_from_modelfolder -i IMAGES -o PREDICTIONS "
-        f"-m {target} -f {' '.join(p.name[5:] for p in sorted(target.glob('fold_*')))}"
-    )
+    folds = " ".join(p.name[5:] for p in sorted(target.glob("fold_*")))
+    command = f"nnUNetv2_predict_from_modelfolder -i IMAGES -o PREDICTIONS -m {target} -f {folds}"
+    command += "" if checkpoint == "checkpoint_final.pth" else f" -chk {checkpoint}"
+    typer.echo(f"Predict with it anywhere: {command}")
 
 
 @app.command()

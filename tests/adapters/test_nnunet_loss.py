@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -120,6 +121,25 @@ def test_ece_of_regions_is_that_of_every_channels_decision():
     assert sums[[0, 2]].sum(1).tolist() == [3, 3]
 
 
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_ece_of_logits_that_are_not_finite(per_channel, value):
+    """One overflow in half precision must not stop a training, nor look calibrated."""
+    heads, targets = batch()
+    layout = labels_of(3, per_channel=per_channel, ignore_index=3)
+    if per_channel:
+        targets = [(t == torch.arange(4).view(1, 4, 1, 1)) for t in targets]
+    loss = nnunet_loss.PenalisedLoss(HostLoss(), layout)
+    loss.start_pass(measuring=True)
+    loss(heads, targets)
+    heads[0][0, 0, :2] = value  # ignored voxels do not count
+    loss(heads, targets)
+    assert 0 < loss.ece(torch.device("cpu")) < 1
+    heads[0][0, 0, 5] = float("nan")
+    loss(heads, targets)
+    assert np.isnan(loss.ece(torch.device("cpu")))
+
+
 def dice_and_ce(**options):
     from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
     from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
@@ -228,6 +248,14 @@ def test_every_recipe_with_a_name_is_two_trainers(trainers):
     assert not trainers.nnUNetTrainerCRaC_CE.dice
 
 
+@pytest.mark.parametrize("one", [1, [1], "1"])
+def test_channels_are_named_however_nnunet_takes_a_label(trainers, one):
+    labels = {"b": 2, "background": 0, "a": one, "ignore": 3}
+    assert trainers._channel_names(labels, regions=False) == ["background", "a", "b"]
+    regions = {"background": 0, "core": 2, "whole": [1, 2], "ignore": 3}
+    assert trainers._channel_names(regions, regions=True) == ["core", "whole"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -283,8 +311,6 @@ def test_tiles_keep_every_voxel_once(axes):
 
 
 def test_patches_depend_on_their_seed_alone():
-    import numpy as np
-
     from segcal.adapters.nnunet.sources import patches
 
     class Loader:
@@ -333,6 +359,9 @@ def test_figure_of_a_training():
     titles = [ax.get_title() for ax in axes]
     assert titles[2:] == ["crac: multiplier", "crac: penalty parameter", "crac: constraint"]
     assert [ax.get_yscale() for ax in axes[2:]] == ["log", "log", "linear"]
+    signs = {**step, "lam": [[-0.1, 0.2], [0.0, 2.0]]}  # of equality constraints
+    both = plot_progress([{**records[0], "crac": signs}], ["background", "heart"]).axes
+    assert [ax.get_yscale() for ax in both[2:]] == ["linear", "log", "linear"]
     lam = {line.get_label(): line.get_ydata()[0] for line in axes[2].lines}
     assert lam == {"background, inner": 0.1, "heart, inner": 0.2, "background, outer": 1.0,
                    "heart, outer": 2.0}  # fmt: skip

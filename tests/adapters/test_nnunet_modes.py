@@ -7,6 +7,7 @@ import math
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from tests.adapters.nnunet_data import (
     REGIONS,
     SPLIT,
     Tiny,
+    architecture,
     records,
     set_environment,
     trainer,
@@ -177,6 +179,19 @@ def test_fold_all_warns(tiny, capsys):
     assert "multipliers are learned" not in capsys.readouterr().out
 
 
+def test_a_source_of_multipliers_that_are_not_learned_is_said(tiny, capsys):
+    data = tiny(calib=True)
+    run("CRaC", "2d", epochs=1)
+    shown = capsys.readouterr().out
+    assert "multipliers learn from 1 cases of their own" in shown
+    assert "have no effect" not in shown
+    data.set_plans("volumes", "2d", segcal={"multiplier_source": "volumes"})
+    run("NACL", "volumes", epochs=1)
+    shown = capsys.readouterr().out
+    assert "multipliers learn from" not in shown
+    assert 'learns no multipliers, so multiplier_source and a list "calib"' in shown
+
+
 def test_settings_are_shown_and_unknown_ones_refused(tiny, capsys):
     data = tiny()
     data.set_plans("mine", "2d", segcal={"crac": {"margin_inner": 3.0}})
@@ -188,6 +203,17 @@ def test_settings_are_shown_and_unknown_ones_refused(tiny, capsys):
     data.set_plans("wrong", "2d", segcal={"crc": {"margin_inner": 3.0}})
     with pytest.raises(ValueError, match="unknown crc; this trainer takes crac, multiplier_so"):
         trainer("nnUNetTrainerCRaC", "wrong")
+
+
+@pytest.mark.parametrize(("labels", "collapsed"), [(REGIONS, [0, 2]), (CLASSES, [1, 3])])
+def test_collapse_of_the_first_region_is_seen(tiny, labels, collapsed):
+    """Of what nnU-Net counts in validation: regions, or classes without the background."""
+    tiny(labels=labels)
+    found = trainer("nnUNetTrainerBaseline", "2d")
+    found.initialize()
+    counts = {"tp_hard": [0, 4, 0], "fp_hard": [0, 1, 0], "fn_hard": [7, 0, 2]}
+    batch = {key: np.array(values, np.float32) for key, values in counts.items()}
+    assert [found._collapsed_classes([batch, batch]) for _ in range(3)] == [[], [], collapsed]
 
 
 def seen_by(monkeypatch, found):
@@ -221,6 +247,33 @@ def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration):
     assert sum(lines[0]["crac"]["count"]) == labels.numel()
     series = found.logger.local_logger.my_fantastic_logging
     assert {len(values) for values in series.values()} == {3}
+
+
+def test_volumes_of_a_cascade(tiny):
+    """The stage before goes to the images, not to the labels."""
+    data = tiny()
+    data.write_previous_stage("nnUNetTrainerCRaC")
+    data.set_plans(
+        "3d_cascade", "3d", previous_stage="3d_low", segcal={"multiplier_source": "volumes"}
+    )
+    found = trainer("nnUNetTrainerCRaC", "3d_cascade")
+    found.initialize()
+    found.do_split()
+    voxels = torch.zeros(4, dtype=torch.long)
+    for images, target, keep in found._batches():
+        assert images.shape[1] == 1 + 3
+        assert set(images[:, 1:].unique().tolist()) <= {0.0, 1.0}
+        voxels += torch.bincount(target[(0, 0, *keep)].flatten().long(), minlength=4)
+    labels = torch.stack([torch.from_numpy(data.labels[case]) for case in SPLIT["val"]])
+    assert torch.equal(voxels, torch.bincount(labels.flatten().long(), minlength=4))
+
+
+def test_volumes_of_regions_leave_out_what_is_ignored(tiny):
+    data = tiny(labels={**REGIONS, "ignore": 4})
+    data.set_plans("whole", "2d", segcal={"multiplier_source": "volumes"})
+    (line,) = check(run("CRaC", "whole", epochs=1), "CRaC", epochs=1, channels=3)
+    kept = sum(int((data.labels[case] != 4).sum()) for case in SPLIT["val"])
+    assert sum(line["crac"]["count"]) == 3 * kept  # of three channels
 
 
 def test_fixed_patches_are_the_same_every_epoch(tiny, monkeypatch):
@@ -286,13 +339,15 @@ def test_values_reach_nnunets_loggers(tiny):
     assert logged["segcal_val_ece"] == [(r["epoch"], r["ece"]) for r in lines]
     assert logged["segcal_train_base"] == [(r["epoch"], r["train"]["base"]) for r in lines]
     for row, region in enumerate(("inner", "outer")):
-        for k in range(4):
+        for k, channel in enumerate(CLASSES):
             for key in ("lam", "rho", "constraint"):
                 expected = [(r["epoch"], r["crac"][key][row][k]) for r in lines]
-                assert logged[f"segcal_crac_{key}_{region}/class_{k + 1}"] == expected
+                assert logged[f"segcal_crac_{key}_{region}/{channel}"] == expected
 
 
-def test_resumed_training_is_the_uninterrupted_one(tiny):
+@pytest.mark.parametrize("checkpoint", ["final", "best"])
+def test_resumed_training_is_the_uninterrupted_one(tiny, checkpoint):
+    """From any checkpoint: killed early, a training has but nnU-Net's best one."""
     tiny()
     whole = run("CRaC", "2d", epochs=3)
     expected = records(whole)
@@ -303,7 +358,7 @@ def test_resumed_training_is_the_uninterrupted_one(tiny):
     part.run_training()
     folder = Path(part.output_folder)
     again = trainer("nnUNetTrainerCRaC", "2d", epochs=3, resume=True)
-    again.load_checkpoint(str(folder / "checkpoint_final.pth"))
+    again.load_checkpoint(str(folder / f"checkpoint_{checkpoint}.pth"))
     again.run_training()
     assert records(again) == expected
     assert again.best_calibrated == best
@@ -316,6 +371,53 @@ def test_best_calibrated_checkpoint_is_that_epochs(tiny):
     best = saved["init_args"]["segcal"]["best"]
     assert best["ece"] == records(found)[saved["current_epoch"] - 1]["ece"]
     assert best["ece"] == found.best_calibrated.ece
+
+
+def test_best_calibrated_checkpoint_is_there_once_another_tells_of_it(tiny, monkeypatch):
+    """A kill between the two must not leave a best epoch without its file."""
+    tiny()
+    found = trainer("nnUNetTrainerNACL", "2d")
+    found.initialize()
+
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(found.logger, "plot_progress_png", killed)
+    with pytest.raises(KeyboardInterrupt):
+        found.run_training()
+    folder = Path(found.output_folder)
+    latest, best = (
+        torch.load(folder / f"checkpoint_{name}.pth", weights_only=False)
+        for name in ("latest", "best_ece")
+    )
+    assert best["current_epoch"] == latest["current_epoch"] == 1
+    assert best["init_args"]["segcal"]["best"] == latest["init_args"]["segcal"]["best"]
+
+
+def test_log_of_a_diverged_training_is_json(tiny):
+    tiny()
+    found = trainer("nnUNetTrainerNACL", "2d", epochs=1)
+    found.initialize()
+    with torch.no_grad():
+        next(found.network.parameters()).fill_(torch.nan)
+    found.run_training()
+    text = (Path(found.output_folder) / "segcal_log.jsonl").read_text()
+    assert "NaN" not in text
+    line = json.loads(text)
+    assert line["train"] == line["val"] == {"base": None, "nacl": None}
+    assert line["ece"] is None
+    assert not (Path(found.output_folder) / "checkpoint_best_ece.pth").exists()
+
+
+def test_a_network_of_two_stages_is_refused(tiny):
+    two = architecture(2)
+    two["arch_kwargs"] |= {
+        "n_stages": 2, "features_per_stage": [4, 8], "kernel_sizes": [[3, 3]] * 2,
+        "strides": [[1, 1], [2, 2]], "n_conv_per_stage": [1, 1], "n_conv_per_stage_decoder": [1],
+    }  # fmt: skip
+    tiny().set_plans("two", "2d", architecture=two)
+    with pytest.raises(ValueError, match=r"two stages .* loss is NaN; plan three stages or more"):
+        trainer("nnUNetTrainerCRaC", "two").initialize()
 
 
 def rank_main(rank, port, root, name, configuration):

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from segcal.adapters.nnunet import doctor
+from segcal.adapters.nnunet import doctor, sharing
 from segcal.commands.main import app
 
 RUNNER = CliRunner()
@@ -71,3 +71,17 @@ def test_warm_start_of_nothing(environment, tmp_path):
     done = RUNNER.invoke(app, ["nnunet", "warmstart", str(tmp_path), *options])
     assert done.exit_code == 2, done.output
     assert "holds no checkpoint_final.pth; is its training finished?" in done.output
+
+
+@pytest.mark.parametrize(
+    ("option", "ending"),
+    [([], "-f 0 all"), (["-chk", "checkpoint_best.pth"], "-f 0 all -chk checkpoint_best.pth")],
+)
+def test_export_names_the_command_that_finds_the_checkpoint(tmp_path, monkeypatch, option, ending):
+    """nnU-Net looks for checkpoint_final.pth by itself."""
+    for fold in ("fold_0", "fold_all"):
+        (tmp_path / fold).mkdir()
+    monkeypatch.setattr(sharing, "export_model", lambda model, results, checkpoint: tmp_path)
+    done = RUNNER.invoke(app, ["nnunet", "export", "model", "shared", *option])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1].endswith(f"-m {tmp_path} {ending}")

@@ -28,8 +28,8 @@ from segcal import __version__
 from segcal.adapters.nnunet.running import LOGITS_FOLDER, RECORD_NAME, Aggregation, replaced
 from segcal.io.files import whole_file, write_json
 
-OUTSIDE = -100.0
-"""Logit of what is impossible outside nnU-Net's crop: e^-100 is 0 in single precision."""
+OUTSIDE = -110.0
+"""Logit of what is impossible outside nnU-Net's crop: e^-110 is 0 in single precision."""
 
 
 def logits_of(probabilities: Tensor, *, regions: bool) -> Tensor:

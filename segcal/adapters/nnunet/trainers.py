@@ -137,7 +137,9 @@ class CalibratedTrainer(nnUNetTrainer):
         two = [name for name in self.parts.added if getattr(terms[name], "two_views", False)]
         added = {name: w for name, w in self.parts.added.items() if name not in two}
         self.learns = any(isinstance(terms[name], LearnedPenalty) for name in added)
-        self.collapse_watch = CollapseWatch(len(self.channel_names))
+        self.collapse_watch = CollapseWatch(
+            len(self.channel_names), background=not self.label_manager.has_regions
+        )
         self._collapse_said: list[int] = []
         return PenalisedLoss(
             host,
@@ -166,7 +168,13 @@ class CalibratedTrainer(nnUNetTrainer):
         settings = self.settings.model_dump()
         self.print_to_log_file(f"segcal settings: {settings}")
         self.logger.update_config({"segcal": {**settings, **self.penalty_settings}})
-        if self.calibration_cases:
+        source = self.settings.multiplier_source
+        if not self.learns and (self.calibration_cases or source != "val_patches"):
+            self.print_to_log_file(
+                "WARNING: this recipe learns no multipliers, so multiplier_source and a list "
+                '"calib" in splits_final.json have no effect'
+            )
+        elif self.calibration_cases:
             self.print_to_log_file(
                 f"segcal: multipliers learn from {len(self.calibration_cases)} cases of their own, "
                 '"calib" in splits_final.json'
@@ -225,13 +233,11 @@ class CalibratedTrainer(nnUNetTrainer):
     def on_epoch_end(self) -> None:
         """End as nnU-Net does; keep the best calibrated epoch, draw the figure."""
         dice = float(self.logger.get_value("ema_fg_dice", step=-1))
-        chosen = self.best_calibrated.update(self._ece, dice)
-        super().on_epoch_end()
-        if chosen:
+        if self.best_calibrated.update(self._ece, dice):
             self.print_to_log_file(f"segcal: new best ECE of validation patches: {self._ece:.4f}")
-            self.current_epoch -= 1  # as nnU-Net does for its last checkpoint
+            # before nnU-Net's, which say that this epoch is the best: a kill may come in between
             self.save_checkpoint(str(Path(self.output_folder) / BEST_NAME))
-            self.current_epoch += 1
+        super().on_epoch_end()
         if self.local_rank == 0:
             records = [json.loads(line) for line in self._log_lines()]
             figure = plot_progress(records, self.channel_names)
@@ -316,15 +322,15 @@ class CalibratedTrainer(nnUNetTrainer):
         self._ece = ece
         record: dict[str, Any] = {
             "epoch": self.current_epoch,
-            "train": self._train_terms,
-            "val": val_terms,
-            "ece": ece if np.isfinite(ece) else None,
+            "train": {name: _or_none(v) for name, v in self._train_terms.items()},
+            "val": {name: _or_none(v) for name, v in val_terms.items()},
+            "ece": _or_none(ece),
             "collapsed": collapsed,
         }
-        for phase in ("train", "val"):
-            terms = ", ".join(f"{k} {v:.4f}" for k, v in record[phase].items())
-            self.print_to_log_file(f"segcal {phase} terms (unweighted): {terms}")
-            for name, value in record[phase].items():
+        for phase, terms in (("train", self._train_terms), ("val", val_terms)):
+            shown = ", ".join(f"{k} {v:.4f}" for k, v in terms.items())
+            self.print_to_log_file(f"segcal {phase} terms (unweighted): {shown}")
+            for name, value in terms.items():
                 self._log(f"segcal_{phase}_{name}", value)
         self.print_to_log_file(f"segcal ECE of validation patches: {ece:.4f}")
         self._log("segcal_val_ece", ece)
@@ -334,8 +340,9 @@ class CalibratedTrainer(nnUNetTrainer):
                 values = {key: v[row] for key in PANELS if (v := vars(step)[key])}
                 shown = ", ".join(f"{key} {_short(v)}" for key, v in values.items())
                 self.print_to_log_file(f"segcal {name} {region}: {shown}")
-                for key, value in values.items():
-                    self._log(f"segcal_{name}_{key}_{region}", list(value))
+                for key, of_channels in values.items():
+                    for channel, value in zip(self.channel_names, of_channels, strict=True):
+                        self._log(f"segcal_{name}_{key}_{region}/{channel}", value)
             for note in step.notes:
                 self.print_to_log_file(f"WARNING: segcal {name}: {note}")
         logged = self.logger.local_logger.my_fantastic_logging
@@ -351,7 +358,7 @@ class CalibratedTrainer(nnUNetTrainer):
         self._collapse_said = collapsed
         if self.local_rank == 0:
             with self._log_path().open("a", encoding="utf-8") as log:
-                log.write(json.dumps(record) + "\n")
+                log.write(json.dumps(record, allow_nan=False) + "\n")
 
     def _log(self, key: str, value: Any) -> None:
         """Put a value into nnU-Net's log and W&B.
@@ -450,7 +457,7 @@ def _channel_names(labels: dict[str, Any], *, regions: bool) -> list[str]:
     """Names of the network's channels: classes by label; or regions, as nnU-Net orders them."""
     if regions:
         return [k for k, v in labels.items() if k != "ignore" and set(np.ravel(v)) != {0}]
-    return sorted((k for k in labels if k != "ignore"), key=labels.__getitem__)
+    return sorted((k for k in labels if k != "ignore"), key=lambda k: int(np.ravel(labels[k])[0]))
 
 
 def _sum_over_ranks(x: Tensor) -> Tensor:
@@ -469,6 +476,11 @@ def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
             if a.get(key) != b.get(key)
         ]
     return found
+
+
+def _or_none(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if np.isfinite(value) else None
 
 
 def _short(values: Sequence[float]) -> str:

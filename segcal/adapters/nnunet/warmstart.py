@@ -182,14 +182,19 @@ def _check_weights(path: Path, source: dict[str, Any], new: dict[str, Any]) -> N
 
 @contextmanager
 def _results_elsewhere() -> Iterator[None]:
-    """Let nnU-Net's trainer make its folder and log where they are removed again."""
-    before = os.environ["nnUNet_results"]
+    """Let nnU-Net's trainer make its folder where it is removed again, and no run of W&B."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["nnUNet_results"] = folder
+        changed = {"nnUNet_results": folder, "nnUNet_wandb_enabled": "0"}
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
         try:
             yield
         finally:
-            os.environ["nnUNet_results"] = before
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def _short(value: Any) -> str:
