@@ -61,7 +61,7 @@ def train(
 
     budget = running.Budget(epochs, iterations, val_iterations, save_every, seed)
     with user_errors():
-        running.check_train(context.args, budget)
+        running.check_train(context.args)
     running.train(context.args, budget)  # what fails in there keeps its traceback
 
 
@@ -194,7 +194,8 @@ def warmstart(
 
     nnU-Net's -pretrained_weights leaves the head out, and so starts with random predictions. This
     writes checkpoint_latest.pth with all weights for the trainer's fold and prints the command
-    that trains on. The learning rate is that of the last epochs; multipliers start anew.
+    that trains on. The learning rate is that of the source's last --epochs epochs; multipliers
+    start anew.
     """
     with user_errors():
         from segcal.adapters.nnunet.discovery import require_paths
@@ -208,6 +209,11 @@ def warmstart(
     command += "" if plans == "nnUNetPlans" else f" -p {plans}"
     if done.total_epochs != done.default_epochs:
         command += f" --epochs {done.total_epochs}"
+    if done.first_epoch == 0:
+        typer.echo(
+            f"The source was trained for {done.source_epochs} epochs: this one starts with the "
+            "full learning rate. Fewer --epochs would start with a lower one."
+        )
     typer.echo(f"Train epochs {done.first_epoch} to {done.total_epochs - 1} with: {command}")
 
 
@@ -245,7 +251,7 @@ def recipes() -> None:
     Example: segcal nnunet recipes
     """
     from segcal.adapters.nnunet.discovery import recipes_of_trainers
-    from segcal.adapters.nnunet.settings import WITHOUT_DICE, formula
+    from segcal.adapters.nnunet.settings import WITHOUT_DICE, parts
     from segcal.io.config import load_recipe, names
 
     by_trainer = recipes_of_trainers()
@@ -256,7 +262,7 @@ def recipes() -> None:
     table.add_row("nnUNetTrainer", "Dice + cross-entropy", "(nnU-Net's own)")
     for trainer, recipe in by_trainer.items():
         if not trainer.endswith(WITHOUT_DICE):
-            loss = formula(load_recipe(recipe), dice=True)
+            loss = parts(load_recipe(recipe)).formula(dice=True)
             table.add_row(trainer, Text(loss), Text(recipe))
     console = Console()
     console.print(table)
@@ -264,7 +270,7 @@ def recipes() -> None:
     for note in (
         f"Each of segcal's trainers is also there with the suffix {WITHOUT_DICE}: the same without "
         f"Dice, e.g. nnUNetTrainerCRaC{WITHOUT_DICE} is "
-        f"{formula(load_recipe('crac'), dice=False)}.",
+        f"{parts(load_recipe('crac')).formula(dice=False)}.",
         "What a term is, and its options: segcal methods TERM, e.g. segcal methods crac.",
         f"Recipes without a trainer, for your own loop: {', '.join(others)}.",
     ):

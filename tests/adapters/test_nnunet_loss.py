@@ -22,8 +22,8 @@ from segcal.adapters.nnunet import loss as nnunet_loss
 from segcal.adapters.nnunet import settings
 from segcal.adapters.nnunet.best import BestCalibrated
 from segcal.adapters.nnunet.discovery import ensure_env, ext_path, require_paths
-from segcal.adapters.nnunet.running import Budget, check_train
-from segcal.io.config import load_recipe, names
+from segcal.adapters.nnunet.running import Budget
+from segcal.io.config import Recipe, load_recipe, names
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.focal import Focal, focal
 from segcal.metrics.ece import ece
@@ -268,13 +268,24 @@ def test_channels_are_named_however_nnunet_takes_a_label(trainers, one):
 )
 def test_settings_that_are_refused(content, message):
     with pytest.raises(ValueError, match=message):
-        settings.read_settings(content, ["crac"])
+        settings.read_settings(content, settings.parts(load_recipe("crac")))
+
+
+def test_nnunet_weighs_dice_like_cross_entropy():
+    recipe = Recipe(base={"cross_entropy": 1.0, "soft_dice": 2.0})
+    with pytest.raises(ValueError, match="weighs them alike, the recipe has 2 and 1"):
+        settings.parts(recipe)
 
 
 def test_settings():
-    content = {"crac": {"margin_inner": 3.0}, "multiplier_source": "volumes", "volumes_every": 2}
-    got, arguments = settings.read_settings(content, ["crac"])
+    crac = {"margin_inner": 3.0, "weight": 0.5}
+    content = {"crac": crac, "multiplier_source": "volumes", "volumes_every": 2}
+    placed = settings.parts(load_recipe("crac"))
+    got, weighed, arguments = settings.read_settings(content, placed)
     assert arguments == {"crac": {"margin_inner": 3.0}}
+    assert placed == settings.Parts({}, {"crac": 1.0})
+    assert weighed == settings.Parts({}, {"crac": 0.5})
+    assert weighed.formula(dice=True) == "Dice + cross-entropy + 0.5 crac"
     assert (got.multiplier_source, got.volumes_every, got.deep_supervision) == ("volumes", 2, True)
 
 
@@ -426,6 +437,7 @@ def test_budget_needs_nnunets_attributes():
     class Trainer:
         num_epochs = 1000
         current_epoch = 7
+        local_rank = 0
 
         def on_epoch_start(self):
             self.drawn = torch.rand(1).item()
@@ -438,9 +450,11 @@ def test_budget_needs_nnunets_attributes():
     torch.rand(10)
     trainer.on_epoch_start()
     assert trainer.drawn == first
-    trainer.current_epoch = 8
-    trainer.on_epoch_start()
-    assert trainer.drawn != first
+    for attribute in ("current_epoch", "local_rank"):
+        setattr(trainer, attribute, getattr(trainer, attribute) + 1)
+        trainer.on_epoch_start()
+        assert trainer.drawn != first
+        first = trainer.drawn
     with pytest.raises(AttributeError, match="no save_every any more"):
         Budget(save_every=1).apply(trainer)
 
@@ -452,17 +466,6 @@ def test_missing_paths_are_named(monkeypatch):
     monkeypatch.setenv("nnUNet_preprocessed", "/not/there")
     with pytest.raises(ValueError, match="nnUNet_preprocessed=/not/there: no such folder"):
         require_paths("nnUNet_preprocessed")
-
-
-def test_a_budget_does_not_reach_several_gpus(monkeypatch, tmp_path):
-    for name in ("nnUNet_preprocessed", "nnUNet_results"):
-        monkeypatch.setenv(name, str(tmp_path))
-    arguments = ["27", "2d", "0", "-num_gpus", "2"]
-    check_train(arguments, Budget())
-    for two in (arguments, [*arguments[:3], "-num_gpus=2"]):
-        with pytest.raises(ValueError, match="-num_gpus: --epochs"):
-            check_train(two, Budget(epochs=3))
-    check_train([*arguments[:3], "-num_gpus", "1"], Budget(epochs=3))
 
 
 def test_the_command_says_what_is_missing():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import socket
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from segcal.adapters.nnunet import running
+from segcal.adapters.nnunet.running import Budget
 from segcal.io.config import load_recipe, names
 from tests.adapters.nnunet_data import (
     CASES,
@@ -197,7 +201,7 @@ def test_settings_are_shown_and_unknown_ones_refused(tiny, capsys):
     data.set_plans("mine", "2d", segcal={"crac": {"margin_inner": 3.0}})
     run("CRaC", "mine", epochs=1)
     shown = capsys.readouterr().out
-    assert "recipe crac: nnU-Net's Dice + cross-entropy" in shown
+    assert "recipe crac: Dice + cross-entropy + crac; terms {" in shown
     assert "'margin_inner': 3.0" in shown
     assert "'multiplier_source': 'val_patches'" in shown
     data.set_plans("wrong", "2d", segcal={"crc": {"margin_inner": 3.0}})
@@ -440,6 +444,34 @@ def rank_main(rank, port, root, name, configuration):
         torch.save(kept, f"{root}/{rank}.pt")
     finally:
         dist.destroy_process_group()
+
+
+def test_processes_of_several_gpus_find_the_trainer_and_its_budget(tiny, monkeypatch):
+    """What nnU-Net spawns is called here, without a GPU, as its processes would call it."""
+    data = tiny()
+    from nnunetv2.run import run_training as host
+
+    monkeypatch.setenv("nnUNet_extTrainer", "")
+    spawned, trained = [], []
+    monkeypatch.setattr(host.mp, "spawn", lambda f, args, nprocs, join: spawned.append((f, args)))
+    name = "nnUNetTrainerCRaC"
+    options = ["-tr", name, "-num_gpus", "2"]
+    running.train([data.folder.name, "2d", "0", *options], Budget(epochs=7, seed=1))
+    ((function, arguments),) = spawned
+    assert host.run_ddp is not function  # as it was
+    find = host.get_trainer_from_args
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(host, "get_trainer_from_args", partial(find, device=cpu))
+
+    def run_ddp(rank, dataset, configuration, fold, trainer_name, plans, *rest):
+        trained.append(
+            (rank, host.get_trainer_from_args(dataset, configuration, fold, trainer_name))
+        )
+
+    monkeypatch.setattr(host, "run_ddp", run_ddp)
+    pickle.loads(pickle.dumps(function))(1, *arguments)
+    ((rank, found),) = trained
+    assert (rank, found.num_epochs, type(found).__name__) == (1, 7, name)
 
 
 def test_batch_dice_of_uneven_shares_is_refused(tiny, monkeypatch):

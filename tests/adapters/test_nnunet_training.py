@@ -158,10 +158,11 @@ trainer.load_checkpoint(path)
 lam = trainer.loss.penalties.terms["crac"].lam.clone()
 assert (lam > 1e-6).all()
 trainer.penalty_settings["crac"]["margin_inner"] = 3.0
+trainer.load_checkpoint(path)  # as --val does
 try:
-    trainer.load_checkpoint(path)
+    trainer.run_training()
 except ValueError as error:
-    assert "crac: margin_inner = 5.0, not 3.0" in str(error), error
+    assert "crac: margin_inner = 5.0, not 3.0. Go on with" in str(error), error
 else:
     raise SystemExit("other margins were accepted")
 checkpoint = torch.load(path, weights_only=False)
@@ -387,6 +388,7 @@ def test_warm_start_goes_on_from_the_end(workspace):
     assert not (workspace.root / "warm").exists()
     out = workspace.run(*start, "-f", 0, *nacl, "--epochs", 2, **environment)
     assert "segcal nnunet train 901 2d_small 0 -tr nnUNetTrainerNACL --c --epochs 4" in out
+    assert "full learning rate" not in out
     script = """
 import sys
 from segcal.adapters.nnunet.discovery import register

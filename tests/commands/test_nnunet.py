@@ -56,14 +56,18 @@ def test_recipes_lists_every_trainer(monkeypatch):
 
 
 @pytest.mark.parametrize("option", ["--continue_prediction", "--c", "--continue"])
-def test_other_average_is_not_mixed_in(environment, tmp_path, option):
+def test_other_predictions_are_not_mixed_in(environment, tmp_path, option):
     """Before nnU-Net starts; however nnU-Net's parser lets its option be written."""
-    (tmp_path / "segcal_predict.json").write_text(json.dumps({"average": "logit"}))
+    before = {"average": "logit", "checkpoint": "checkpoint_final.pth"}
+    (tmp_path / "segcal_predict.json").write_text(json.dumps(before))
     for command in ("predict", "predict-from-modelfolder"):
         arguments = ["nnunet", command, "-o", str(tmp_path), "-f", "0", "1", option]
         done = RUNNER.invoke(app, [*arguments, "--average", "prob"])
         assert done.exit_code == 2, done.output
         assert "was predicted with --average logit, not prob" in done.output
+        done = RUNNER.invoke(app, [*arguments, "-chk", "checkpoint_best.pth"])
+        assert done.exit_code == 2, done.output
+        assert "with -chk checkpoint_final.pth, not checkpoint_best.pth" in done.output
 
 
 def test_warm_start_of_nothing(environment, tmp_path):

@@ -32,7 +32,6 @@ from segcal.adapters.nnunet.progress import PANELS, plot_progress, region_names
 from segcal.adapters.nnunet.settings import (
     PLANS_KEY,
     WITHOUT_DICE,
-    formula,
     parts,
     read_settings,
 )
@@ -71,14 +70,15 @@ class CalibratedTrainer(nnUNetTrainer):
         device: torch.device = torch.device("cuda"),  # noqa: B008 - nnU-Net's signature
     ) -> None:
         super().__init__(plans, configuration, fold, dataset_json, device)
-        self.parts = parts(load_recipe(self.recipe))
-        self.settings, self._arguments = read_settings(
-            self.configuration_manager.configuration.get(PLANS_KEY, {}), self.parts.names
+        placed = parts(load_recipe(self.recipe))
+        self.settings, self.parts, self._arguments = read_settings(
+            self.configuration_manager.configuration.get(PLANS_KEY, {}), placed
         )
         self.enable_deep_supervision = self.settings.deep_supervision
         self.calibration_cases: list[str] = []
         self.val_cases: list[str] = []
         self.best_calibrated = BestCalibrated()
+        self._other_settings = ""
         self.channel_names = _channel_names(
             self.dataset_json["labels"], regions=self.label_manager.has_regions
         )
@@ -159,9 +159,18 @@ class CalibratedTrainer(nnUNetTrainer):
         return train, val
 
     def on_train_start(self) -> None:
-        """Start as nnU-Net does, and say what is added to the loss."""
+        """Start as nnU-Net does, and say what is added to the loss.
+
+        Raises:
+            ValueError: the checkpoint to go on from was trained with other settings.
+        """
+        if self._other_settings:
+            raise ValueError(
+                f"{self._other_settings}. Go on with the settings it was trained with, or start "
+                "anew without --c"
+            )
         super().on_train_start()
-        loss = formula(load_recipe(self.recipe), dice=self.dice)
+        loss = self.parts.formula(dice=self.dice)
         self.print_to_log_file(
             f"segcal {__version__}, recipe {self.recipe}: {loss}; terms {self.penalty_settings}"
         )
@@ -392,9 +401,11 @@ class CalibratedTrainer(nnUNetTrainer):
     def load_checkpoint(self, filename_or_checkpoint: dict[str, Any] | str) -> None:
         """Load nnU-Net's checkpoint and the state of the penalties.
 
+        One that was trained with other settings of the penalties predicts, but is not trained on
+        (:meth:`on_train_start`).
+
         Raises:
-            ValueError: the checkpoint was trained with other settings of the penalties, or its
-                file is damaged.
+            ValueError: its file is damaged.
         """
         path = filename_or_checkpoint
         if isinstance(path, str) and Path(path).exists() and not zipfile.is_zipfile(path):
@@ -411,11 +422,11 @@ class CalibratedTrainer(nnUNetTrainer):
                 "multipliers start from their initial values"
             )
             return
+        self._other_settings = ""
         if differences := _differences(saved["settings"], self.penalty_settings):
-            raise ValueError(
-                f"{filename_or_checkpoint}: was trained with {'; '.join(differences)}. Go on with "
-                "the settings it was trained with, or start anew without --c"
-            )
+            text = "; ".join(differences)
+            self._other_settings = f"{filename_or_checkpoint}: was trained with {text}"
+            return
         self.loss.load_learned_state(saved["state"])
         self.collapse_watch.missing = list(saved["missing"])
         self.best_calibrated = BestCalibrated(**saved["best"])

@@ -51,12 +51,14 @@ class WarmStart:
 
     Attributes:
         checkpoint: the new ``checkpoint_latest.pth``.
+        source_epochs: number of epochs the source was trained for.
         first_epoch: epoch that the training goes on with.
         total_epochs: number of epochs it must be given to train as many as were asked for.
         default_epochs: number of epochs the trainer has if it is given none.
     """
 
     checkpoint: Path
+    source_epochs: int
     first_epoch: int
     total_epochs: int
     default_epochs: int
@@ -114,7 +116,7 @@ def warmstart(
     _check_weights(path, checkpoint["network_weights"], trainer.network.state_dict())
     trained = checkpoint["current_epoch"]
     first = max(trained - epochs, 0)
-    written = WarmStart(target / LATEST, first, first + epochs, trainer.num_epochs)
+    written = WarmStart(target / LATEST, trained, first, first + epochs, trainer.num_epochs)
     started = {
         "network_weights": checkpoint["network_weights"],
         "optimizer_state": trainer.optimizer.state_dict(),
