@@ -333,7 +333,8 @@ def rank_main(rank, port, root, name, configuration):
         found.is_ddp, found.local_rank = True, rank
         found.run_training()
         state = found.loss.learned_state()
-        kept = {"state": state, "batch": found.batch_size, "ece": found._ece,
+        ece = found.logger.get_value("segcal_val_ece", -1)
+        kept = {"state": state, "batch": found.batch_size, "ece": ece,
                 "terms": found._train_terms, "best": vars(found.best_calibrated)}  # fmt: skip
         torch.save(kept, f"{root}/{rank}.pt")
     finally:

@@ -160,6 +160,8 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
     ensure_env()
     from nnunetv2.run import run_training
 
+    from segcal.adapters.nnunet.workers import workers_end_with_us
+
     register()
     find_trainer = run_training.get_trainer_from_args
 
@@ -168,7 +170,7 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
         budget.apply(trainer)
         return trainer
 
-    with replaced(run_training, "get_trainer_from_args", with_budget):
+    with replaced(run_training, "get_trainer_from_args", with_budget), workers_end_with_us():
         _call("nnUNetv2_train", run_training.run_training_entry, arguments)
 
 
