@@ -309,6 +309,30 @@ def test_resumed_training_is_the_uninterrupted_one(tiny):
     assert again.best_calibrated == best
 
 
+def test_resumed_training_keeps_best_epochs_that_the_killed_one_had_not_come_to(tiny):
+    """They are written after checkpoint_latest, which does not know of them."""
+    tiny()
+    killed = trainer("nnUNetTrainerCRaC", "2d")
+    save, folder = killed.save_checkpoint, Path(killed.output_folder)
+
+    def dies(name):
+        save(name)
+        raise KeyboardInterrupt
+
+    killed.save_checkpoint = dies
+    with pytest.raises(KeyboardInterrupt):
+        killed.run_training()
+    (latest,) = folder.glob("checkpoint*")
+    again = trainer("nnUNetTrainerCRaC", "2d", resume=True)
+    again.load_checkpoint(str(latest))
+    again.on_train_start()
+    for name in ("checkpoint_best", "checkpoint_best_ece"):
+        assert torch.load(folder / f"{name}.pth", weights_only=False)["current_epoch"] == 1
+    assert again._best_ema == killed.logger.get_value("ema_fg_dice", 0)
+    assert again.best_calibrated.ece == records(killed)[0]["ece"]
+    assert again.current_epoch == 1
+
+
 def test_best_calibrated_checkpoint_is_that_epochs(tiny):
     tiny()
     found = run("NACL", "2d", epochs=3)
