@@ -1,8 +1,8 @@
 """Trainings that SIGKILL themselves before one of their writes, and then go on.
 
 A program, so that nnU-Net is imported once, by a process that trains nothing: every training is a
-fork of it. ``python -m tests.adapters.nnunet_deaths ROOT EPOCHS`` trains on the data of
-:class:`tests.adapters.nnunet_data.Tiny` under ROOT, and writes ::
+fork of it. ``python -m tests.adapters.nnunet_deaths ROOT CONFIGURATION EPOCHS`` trains on the data
+of :class:`tests.adapters.nnunet_data.Tiny` under ROOT, and writes ::
 
     moments.json     what an uninterrupted training writes, in its order
     whole/           the fold of that training
@@ -25,7 +25,6 @@ from matplotlib.figure import Figure
 from tests.adapters.nnunet_data import NAME, trainer
 
 TRAINER = "nnUNetTrainerCRaC"
-FOLD = Path("results") / NAME / f"{TRAINER}__nnUNetPlans__2d" / "fold_0"
 
 
 def moment_of(event, arguments):
@@ -53,11 +52,11 @@ class Watch:
             self.moments.append(moment)
 
 
-def train(root, epochs, watch, *, resume=False):
+def train(root, configuration, epochs, watch, *, resume=False):
     from nnunetv2.run.run_training import maybe_load_checkpoint
 
     os.environ["nnUNet_results"] = str(root / "results")
-    found = trainer(TRAINER, "2d", epochs=epochs, resume=resume)
+    found = trainer(TRAINER, configuration, epochs=epochs, resume=resume)
     maybe_load_checkpoint(found, resume, False)
     sys.addaudithook(watch)
     found.run_training()
@@ -79,7 +78,7 @@ def in_a_fork(work):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def main(root, epochs):
+def main(root, configuration, epochs):
     import torch
     from nnunetv2.training.logging.nnunet_logger import LocalLogger
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
@@ -91,20 +90,23 @@ def main(root, epochs):
     nnUNetTrainer.plot_network_architecture = lambda self: None
     trainers.plot_progress = lambda records, names: Figure(figsize=(1, 1))
 
+    start = partial(train, root, configuration, epochs)
+    fold = root / "results" / NAME / f"{TRAINER}__nnUNetPlans__{configuration}" / "fold_0"
+
     def uninterrupted():
         watch = Watch()
-        train(root, epochs, watch)
+        start(watch)
         (root / "moments.json").write_text(json.dumps(watch.moments))
 
     assert in_a_fork(uninterrupted) == 0
-    (root / FOLD).rename(root / "whole")
+    fold.rename(root / "whole")
     moments = json.loads((root / "moments.json").read_text())
     for n in range(len(moments)):
-        assert in_a_fork(partial(train, root, epochs, Watch(n))) == -signal.SIGKILL
-        shutil.copytree(root / FOLD, root / str(n) / "killed")
-        assert in_a_fork(partial(train, root, epochs, Watch(), resume=True)) == 0
-        (root / FOLD).rename(root / str(n) / "resumed")
+        assert in_a_fork(partial(start, Watch(n))) == -signal.SIGKILL
+        shutil.copytree(fold, root / str(n) / "killed")
+        assert in_a_fork(partial(start, Watch(), resume=True)) == 0
+        fold.rename(root / str(n) / "resumed")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

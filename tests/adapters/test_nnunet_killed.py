@@ -79,11 +79,12 @@ def test_differences_are_found():
 @pytest.mark.filterwarnings("ignore:.*Received empty chunks:UserWarning")
 def test_killed_before_each_of_its_writes(tmp_path):
     """Between any two changes of its folder a training may die; what it then does is the same."""
-    Tiny(tmp_path)
+    often = {"rho_period": 1, "tau": 0.95}  # so that rho, and what it is compared with, matter
+    Tiny(tmp_path).set_plans("often", "2d", segcal={"crac": often})
     (tmp_path / "results").mkdir()
     folders = {f"nnUNet_{n}": str(tmp_path / n) for n in ("raw", "preprocessed", "results")}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.adapters.nnunet_deaths", str(tmp_path), "3"],
+        [sys.executable, "-m", "tests.adapters.nnunet_deaths", str(tmp_path), "often", "3"],
         env={**os.environ, **folders, "nnUNet_n_proc_DA": "0", "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2], capture_output=True, text=True,
     )  # fmt: skip
@@ -94,11 +95,14 @@ def test_killed_before_each_of_its_writes(tmp_path):
         assert f"put {name} in its place" in moments
     assert moments.count("append to segcal_log.jsonl") == 3
     assert moments[-1] == f"remove {LATEST}"
+    whole = tmp_path / "whole"
+    rho = content(whole / "checkpoint_final.pth")["init_args"]["state"]["terms.crac.rho"]
+    assert len(set(rho.flatten().tolist())) > 1  # some have grown
     for n, moment in enumerate(moments):
         killed = tmp_path / str(n) / "killed"
         assert len(leftovers(killed)) == moment.startswith("put"), moment
         checkpoints(killed)
-        check_same(tmp_path / str(n) / "resumed", tmp_path / "whole")
+        check_same(tmp_path / str(n) / "resumed", whole)
 
 
 def seconds_of_an_epoch(whole):
