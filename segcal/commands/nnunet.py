@@ -56,6 +56,10 @@ def train(
     The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
     With segcal's trainers the fold's folder gets segcal_log.jsonl: terms of the loss and
     multipliers of every epoch.
+
+    A training that was killed goes on with --c from its last whole checkpoint; with --seed and the
+    same options, on the CPU, it then equals one that was not killed. Workers that load data end
+    within seconds of their training.
     """
     from segcal.adapters.nnunet import running
 

@@ -368,6 +368,30 @@ def test_resumed_training_is_the_uninterrupted_one(tiny, checkpoint):
     assert again.best_calibrated == best
 
 
+def test_resumed_training_keeps_best_epochs_that_the_killed_one_had_not_come_to(tiny):
+    """They are written after checkpoint_latest, which does not know of them."""
+    tiny()
+    killed = trainer("nnUNetTrainerCRaC", "2d")
+    save, folder = killed.save_checkpoint, Path(killed.output_folder)
+
+    def dies(name):
+        save(name)
+        raise KeyboardInterrupt
+
+    killed.save_checkpoint = dies
+    with pytest.raises(KeyboardInterrupt):
+        killed.run_training()
+    (latest,) = folder.glob("checkpoint*")
+    again = trainer("nnUNetTrainerCRaC", "2d", resume=True)
+    again.load_checkpoint(str(latest))
+    again.on_train_start()
+    for name in ("checkpoint_best", "checkpoint_best_ece"):
+        assert torch.load(folder / f"{name}.pth", weights_only=False)["current_epoch"] == 1
+    assert again._best_ema == killed.logger.get_value("ema_fg_dice", 0)
+    assert again.best_calibrated.ece == records(killed)[0]["ece"]
+    assert again.current_epoch == 1
+
+
 def test_best_calibrated_checkpoint_is_that_epochs(tiny):
     tiny()
     found = run("NACL", "2d", epochs=3)
@@ -375,27 +399,6 @@ def test_best_calibrated_checkpoint_is_that_epochs(tiny):
     best = saved["init_args"]["segcal"]["best"]
     assert best["ece"] == records(found)[saved["current_epoch"] - 1]["ece"]
     assert best["ece"] == found.best_calibrated.ece
-
-
-def test_best_calibrated_checkpoint_is_there_once_another_tells_of_it(tiny, monkeypatch):
-    """A kill between the two must not leave a best epoch without its file."""
-    tiny()
-    found = trainer("nnUNetTrainerNACL", "2d")
-    found.initialize()
-
-    def killed(folder):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(found.logger, "plot_progress_png", killed)
-    with pytest.raises(KeyboardInterrupt):
-        found.run_training()
-    folder = Path(found.output_folder)
-    latest, best = (
-        torch.load(folder / f"checkpoint_{name}.pth", weights_only=False)
-        for name in ("latest", "best_ece")
-    )
-    assert best["current_epoch"] == latest["current_epoch"] == 1
-    assert best["init_args"]["segcal"]["best"] == latest["init_args"]["segcal"]["best"]
 
 
 def test_log_of_a_diverged_training_is_json(tiny):
@@ -439,7 +442,8 @@ def rank_main(rank, port, root, name, configuration):
         found.is_ddp, found.local_rank = True, rank
         found.run_training()
         state = found.loss.learned_state()
-        kept = {"state": state, "batch": found.batch_size, "ece": found._ece,
+        ece = found.logger.get_value("segcal_val_ece", -1)
+        kept = {"state": state, "batch": found.batch_size, "ece": ece,
                 "terms": found._train_terms, "best": vars(found.best_calibrated)}  # fmt: skip
         torch.save(kept, f"{root}/{rank}.pt")
     finally:

@@ -172,6 +172,8 @@ def _prepared(budget: Budget) -> Iterator[Any]:
     ensure_env()
     from nnunetv2.run import run_training
 
+    from segcal.adapters.nnunet.workers import workers_end_with_us
+
     register()
     find_trainer = run_training.get_trainer_from_args
 
@@ -180,7 +182,7 @@ def _prepared(budget: Budget) -> Iterator[Any]:
         budget.apply(trainer)
         return trainer
 
-    with replaced(run_training, "get_trainer_from_args", with_budget):
+    with replaced(run_training, "get_trainer_from_args", with_budget), workers_end_with_us():
         yield run_training
 
 

@@ -36,6 +36,7 @@ from segcal.adapters.nnunet.settings import (
     read_settings,
 )
 from segcal.adapters.nnunet.sources import calibration_cases, patches, volumes
+from segcal.adapters.nnunet.workers import workers_end_with_us
 from segcal.collapse import CollapseWatch
 from segcal.io.config import build, load_recipe, names, resolve_terms
 from segcal.io.files import read_json, remove_leftovers, whole_file, write_text
@@ -46,6 +47,7 @@ from segcal.reporting.picture import draw
 LOG_NAME = "segcal_log.jsonl"
 FIGURE_NAME = "segcal_progress.png"
 BEST_NAME = "checkpoint_best_ece.pth"
+BEST_DICE_NAME = "checkpoint_best.pth"
 CHECKPOINT_KEY = "segcal"
 COLLAPSE_REMEDY = (
     "the network may have collapsed to background (in the first epochs of a short training, that "
@@ -60,6 +62,7 @@ class CalibratedTrainer(nnUNetTrainer):
     recipe: ClassVar[str]
     dice: ClassVar[bool]
     loss: PenalisedLoss
+    _best_ema: float | None  # nnU-Net's
 
     def __init__(
         self,
@@ -158,6 +161,11 @@ class CalibratedTrainer(nnUNetTrainer):
             self.calibration_cases = calibration_cases(splits[self.fold], train, val)
         return train, val
 
+    def get_dataloaders(self) -> tuple[Any, Any]:
+        """Start nnU-Net's loaders, with workers that end when this process is killed."""
+        with workers_end_with_us():
+            return super().get_dataloaders()
+
     def on_train_start(self) -> None:
         """Start as nnU-Net does, and say what is added to the loss.
 
@@ -196,6 +204,9 @@ class CalibratedTrainer(nnUNetTrainer):
         if self.local_rank == 0:
             remove_leftovers(Path(self.output_folder))
             self._forget_log_from(self.current_epoch)
+        if CHECKPOINT_KEY in self.my_init_kwargs:  # a training that goes on
+            self._keep_best_dice()
+            self._keep_best_calibrated()
 
     def train_step(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Take nnU-Net's step, on two views of the images if the recipe compares them."""
@@ -241,16 +252,38 @@ class CalibratedTrainer(nnUNetTrainer):
 
     def on_epoch_end(self) -> None:
         """End as nnU-Net does; keep the best calibrated epoch, draw the figure."""
-        dice = float(self.logger.get_value("ema_fg_dice", step=-1))
-        if self.best_calibrated.update(self._ece, dice):
-            self.print_to_log_file(f"segcal: new best ECE of validation patches: {self._ece:.4f}")
-            # before nnU-Net's, which say that this epoch is the best: a kill may come in between
-            self.save_checkpoint(str(Path(self.output_folder) / BEST_NAME))
         super().on_epoch_end()
+        self._keep_best_calibrated()
         if self.local_rank == 0:
             records = [json.loads(line) for line in self._log_lines()]
             figure = plot_progress(records, self.channel_names)
             draw(figure, "").save(Path(self.output_folder) / FIGURE_NAME)
+
+    def _keep_best_dice(self) -> None:
+        """Keep the last epoch as nnU-Net's best, if it is.
+
+        nnU-Net looks for that after it has written ``checkpoint_latest``, so a training that goes
+        on from that checkpoint looks again: the killed one may not have come to it, and the
+        checkpoint does not know of it.
+        """
+        dice = self.logger.get_value("ema_fg_dice", step=-1)
+        if self._best_ema is None or dice > self._best_ema:
+            self._best_ema = dice
+            self._save_last_epoch(BEST_DICE_NAME)
+
+    def _keep_best_calibrated(self) -> None:
+        """Keep the last epoch as the best calibrated one, if it is. Twice does no harm."""
+        ece, dice = (
+            float(self.logger.get_value(key, step=-1)) for key in ("segcal_val_ece", "ema_fg_dice")
+        )
+        if self.best_calibrated.update(ece, dice):
+            self.print_to_log_file(f"segcal: new best ECE of validation patches: {ece:.4f}")
+            self._save_last_epoch(BEST_NAME)
+
+    def _save_last_epoch(self, name: str) -> None:
+        self.current_epoch -= 1  # as nnU-Net does for its last checkpoint
+        self.save_checkpoint(str(Path(self.output_folder) / name))
+        self.current_epoch += 1
 
     @property
     def _own_pass(self) -> bool:
@@ -328,7 +361,6 @@ class CalibratedTrainer(nnUNetTrainer):
         steps: dict[str, DualStep],
         collapsed: list[int],
     ) -> None:
-        self._ece = ece
         record: dict[str, Any] = {
             "epoch": self.current_epoch,
             "train": {name: _or_none(v) for name, v in self._train_terms.items()},
