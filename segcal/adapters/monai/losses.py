@@ -15,7 +15,7 @@ from segcal.penalty import DualStep, Reduce
 from segcal.tensors import full_precision, one_hot
 
 SUMS_TO_ONE = 1e-2
-"""Channels that sum to one as closely as this, in every voxel, went through a softmax (bfloat16)."""
+"""Channels whose sums are this close to one in every voxel went through a softmax (in bfloat16)."""
 
 
 class SegcalLoss(_Loss):
