@@ -33,7 +33,8 @@ class SegcalLoss(_Loss):
 
     It takes logits: the terms apply softmax or sigmoid themselves. With autocast, or logits in half
     precision, it computes in float32. The loss of MetaTensors is a plain tensor. It follows its
-    input to another device. In ``DeepSupervisionLoss`` all of its terms see every head.
+    input to another device. In ``DeepSupervisionLoss`` all of its terms see every head (give float
+    targets, as MONAI's transforms do: it cannot make int64 ones smaller).
 
     Args:
         objective: name of a recipe, loss or penalty, or a YAML file, see
