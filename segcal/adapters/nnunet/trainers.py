@@ -41,7 +41,7 @@ from segcal.collapse import CollapseWatch
 from segcal.io.config import build, load_recipe, names, resolve_terms
 from segcal.io.files import read_json, remove_leftovers, whole_file, write_text
 from segcal.objective import Objective
-from segcal.penalty import DualStep, LearnedPenalty
+from segcal.penalty import DualStep, LearnedPenalty, sum_over_ranks
 from segcal.reporting.picture import draw
 
 LOG_NAME = "segcal_log.jsonl"
@@ -293,7 +293,7 @@ class CalibratedTrainer(nnUNetTrainer):
 
     @property
     def _reduce(self) -> Any:
-        return _sum_over_ranks if self.is_ddp else None
+        return sum_over_ranks if self.is_ddp else None
 
     def observe_cases(self) -> None:
         """Hand the batches of the multipliers' own source to them."""
@@ -348,7 +348,7 @@ class CalibratedTrainer(nnUNetTrainer):
         )
         counts = torch.stack([tp + fp, tp + fn]).to(self.device)
         if self.is_ddp:
-            counts = _sum_over_ranks(counts)
+            counts = sum_over_ranks(counts)
         predicted, labelled = counts.tolist()
         if not self.label_manager.has_regions:  # nnU-Net leaves the background out
             predicted, labelled = [1.0, *predicted], [1.0, *labelled]
@@ -501,11 +501,6 @@ def _channel_names(labels: dict[str, Any], *, regions: bool) -> list[str]:
     if regions:
         return [k for k, v in labels.items() if k != "ignore" and set(np.ravel(v)) != {0}]
     return sorted((k for k in labels if k != "ignore"), key=lambda k: int(np.ravel(labels[k])[0]))
-
-
-def _sum_over_ranks(x: Tensor) -> Tensor:
-    dist.all_reduce(x)
-    return x
 
 
 def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
