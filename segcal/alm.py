@@ -481,8 +481,7 @@ class AugmentedLagrangian(LearnedPenalty):
                     f"a multiplier reached {limit:g}: the constraint cannot be met; lower rho0 or "
                     "the margins"
                 )
-        for sums in (self.derivative_sum, self.constraint_sum, self.count, self.skipped):
-            sums.zero_()
+        self.start_pass()
         return DualStep(
             step=int(self.step),
             lam=self.lam.tolist(),
@@ -491,6 +490,11 @@ class AugmentedLagrangian(LearnedPenalty):
             count=[int(v) for v in n.sum(1)],
             notes=notes,
         )
+
+    def start_pass(self) -> None:
+        """Forget what was observed since the last update."""
+        for sums in (self.derivative_sum, self.constraint_sum, self.count, self.skipped):
+            sums.zero_()
 
     def extra_repr(self) -> str:
         """Name what distinguishes this penalty when it is printed."""

@@ -165,6 +165,12 @@ class Objective(nn.Module):
             if isinstance(term, Penalty):
                 term.observe(logits, labels)
 
+    def start_pass(self) -> None:
+        """Let every penalty forget what it observed since its last update."""
+        for term in self.terms.values():
+            if isinstance(term, Penalty):
+                term.start_pass()
+
     def dual_step(self, reduce: Reduce | None = None) -> dict[str, DualStep]:
         """Let every penalty update its weights; return what they did, by name."""
         steps = {

@@ -233,8 +233,7 @@ class CALSHR(LearnedPenalty):
             self.previous.copy_(score)
             self.has_previous.fill_(True)
             self.step += 1
-        self.score_sum.zero_()
-        self.count.zero_()
+        self.start_pass()
         return DualStep(
             step=int(self.step),
             lam=[self.lam.tolist()],
@@ -243,6 +242,11 @@ class CALSHR(LearnedPenalty):
             count=[int(n)],
             notes=[] if n > 0 else ["no voxel in validation; its weights stay"],
         )
+
+    def start_pass(self) -> None:
+        """Forget what was observed since the last update."""
+        self.score_sum.zero_()
+        self.count.zero_()
 
 
 def _check_margin(margin: float) -> None:

@@ -251,7 +251,7 @@ def test_cases_kept_for_the_multipliers(tiny, monkeypatch, source):
     seen = seen_by(monkeypatch, found)
     found.current_epoch = 0
     loaded.clear()
-    found._observe_cases()
+    found.observe_cases()
     assert set(loaded) == set(SPLIT["calib"])
     assert seen
     splits = data.folder / "splits_final.json"

@@ -34,7 +34,7 @@ from segcal.io.config import build, load_recipe, names, resolve_terms
 from segcal.io.epoch_log import EpochLog
 from segcal.io.files import read_json, remove_leftovers, whole_file
 from segcal.objective import Objective
-from segcal.penalty import DualStep, LearnedPenalty
+from segcal.penalty import DualStep, LearnedPenalty, sum_over_ranks
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, PANELS, plot_progress, region_names
 
@@ -208,7 +208,7 @@ class CalibratedTrainer(nnUNetTrainer):
         steps = {}
         if self.current_epoch % every == 0:
             if self._own_pass:
-                self._observe_cases()
+                self.observe_cases()
             steps = self.loss.dual_step(self._reduce)
         self._report(terms, ece, steps, self._collapsed_classes(val_outputs))
 
@@ -234,9 +234,9 @@ class CalibratedTrainer(nnUNetTrainer):
 
     @property
     def _reduce(self) -> Any:
-        return _sum_over_ranks if self.is_ddp else None
+        return sum_over_ranks if self.is_ddp else None
 
-    def _observe_cases(self) -> None:
+    def observe_cases(self) -> None:
         """Hand the batches of the multipliers' own source to them."""
         network = self.network.module if self.is_ddp else self.network
         for images, target, keep in self._batches():
@@ -289,7 +289,7 @@ class CalibratedTrainer(nnUNetTrainer):
         )
         counts = torch.stack([tp + fp, tp + fn]).to(self.device)
         if self.is_ddp:
-            counts = _sum_over_ranks(counts)
+            counts = sum_over_ranks(counts)
         predicted, labelled = counts.tolist()
         if not self.label_manager.has_regions:  # nnU-Net leaves the background out
             predicted, labelled = [1.0, *predicted], [1.0, *labelled]
@@ -430,11 +430,6 @@ def _channel_names(labels: dict[str, Any], *, regions: bool) -> list[str]:
     if regions:
         return [k for k, v in labels.items() if k != "ignore" and set(np.ravel(v)) != {0}]
     return sorted((k for k in labels if k != "ignore"), key=labels.__getitem__)
-
-
-def _sum_over_ranks(x: Tensor) -> Tensor:
-    dist.all_reduce(x)
-    return x
 
 
 def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
