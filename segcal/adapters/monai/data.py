@@ -250,6 +250,19 @@ class Samples(Dataset[Item]):
         return self.transform(item)
 
 
+@dataclass(frozen=True)
+class Share:
+    """Part of a batch that one rank has.
+
+    Attributes:
+        samples: how many.
+        weight: factor on their mean so that the mean over ranks is that over the batch.
+    """
+
+    samples: int
+    weight: float
+
+
 class EpochBatches(Sampler[list[tuple[int, int]]]):
     """A rank's shares of the batches of an epoch, in an order of the epoch's own.
 
@@ -281,10 +294,11 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
     def __len__(self) -> int:
         return -(-self.count // self.batch_size)
 
-    def weight(self, batch: int) -> float:
-        """Factor on this rank's mean so that the mean over ranks is that over the batch."""
+    def share(self, batch: int) -> Share:
+        """What this rank has of a batch."""
         size = min(self.batch_size, self.count - batch * self.batch_size)
-        return len(range(self.rank, size, self.ranks)) * self.ranks / size
+        samples = len(range(self.rank, size, self.ranks))
+        return Share(samples, samples * self.ranks / size)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
