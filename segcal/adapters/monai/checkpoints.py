@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from segcal.io.files import whole_file
 
 BEST_NAME = "checkpoint_best.pt"
 LAST_NAME = "checkpoint_last.pt"
-MUST_BE_SAME = {
+MUST_BE_SAME: Mapping[str, Sequence[str]] = {
     "data": ("cache", "root", "images", "labels"),
     "network": ("summary", "paper"),
     "recipe": (),
@@ -60,14 +61,26 @@ def experiment_of(content: dict[str, Any], path: Path) -> Experiment:
     return validated(content["experiment"], Experiment, str(path))
 
 
-def check_same(content: dict[str, Any], experiment: Experiment, path: Path) -> None:
-    """See to it that a training goes on as it began.
+def check_same(
+    content: dict[str, Any],
+    experiment: Experiment,
+    path: Path,
+    parts: Collection[str] = tuple(MUST_BE_SAME),
+) -> None:
+    """See to it that a checkpoint is of an experiment.
+
+    Args:
+        content: of the checkpoint.
+        experiment: what it should be of.
+        path: of the checkpoint.
+        parts: of the experiment that count.
 
     Raises:
         ValueError: what differs.
     """
-    if found := differences(experiment_of(content, path), experiment, MUST_BE_SAME):
+    compared = {part: MUST_BE_SAME[part] for part in parts}
+    if found := differences(experiment_of(content, path), experiment, compared):
         raise ValueError(
-            f"{path}: was trained with {'; '.join(found)}. Go on with the settings it was trained "
-            "with, or choose another output"
+            f"{path}: was trained with {'; '.join(found)}. Give the settings it was trained with "
+            "(config.yaml beside it), or choose another output"
         )

@@ -124,7 +124,7 @@ def network_shape(geometry: Geometry, data: Data) -> tuple[int, ...]:
     if data.spacing_mm is None:
         return geometry.shape
     sides = zip(geometry.shape, geometry.spacing_mm, data.spacing_mm, strict=True)
-    return tuple(max(1, round(n * mm / new)) for n, mm, new in sides)
+    return tuple(n if new is None else max(1, round(n * mm / new)) for n, mm, new in sides)
 
 
 def cached(cases: Sequence[CaseFiles], data: Data, workers: int) -> CacheDataset:

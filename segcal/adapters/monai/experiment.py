@@ -79,8 +79,8 @@ class Data(Strict):
         intensity: ``zscore``, mean 0 and deviation 1 of every channel of a volume; ``window``,
             the values of `window` become 0 and 1, what lies beyond is clipped.
         window: low and high intensity, e.g. of Hounsfield units.
-        spacing_mm: voxel size (z, y, x) to resample to; None keeps that of the files.
-            Predictions are brought back.
+        spacing_mm: voxel size (z, y, x) to resample to; None, or null for an axis, keeps that of
+            the files. Predictions are brought back.
         augment: transforms of MONAI for training crops, dictionary versions with the keys
             ``image`` and ``label``; published trainings have none.
         cache: share of the volumes that is kept in memory; others are read for each of their
@@ -100,7 +100,7 @@ class Data(Strict):
     per_volume: int = Field(default=1, ge=1)
     intensity: Literal["zscore", "window"] = "zscore"
     window: tuple[float, float] | None = None
-    spacing_mm: tuple[float, float, float] | None = None
+    spacing_mm: tuple[float | None, float | None, float | None] | None = None
     augment: tuple[Component, ...] = ()
     cache: float = Field(default=1.0, ge=0, le=1)
 
@@ -117,7 +117,7 @@ class Data(Strict):
             raise ValueError("intensity 'window' needs window: [low, high], and zscore none")
         if self.window is not None and not self.window[0] < self.window[1]:
             raise ValueError(f"window: expected low < high, got {self.window}")
-        if self.spacing_mm is not None and not min(self.spacing_mm) > 0:
+        if any(mm is not None and not mm > 0 for mm in self.spacing_mm or ()):
             raise ValueError(f"spacing_mm: expected positive voxel sizes, got {self.spacing_mm}")
         if self.crop == "center" and (self.foreground or self.per_volume > 1):
             raise ValueError("foreground and per_volume are of random crops")

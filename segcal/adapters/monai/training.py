@@ -96,21 +96,31 @@ def processes(device: str) -> Iterator[Ranks]:
     Raises:
         ValueError: no such device.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"training.device: {device} was asked for and torch finds no GPU")
+    chosen = choose_device(device)
     if "WORLD_SIZE" not in os.environ:
-        yield Ranks(0, 1, torch.device(device))
+        yield Ranks(0, 1, chosen)
         return
-    if device.startswith("cuda"):
-        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), torch.device(device))
+        yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)
     finally:
         dist.destroy_process_group()
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that a name means.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"training.device: {name} was asked for and torch finds no GPU")
+    return torch.device(name)
 
 
 @dataclass(frozen=True)
@@ -122,60 +132,42 @@ class Trained:
         epochs: that have been trained, those before a resume included.
         best_epoch: number of the best one, from 0.
         best_miou: its validation mean IoU.
-        stopped_early: whether patience ended it.
+        early: whether patience ended it.
     """
 
     folder: Path
     epochs: int
     best_epoch: int
     best_miou: float
-    stopped_early: bool
-
-
-def train(
-    experiment: Experiment,
-    *,
-    resume: bool = False,
-    say: Say = lambda text: None,
-    progress: Callable[[int], Callable[[str], None]] = lambda total: lambda text: None,
-) -> Trained:
-    """Train an experiment.
-
-    Args:
-        experiment: what to do.
-        resume: go on from the last checkpoint; from the beginning where there is none yet.
-        say: told what a user should read, by the first process.
-        progress: given the number of iterations, returns what is called after each with the state
-            in words.
-
-    Raises:
-        ValueError: something does not fit, found before training begins.
-    """
-    with processes(experiment.training.device) as ranks:
-        if not ranks.first:
-            say = _silent
-        training = TrainingRun(experiment, ranks, resume=resume, say=say)
-        return training.run(progress if ranks.first else lambda total: _silent)
-
-
-def _silent(text: str) -> None:
-    """Say nothing."""
+    early: bool
 
 
 class TrainingRun:
     """A training that has been checked and is ready to run.
 
+    Example::
+
+        with processes("auto") as ranks:
+            trained = TrainingRun(load_experiment("my.yaml"), ranks).run()
+
     Args:
         experiment: what to do.
         ranks: this process.
-        resume: go on from the last checkpoint.
-        say: told what a user should read.
+        resume: go on from the last checkpoint; from the beginning where there is none yet.
+        say: told what a user should read, in the first process.
 
     Raises:
         ValueError: something does not fit.
     """
 
-    def __init__(self, experiment: Experiment, ranks: Ranks, *, resume: bool, say: Say) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        ranks: Ranks,
+        *,
+        resume: bool = False,
+        say: Say = lambda text: None,
+    ) -> None:
         self.experiment, self.ranks, self.say = experiment, ranks, say
         data, settings = experiment.data, experiment.training
         self.device, self.folder = ranks.device, experiment.folder
@@ -289,8 +281,17 @@ class TrainingRun:
             },
         )
 
-    def run(self, progress: Callable[[int], Callable[[str], None]]) -> Trained:
-        """Train to the end."""
+    @property
+    def iterations(self) -> int:
+        """How many are left, without early stop."""
+        return (self.experiment.training.epochs - self.epoch) * len(self.sampler)
+
+    def run(self, advance: Callable[[str], None] = lambda state: None) -> Trained:
+        """Train to the end.
+
+        Args:
+            advance: called after every iteration with what the last epoch came to, in words.
+        """
         settings = self.experiment.training
         per_epoch = len(self.sampler)
         self._measured = ValidationPass(
@@ -319,7 +320,6 @@ class TrainingRun:
         )
         self._trainer.add_event_handler(Events.EPOCH_STARTED, self._start_epoch)
         self._trainer.add_event_handler(Events.EPOCH_COMPLETED, self._end_epoch)
-        advance = progress((settings.epochs - self.epoch) * per_epoch)
         self._trainer.add_event_handler(
             Events.ITERATION_COMPLETED, lambda engine: advance(self._state)
         )
@@ -417,6 +417,8 @@ class TrainingRun:
             self._write_scalars(record)
 
     def _warn(self, steps: dict[str, Any], collapsed: list[int]) -> None:
+        if not self.ranks.first:
+            return
         for name, step in steps.items():
             for note in step.notes:
                 self.say(f"epoch {self.epoch - 1}: {name}: {note}")
