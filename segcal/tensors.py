@@ -104,6 +104,12 @@ def check_channels(
     check_label_values(labels, 2, ignore_index)
 
 
+def check_background(include_background: bool, per_channel: bool) -> None:
+    """Raise ValueError if channel 0 is to be left out where no channel is the background."""
+    if per_channel and not include_background:
+        raise ValueError("include_background: no channel is the background with per_channel")
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise ValueError naming the argument unless `value` is one of `choices`."""
     if value not in choices:

@@ -77,7 +77,7 @@ class CALS(AugmentedLagrangian):
             margins=(self.margin,),
             scale=1 / self.margin if self.normalize else 1.0,
             normaliser=self.normaliser,
-            divisor=self.num_classes,
+            divisor=self.num_penalised,
             ignore_index=self.ignore_index,
             clip=self.lambda_bounds if self.clamp_elementwise else (-math.inf, math.inf),
         )

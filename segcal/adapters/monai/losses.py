@@ -14,8 +14,8 @@ from segcal.objective import Objective, build
 from segcal.penalty import DualStep, Reduce
 from segcal.tensors import full_precision, one_hot
 
-SUMS_TO_ONE = 1e-4
-"""Channels that sum to one as closely as this, in every voxel, went through a softmax."""
+SUMS_TO_ONE = 1e-2
+"""Channels that sum to one as closely as this, in every voxel, went through a softmax (bfloat16)."""
 
 
 class SegcalLoss(_Loss):
@@ -88,18 +88,16 @@ class SegcalLoss(_Loss):
         else:
             if num_classes is None:
                 raise ValueError(f"num_classes: needed to build {str(objective)!r}")
-            if not include_background:
-                raise ValueError("include_background: not yet")
             objective = build(
                 objective,
                 num_classes,
                 ignore_index=ignore_index,
                 per_channel=per_channel,
+                include_background=include_background,
                 **overrides,
             )
         self.objective = objective
         self.to_onehot_y = to_onehot_y
-        self.include_background = include_background
         self.per_channel = bool(_common(objective, "per_channel"))
         self.ignore_index = _common(objective, "ignore_index")
         if ignore_index not in (None, self.ignore_index):
