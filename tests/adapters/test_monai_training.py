@@ -66,10 +66,10 @@ def assert_same_state(a, b, *, but=("experiment",), exactly=True):
     assert one.keys() == two.keys()
     for name, value in one.items():
         if isinstance(value, torch.Tensor):
-            rtol, atol = (0, 0) if exactly else (1e-3, 1e-5)
+            rtol, atol = (0, 0) if exactly else (1e-4, 1e-6)
             torch.testing.assert_close(value, two[name], rtol=rtol, atol=atol, msg=name)
         elif isinstance(value, float) and not exactly:
-            assert value == pytest.approx(two[name], abs=1e-4), name
+            assert value == pytest.approx(two[name], abs=1e-5), name
         else:
             assert value == two[name], name
 
@@ -215,12 +215,15 @@ def test_3d_patches_and_resampling(tmp_path, phantom):
         np.testing.assert_allclose(written.array.sum(0), 1, atol=1e-5)
 
 
-def test_a_collapse_is_told(tmp_path, phantom):
-    path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 3, "seed": 3})
+def test_a_collapse_is_told_once(tmp_path, phantom):
+    # logits w_k x: only the classes of the largest and the smallest w are ever predicted
+    lines = {"target": "torch.nn.Conv2d", "args": {"kernel_size": 1, "bias": False}}
+    path = write_config(tmp_path, phantom, network=lines, recipe="ce", training={"epochs": 4})
     said = []
-    bias = "optimizer.args.lr=0.0"  # a network that does not learn misses some class
-    run(path, bias, said=said)
-    assert sum("labelled in validation but not predicted for 3 epochs" in s for s in said) == 1
+    run(path, "optimizer.args.lr=0.0", said=said)
+    assert len(said) == 1
+    assert said[0].startswith("epoch 2: ")
+    assert "labelled in validation but not predicted for 3 epochs" in said[0]
 
 
 def free_port():
@@ -230,7 +233,11 @@ def free_port():
 
 
 def test_two_processes_train_as_one(tmp_path, phantom):
-    path = write_config(tmp_path, phantom, training={"epochs": 2, "val_batch_size": 2})
+    # Adam would blow up the rounding of biases before a normalisation, whose gradient is 0
+    path = write_config(
+        tmp_path, phantom, training={"epochs": 2, "val_batch_size": 2},
+        optimizer={"target": "torch.optim.SGD", "args": {"lr": 0.1, "momentum": 0.9}},
+    )  # fmt: skip
     one = run(path, f"output={tmp_path}/one")
     jobs = [
         [f"output={tmp_path}/two"],
@@ -238,17 +245,14 @@ def test_two_processes_train_as_one(tmp_path, phantom):
     ]
     mp.spawn(rank_main, (free_port(), path, jobs), nprocs=2)
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
-        assert_same_state(
-            one.folder / name, tmp_path / "two" / name, but=("experiment", "optimizer"),
-            exactly=False,
-        )  # fmt: skip
+        assert_same_state(one.folder / name, tmp_path / "two" / name, exactly=False)
     a, b = (EpochLog(folder).records() for folder in (one.folder, tmp_path / "two"))
     assert len(a) == len(b) == 2
     for x, y in zip(a, b, strict=True):
-        assert x["train"] == pytest.approx(y["train"], rel=1e-4)
-        assert x["val"] == pytest.approx(y["val"], rel=1e-4)
+        assert x["train"] == pytest.approx(y["train"], rel=1e-5)
+        assert x["val"] == pytest.approx(y["val"], rel=1e-5)
         assert x["crac"]["count"] == y["crac"]["count"]
-        assert (x["miou"], x["ece"]) == pytest.approx((y["miou"], y["ece"]), abs=1e-4)
+        assert (x["miou"], x["ece"]) == pytest.approx((y["miou"], y["ece"]), abs=1e-5)
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
     assert len(EpochLog(tmp_path / "views").records()) == 1
 
