@@ -44,11 +44,14 @@ def run(path: Path, *settings: str, resume: bool = False, advance=lambda state: 
         return TrainingRun(experiment, ranks, resume=resume, say=say).run(advance)
 
 
-def rank_main(rank: int, port: int, path: Path, jobs: list[list[str]]) -> None:
-    """What ``torchrun`` would start: one of two processes that train."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )  # fmt: skip
-    for settings in jobs:
+def rank_main(rank: int, jobs: list[tuple[int, Path, list[str]]]) -> None:
+    """What ``torchrun`` would start: one of two processes that train.
+
+    Args:
+        rank: its number.
+        jobs: port, config and settings of the trainings, one after the other.
+    """
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    for port, path, settings in jobs:
+        os.environ["MASTER_PORT"] = str(port)
         run(path, *settings)

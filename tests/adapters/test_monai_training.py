@@ -240,10 +240,10 @@ def test_two_processes_train_as_one(tmp_path, phantom):
     )  # fmt: skip
     one = run(path, f"output={tmp_path}/one")
     jobs = [
-        [f"output={tmp_path}/two"],
-        [f"output={tmp_path}/views", "recipe=bwcr", "training.epochs=1"],
+        (free_port(), path, [f"output={tmp_path}/two"]),
+        (free_port(), path, [f"output={tmp_path}/views", "recipe=bwcr", "training.epochs=1"]),
     ]
-    mp.spawn(rank_main, (free_port(), path, jobs), nprocs=2)
+    mp.spawn(rank_main, (jobs,), nprocs=2)
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         assert_same_state(one.folder / name, tmp_path / "two" / name, exactly=False)
     a, b = (EpochLog(folder).records() for folder in (one.folder, tmp_path / "two"))
