@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -27,6 +28,16 @@ Settings = Annotated[
         "(training.epochs=3, terms.crac.margin_inner=3); as often as needed.",
     ),
 ]
+
+
+def require_ignite() -> None:
+    """See to it that what MONAI's engines need is there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if find_spec("ignite") is None:
+        raise ValueError("pytorch-ignite is missing: pip install 'segcal[monai]'")
 
 
 def train(
@@ -58,6 +69,7 @@ def train(
     """
     console = Console()
     with user_errors():
+        require_ignite()
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.training import TrainingRun, processes
 
@@ -66,7 +78,7 @@ def train(
         with user_errors():
             ranks = stack.enter_context(processes(experiment.training.device))
             training = TrainingRun(
-                experiment, ranks, resume=resume, say=lambda text: say(console, text, "yellow")
+                experiment, ranks, resume=resume, say=lambda text: say(console, text)
             )
         advance = (
             stack.enter_context(progress_bar("Training", training.iterations))
@@ -78,6 +90,9 @@ def train(
         except KeyboardInterrupt:
             say(console, "Interrupted: the same command with --resume goes on from there.", "red")
             raise typer.Exit(130) from None
+        except FloatingPointError as error:
+            say(console, f"Stopped: {error}.", "red")
+            raise typer.Exit(1) from None
     if not ranks.first:
         return
     ended = f"no better one for {experiment.training.early_stop} epochs" if done.early else "done"

@@ -169,10 +169,11 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, phantom):
         run(path, f"output={tmp_path}/killed", "optimizer.args.lr=0.5", resume=True)
 
 
-def test_seeds_make_the_difference(tmp_path, phantom):
+def test_seeds_and_not_workers_make_the_difference(tmp_path, phantom):
     path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 1})
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        run(path, f"output={tmp_path}/{name}", f"training.seed={seed}")
+    for name, seed, workers in (("a", 1, 0), ("b", 1, 1), ("c", 2, 0)):
+        run(path, f"output={tmp_path}/{name}", f"training.seed={seed}",
+            f"training.workers={workers}")  # fmt: skip
     last = "checkpoint_last.pt"
     assert_same_state(tmp_path / "a" / last, tmp_path / "b" / last)
     with pytest.raises(AssertionError):
@@ -189,7 +190,8 @@ def test_early_stop(tmp_path, phantom):
 
 @pytest.mark.parametrize("recipe", ["bwcr_published", "svls", "ml1_ace", "cals"])
 def test_recipes_of_every_kind(tmp_path, phantom, recipe):
-    path = write_config(tmp_path, phantom, recipe=recipe, training={"epochs": 1})
+    settings = {"epochs": 1, "precision": "bf16" if recipe == "cals" else "fp32"}
+    path = write_config(tmp_path, phantom, recipe=recipe, training=settings)
     done = run(path)
     (record,) = EpochLog(done.folder).records()
     assert np.isfinite(list(record["train"].values())).all()
@@ -221,9 +223,17 @@ def test_a_collapse_is_told_once(tmp_path, phantom):
     path = write_config(tmp_path, phantom, network=lines, recipe="ce", training={"epochs": 4})
     said = []
     run(path, "optimizer.args.lr=0.0", said=said)
-    assert len(said) == 1
-    assert said[0].startswith("epoch 2: ")
-    assert "labelled in validation but not predicted for 3 epochs" in said[0]
+    assert said[0] == "Checking and reading 3 training and 1 validation cases"
+    assert len(said) == 2
+    assert said[1].startswith("epoch 2: ")
+    assert "labelled in validation but not predicted for 3 epochs" in said[1]
+
+
+def test_a_network_that_is_lost_stops_the_training(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, recipe="ce")
+    with pytest.raises(FloatingPointError, match="logits are no longer finite"):
+        run(path, "optimizer.args.lr=1.0e+30")
+    assert not (tmp_path / "run" / "checkpoint_last.pt").exists()
 
 
 def free_port():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,12 +179,7 @@ def _by_patient(names: Sequence[str], split: Split) -> tuple[list[str], list[str
     return [n for n in names if n not in chosen], [n for n in names if n in chosen]
 
 
-def check_cases(
-    cases: Sequence[CaseFiles],
-    labels: set[int],
-    *,
-    progress: Callable[[str], None] = lambda name: None,
-) -> list[Geometry]:
+def check_cases(cases: Sequence[CaseFiles], labels: set[int]) -> list[Geometry]:
     """Check that files are there, lie on one grid, and hold known labels; return their grids.
 
     Raises:
@@ -205,7 +200,6 @@ def check_cases(
                     f"{', '.join(map(str, sorted(labels)))}"
                 )
         geometries.append(geometry)
-        progress(case.name)
     return geometries
 
 

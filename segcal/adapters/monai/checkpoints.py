@@ -23,6 +23,7 @@ MUST_BE_SAME: Mapping[str, Sequence[str]] = {
     "terms": (),
     "optimizer": (),
     "scheduler": (),
+    "inference": (),
     "training": ("epochs", "early_stop", "device", "workers", "val_batch_size"),
 }
 """Parts of an experiment that a resumed training may not change, but for these of their keys."""

@@ -83,8 +83,8 @@ class Data(Strict):
             the files. Predictions are brought back.
         augment: transforms of MONAI for training crops, dictionary versions with the keys
             ``image`` and ``label``; published trainings have none.
-        cache: share of the volumes that is kept in memory; others are read for each of their
-            slices.
+        cache: share of the volumes that is kept in memory, by each process; others are read for
+            each of their slices.
     """
 
     root: Path | None = None

@@ -185,6 +185,11 @@ class TrainingRun:
             checkpoint = read_checkpoint(last)
             check_same(checkpoint, experiment, last)
         self.cases = find_cases(data)
+        if ranks.first:
+            say(
+                f"Checking and reading {len(self.cases.train)} training and "
+                f"{len(self.cases.val)} validation cases"
+            )
         k = len(self.cases.classes)
         terms: dict[str, Any] = experiment.terms
         self.objective = build(
@@ -291,6 +296,9 @@ class TrainingRun:
 
         Args:
             advance: called after every iteration with what the last epoch came to, in words.
+
+        Raises:
+            FloatingPointError: logits are no longer finite.
         """
         settings = self.experiment.training
         per_epoch = len(self.sampler)

@@ -82,6 +82,11 @@ class ValidationPass:
     def _add(self, engine: Any) -> None:
         output = engine.state.output
         logits, labels = output["pred"].float(), output["label"][:, 0].long()
+        if not torch.isfinite(logits).all():
+            raise FloatingPointError(
+                "the network's logits are no longer finite; the last checkpoint is from before. A "
+                "lower learning rate, fp32, or a network with normalisation may help"
+            )
         self.objective.observe(logits, labels)
         _, values = self.objective.evaluate(logits, labels, output["image"])
         n = len(labels)
