@@ -15,7 +15,7 @@ from segcal.penalty import DualStep, Reduce
 from segcal.tensors import full_precision, one_hot
 
 SUMS_TO_ONE = 1e-2
-"""Channels that sum to one as closely as this, in every voxel, went through a softmax (bfloat16)."""
+"""Channels whose sums are this close to one in every voxel went through a softmax (in bfloat16)."""
 
 
 class SegcalLoss(_Loss):
@@ -33,7 +33,8 @@ class SegcalLoss(_Loss):
 
     It takes logits: the terms apply softmax or sigmoid themselves. With autocast, or logits in half
     precision, it computes in float32. The loss of MetaTensors is a plain tensor. It follows its
-    input to another device. In ``DeepSupervisionLoss`` all of its terms see every head.
+    input to another device. In ``DeepSupervisionLoss`` all of its terms see every head (give float
+    targets, as MONAI's transforms do: it cannot make int64 ones smaller).
 
     Args:
         objective: name of a recipe, loss or penalty, or a YAML file, see
