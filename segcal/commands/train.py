@@ -51,10 +51,18 @@ def train(
             "where there is none yet.",
         ),
     ] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show", help="Print the experiment with all settings, as a file of your own, and end."
+        ),
+    ] = False,
 ) -> None:
     """Train a MONAI network with a recipe; all about it stands in one YAML file.
 
     Examples: segcal train acdc/unet --set data.root=$nnUNet_raw/Dataset027_ACDC
+
+    segcal train acdc/unet --show > my.yaml
 
     segcal train my.yaml --set recipe=nacl_published --set training.epochs=10
 
@@ -70,10 +78,13 @@ def train(
     console = Console()
     with user_errors():
         require_ignite()
-        from segcal.adapters.monai.experiment import load_experiment
+        from segcal.adapters.monai.experiment import load_experiment, to_yaml
         from segcal.adapters.monai.training import TrainingRun, processes
 
         experiment = load_experiment(config, settings or [])
+    if show:
+        typer.echo(to_yaml(experiment), nl=False)
+        return
     with ExitStack() as stack:
         with user_errors():
             ranks = stack.enter_context(processes(experiment.training.device))

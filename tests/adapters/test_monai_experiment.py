@@ -21,9 +21,11 @@ from segcal.adapters.monai.experiment import (
     shipped_experiments,
     write_experiment,
 )
+from segcal.adapters.monai.inference import Predictor, predict_cases
 from segcal.adapters.monai.training import build_network, check_network
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
+from segcal.io.cases import read_label_set
 from segcal.io.config import load_objective, resolve_terms
 from segcal.io.volumes import read_labels, write_nifti
 from tests.adapters.monai_experiments import run, write_config
@@ -246,7 +248,7 @@ def test_channels_and_ignore_label(phantom, tmp_path):
         shutil.copy(image, image.with_name(image.name.replace("_0000", "_0001")))
     cases = find_cases(load_experiment(write_config(tmp_path, phantom)).data)
     assert cases.channels == 2
-    assert cases.ignore_index == 4
+    assert cases.ignore_index == cases.ignore_label == 4
     assert [p.name for p in cases.train[0].images] == [
         f"{cases.train[0].name}_000{c}.nii.gz" for c in (0, 1)
     ]
@@ -255,6 +257,9 @@ def test_channels_and_ignore_label(phantom, tmp_path):
     write_nifti(path, array, geometry)
     done = run(write_config(tmp_path, phantom, training={"epochs": 1}))
     assert done.epochs == 1
+    predictor = Predictor(load_experiment(done.folder / "config.yaml"), "last")
+    predict_cases(predictor, predictor.cases(None, validation=True), tmp_path / "out", "npz")
+    assert read_label_set(tmp_path / "out" / "dataset.json").ignore_index == 4
 
 
 @pytest.mark.parametrize("count", [7, 8, 9])
@@ -288,6 +293,13 @@ def test_orders_and_seeds_differ_between_epochs():
     assert not {seed for _, seed in first} & {seed for _, seed in second}
     with pytest.raises(ValueError, match=r"training\.batch_size: .*1 are fewer than the 2"):
         EpochBatches(50, 1, 1, 0, 2)
+
+
+def test_the_command_shows_all_settings(tmp_path):
+    shown = CliRunner().invoke(app, ["train", "acdc/unet", "--set", "recipe=nacl", "--show"])
+    assert shown.exit_code == 0
+    (tmp_path / "mine.yaml").write_text(shown.stdout)
+    assert load_experiment(tmp_path / "mine.yaml") == load_experiment("acdc/unet", ["recipe=nacl"])
 
 
 def test_the_command_says_what_is_wrong(tmp_path, phantom):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_a_training_learns_and_keeps_the_best_epoch(tmp_path, phantom):
     assert saved == records[done.best_epoch]["crac"]["lam"]
     made = json.loads((done.folder / "run.json").read_text())
     assert made["seed"] == 1
-    assert len(made["train"]) == 3
+    assert len(made["cases"]["train"]) == 3
     assert {"torch", "monai", "segcal"} < made["versions"].keys()
     assert load_experiment(done.folder / "config.yaml").training.epochs == 4
     assert (done.folder / "segcal_progress.png").stat().st_size > 10_000
@@ -130,13 +131,15 @@ def test_logged_metrics_are_those_of_the_predictions(tmp_path, phantom):
     assert record["val"]["cross_entropy"] == pytest.approx(ce, rel=1e-5)
 
 
-def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, phantom):
+@pytest.mark.parametrize("recipe", ["crac", "bwcr"])
+def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, phantom, recipe):
     data = {"size": [24, 24], "crop": "random", "foreground": 0.5, "augment": AUGMENT}
     path = write_config(
         tmp_path,
         phantom,
         data=data,
         network=DROPOUT,
+        recipe=recipe,
         scheduler={"target": "torch.optim.lr_scheduler.StepLR", "args": {"step_size": 2}},
         training={"epochs": 3},
     )
@@ -165,8 +168,21 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, phantom):
     assert one == two
     finished = run(path, f"output={tmp_path}/killed", resume=True)
     assert finished == again  # nothing is left to do
+
+
+def test_a_training_goes_on_only_as_it_began(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 1})
+    done = run(path)
     with pytest.raises(ValueError, match=r"was trained with optimizer.args = .*0.01.*, not .*0.5"):
-        run(path, f"output={tmp_path}/killed", "optimizer.args.lr=0.5", resume=True)
+        run(path, "optimizer.args.lr=0.5", resume=True)
+    fewer = tmp_path / "fewer"
+    shutil.copytree(phantom, fewer)
+    name = json.loads((done.folder / "run.json").read_text())["cases"]["train"][0]
+    (fewer / "imagesTr" / f"{name}_0000.nii.gz").unlink()
+    (fewer / "labelsTr" / f"{name}.nii.gz").unlink()
+    with pytest.raises(ValueError, match=r"last\.pt: was trained and validated on other cases"):
+        run(path, f"data.root={fewer}", resume=True)
+    assert run(path, "training.epochs=2", resume=True).epochs == 2
 
 
 def test_seeds_and_not_workers_make_the_difference(tmp_path, phantom):
@@ -188,11 +204,18 @@ def test_early_stop(tmp_path, phantom):
     assert run(path, "optimizer.args.lr=0.0", resume=True) == done
 
 
-@pytest.mark.parametrize("recipe", ["bwcr_published", "svls", "ml1_ace", "cals"])
-def test_recipes_of_every_kind(tmp_path, phantom, recipe):
-    settings = {"epochs": 1, "precision": "bf16" if recipe == "cals" else "fp32"}
-    path = write_config(tmp_path, phantom, recipe=recipe, training=settings)
-    done = run(path)
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("bwcr_published", []),
+        ("svls", []),
+        ("nacl", ["terms.nacl.kernel=image_l1"]),
+        ("cals", ["training.precision=bf16"]),
+    ],
+)
+def test_recipes_of_every_kind(tmp_path, phantom, recipe, settings):
+    path = write_config(tmp_path, phantom, recipe=recipe, training={"epochs": 1})
+    done = run(path, *settings)
     (record,) = EpochLog(done.folder).records()
     assert np.isfinite(list(record["train"].values())).all()
     assert ("bwcr" in record["train"]) == (recipe == "bwcr_published")

@@ -42,15 +42,25 @@ class Cases:
         train: cases that train.
         val: cases that validate.
         classes: names of the labels 0, 1, ...
-        ignore_index: label to leave out: that of the data set, or that of padding.
+        ignore_label: of the data set, or None.
         channels: of every image.
     """
 
     train: tuple[CaseFiles, ...]
     val: tuple[CaseFiles, ...]
     classes: tuple[str, ...]
-    ignore_index: int
+    ignore_label: int | None
     channels: int
+
+    @property
+    def ignore_index(self) -> int:
+        """Label to leave out: that of the data set, which padding gets, too, or one of its own."""
+        return PADDING if self.ignore_label is None else self.ignore_label
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """Names of the cases by what they do."""
+        return {"train": [c.name for c in self.train], "val": [c.name for c in self.val]}
 
 
 def find_cases(data: Data) -> Cases:
@@ -81,7 +91,7 @@ def find_cases(data: Data) -> Cases:
         tuple(cases[name] for name in train),
         tuple(cases[name] for name in val),
         classes,
-        PADDING if ignore is None else ignore,
+        ignore,
         len(next(iter(cases.values())).images),
     )
 

@@ -208,7 +208,7 @@ class Experiment(Strict):
     @property
     def folder(self) -> Path:
         """Folder of the results."""
-        fold = "x" if self.data.split.fold is None else str(self.data.split.fold)
+        fold = "none" if self.data.split.fold is None else str(self.data.split.fold)
         values = {"recipe": Path(self.recipe).stem, "fold": fold, "seed": str(self.training.seed)}
         name = self.output
         for key, value in values.items():
@@ -264,10 +264,14 @@ def _set(content: dict[str, Any], setting: str) -> None:
         raise ValueError(f"--set {setting}: its value is no YAML ({error})") from None
 
 
+def to_yaml(experiment: Experiment) -> str:
+    """All settings of an experiment, defaults included, as a YAML file of one's own would say."""
+    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
+
+
 def write_experiment(experiment: Experiment, folder: Path) -> None:
     """Write the resolved experiment as ``config.yaml``."""
-    text = yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
-    write_text(folder / CONFIG_NAME, text)
+    write_text(folder / CONFIG_NAME, to_yaml(experiment))
 
 
 def build_part(component: Component, kind: type[Part], name: str, **runtime: Any) -> Part:

@@ -56,6 +56,7 @@ class Predictor:
         trained = experiment_of(content, self.path)
         self.experiment = experiment
         self.classes: list[str] = content["classes"]
+        self.ignore_label: int | None = content["ignore_label"]
         self.channels: int = content["channels"]
         self.epoch: int = content["epoch"] - 1
         self.device = choose_device(experiment.training.device)
@@ -156,6 +157,8 @@ def predict_cases(
                 np.savez_compressed(temporary, probabilities=array)
         progress(case.name)
     labels = {name: k for k, name in enumerate(predictor.classes)}
+    if predictor.ignore_label is not None:
+        labels["ignore"] = predictor.ignore_label
     write_json(output / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
     write_json(output / RECORD, _record(predictor))
 

@@ -185,6 +185,11 @@ class TrainingRun:
             checkpoint = read_checkpoint(last)
             check_same(checkpoint, experiment, last)
         self.cases = find_cases(data)
+        if checkpoint is not None and checkpoint["cases"] != self.cases.names:
+            raise ValueError(
+                f"{last}: was trained and validated on other cases ({RUN_NAME} beside it lists "
+                "them); go on with those, or choose another output"
+            )
         if ranks.first:
             say(
                 f"Checking and reading {len(self.cases.train)} training and "
@@ -280,8 +285,7 @@ class TrainingRun:
                     "python": platform.python_version(),
                     **{name: version(name) for name in LIBRARIES},
                 },
-                "train": [case.name for case in self.cases.train],
-                "val": [case.name for case in self.cases.val],
+                "cases": self.cases.names,
                 "classes": list(self.cases.classes),
             },
         )
@@ -461,7 +465,9 @@ class TrainingRun:
         return {
             "experiment": self.experiment.model_dump(mode="json"),
             "classes": list(self.cases.classes),
+            "ignore_label": self.cases.ignore_label,
             "channels": self.cases.channels,
+            "cases": self.cases.names,
             "epoch": self.epoch,
             "best_miou": self.best_miou,
             "best_epoch": self.best_epoch,

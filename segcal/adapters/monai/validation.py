@@ -125,6 +125,9 @@ class TermMeans:
     """Means over samples of the unweighted terms of training."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._samples = 0
 
@@ -139,5 +142,5 @@ class TermMeans:
         sums = [torch.as_tensor(s, device=device) for s in (*self._sums.values(), self._samples)]
         *values, samples = sum_over_ranks(torch.stack([s.double() for s in sums])).tolist()
         means = {name: v / max(samples, 1) for name, v in zip(self._sums, values, strict=True)}
-        self.__init__()  # type: ignore[misc]
+        self._start()
         return means
