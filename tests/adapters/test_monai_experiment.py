@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -14,7 +13,6 @@ from typer.testing import CliRunner
 pytest.importorskip("ignite", reason="needs pytorch-ignite")
 
 from segcal.adapters.monai.cases import find_cases, split_names
-from segcal.adapters.monai.data import EpochBatches
 from segcal.adapters.monai.experiment import (
     Split,
     load_experiment,
@@ -260,39 +258,6 @@ def test_channels_and_ignore_label(phantom, tmp_path):
     predictor = Predictor(load_experiment(done.folder / "config.yaml"), "last")
     predict_cases(predictor, predictor.cases(None, validation=True), tmp_path / "out", "npz")
     assert read_label_set(tmp_path / "out" / "dataset.json").ignore_index == 4
-
-
-@pytest.mark.parametrize("count", [7, 8, 9])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_share_the_batches_of_one_process(count, ranks):
-    whole = EpochBatches(count, 4, 5, 0, 1)
-    parts = [EpochBatches(count, 4, 5, r, ranks) for r in range(ranks)]
-    value = np.arange(count) ** 2.0  # of the sample of each number
-    for epoch in (0, 1):
-        for sampler in (whole, *parts):
-            sampler.epoch = epoch
-        batches, *shares = (list(s) for s in (whole, *parts))
-        assert sorted(n for batch in batches for n, _ in batch) == list(range(count))
-        for b, batch in enumerate(batches):
-            taken = [key for s, part in zip(shares, parts, strict=True)
-                     for key in s[b][: part.share(b).samples]]  # fmt: skip
-            assert sorted(taken) == sorted(batch)  # each once, with the same seed
-            means = [
-                part.share(b).weight * value[[n for n, _ in s[b]]].mean()
-                for s, part in zip(shares, parts, strict=True)
-            ]
-            assert np.mean(means) == pytest.approx(value[[n for n, _ in batch]].mean())
-
-
-def test_orders_and_seeds_differ_between_epochs():
-    sampler = EpochBatches(50, 4, 1, 0, 1)
-    first = [key for batch in sampler for key in batch]
-    sampler.epoch = 1
-    second = [key for batch in sampler for key in batch]
-    assert [n for n, _ in first] != [n for n, _ in second]
-    assert not {seed for _, seed in first} & {seed for _, seed in second}
-    with pytest.raises(ValueError, match=r"training\.batch_size: .*1 are fewer than the 2"):
-        EpochBatches(50, 1, 1, 0, 2)
 
 
 def test_the_command_shows_all_settings(tmp_path):

@@ -407,6 +407,7 @@ class TrainingRun:
         self._state = f"epoch {epoch}: mean IoU {validation.miou:.4f}, ECE {validation.ece:.4f}"
         if self.ranks.first:
             self._keep(record, best=best)
+            self.say(f"{self._state}; {_words(record)}")
         self._warn(validation.steps, collapsed)
         if self._out_of_patience:
             engine.terminate()
@@ -557,6 +558,15 @@ def window_inferer(experiment: Experiment) -> Inferer:
         experiment.inference.overlap,
         experiment.inference.blend,
     )
+
+
+def _words(record: dict[str, Any]) -> str:
+    """Terms of an epoch, and how long it took."""
+    terms = "; ".join(
+        f"{phase} {', '.join(f'{name} {value:.4g}' for name, value in record[phase].items())}"
+        for phase in ("train", "val")
+    )
+    return f"{terms}; {record['seconds']:.1f} s"
 
 
 def _finite(value: float) -> float | None:
