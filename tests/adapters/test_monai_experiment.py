@@ -166,9 +166,9 @@ def second_label(phantom):
 def test_labels_are_checked_before_training(tmp_path, phantom):
     path, array, geometry = second_label(phantom)
     config = write_config(tmp_path, phantom)
-    array[0, 0, 0] = 7
+    array[0, 0, 0] = 255  # which padding has, but no file
     write_nifti(path, array, geometry)
-    with pytest.raises(ValueError, match=r"phantom_002\.nii\.gz: holds label 7; known are 0, 1"):
+    with pytest.raises(ValueError, match=r"phantom_002\.nii\.gz: holds label 255; known are 0, 1"):
         run(config)
     write_nifti(path, array[:2], type(geometry)(**{**vars(geometry), "shape": (2, 32, 32)}))
     with pytest.raises(ValueError, match=r"phantom_002\.nii\.gz: does not lie on phantom_002_0000"):

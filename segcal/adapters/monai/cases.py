@@ -58,6 +58,12 @@ class Cases:
         return PADDING if self.ignore_label is None else self.ignore_label
 
     @property
+    def known_labels(self) -> set[int]:
+        """Values that a label map may hold."""
+        ignored = () if self.ignore_label is None else (self.ignore_label,)
+        return {*range(len(self.classes)), *ignored}
+
+    @property
     def names(self) -> dict[str, list[str]]:
         """Names of the cases by what they do."""
         return {"train": [c.name for c in self.train], "val": [c.name for c in self.val]}

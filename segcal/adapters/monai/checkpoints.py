@@ -24,7 +24,14 @@ MUST_BE_SAME: Mapping[str, Sequence[str]] = {
     "optimizer": (),
     "scheduler": (),
     "inference": (),
-    "training": ("epochs", "early_stop", "device", "workers", "val_batch_size"),
+    "training": (
+        "epochs",
+        "early_stop",
+        "device",
+        "workers",
+        "val_batch_size",
+        "find_unused_parameters",
+    ),
 }
 """Parts of an experiment that a resumed training may not change, but for these of their keys."""
 

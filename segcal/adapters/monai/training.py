@@ -3,6 +3,11 @@
 An epoch: training batches; a pass over the validation set, at whose end the multipliers are
 updated; then the log, and the checkpoint with all that a resumed training needs to go on as if it
 had not been stopped.
+
+Several processes share every batch, and their losses are weighted so that terms that are means over
+samples or voxels are those of one process, a smaller last batch included. What is a ratio within a
+batch (ML1-ACE, MMCE, CRaC averaged by region, labels to ignore in uneven numbers) and batch norm
+are of each process's share.
 """
 
 from __future__ import annotations
@@ -223,20 +228,14 @@ class TrainingRun:
 
     def _load_data(self) -> None:
         data, settings, ranks = self.experiment.data, self.experiment.training, self.ranks
-        known = {*range(len(self.cases.classes)), self.cases.ignore_index}
-        grids = {
-            side: check_cases(cases, known)
-            for side, cases in (("train", self.cases.train), ("val", self.cases.val))
-        }
-        volumes = {
-            side: cached(cases, data, settings.workers)
-            for side, cases in (("train", self.cases.train), ("val", self.cases.val))
-        }
+        sides = {"train": self.cases.train, "val": self.cases.val}
+        grids = {side: check_cases(cases, self.cases.known_labels) for side, cases in sides.items()}
         listed = units(grids["train"], data)
         self.sampler = EpochBatches(
             len(listed), settings.batch_size, settings.seed, ranks.rank, ranks.size
         )
         transform = crops(data, len(self.cases.classes), self.cases.ignore_index)
+        volumes = {side: cached(cases, data, settings.workers) for side, cases in sides.items()}
         loading: dict[str, Any] = {
             "num_workers": settings.workers,
             "pin_memory": self.device.type == "cuda",
