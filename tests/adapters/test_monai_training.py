@@ -270,6 +270,7 @@ def free_port():
         return free.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path, phantom):
     # Adam would blow up the rounding of biases before a normalisation, whose gradient is 0
     path = write_config(
