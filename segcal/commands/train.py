@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Annotated
@@ -112,5 +113,5 @@ def train(
         f"{done.epochs} epochs, {ended}. Best: epoch {done.best_epoch}, validation mean IoU "
         f"{done.best_miou:.4f}. Written: {done.folder}",
     )
-    chosen = " ".join(f"--set {setting}" for setting in settings or [])
-    say(console, f"Next: segcal predict {config} {chosen}".rstrip())
+    chosen = [part for setting in settings or [] for part in ("--set", setting)]
+    say(console, f"Next: {shlex.join(['segcal', 'predict', config, *chosen])}")
