@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from segcal import __version__
-from segcal.commands import check, convert, evaluate, methods, nnunet, phantom
+from segcal.commands import check, convert, evaluate, methods, nnunet, phantom, predict, train
 
 app = typer.Typer(
     name="segcal",
@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 app.command()(evaluate.evaluate)
 app.command()(check.check)
+app.command()(train.train)
+app.command()(predict.predict)
 app.command()(phantom.phantom)
 app.command()(methods.methods)
 app.add_typer(nnunet.app, name="nnunet")

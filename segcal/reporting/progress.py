@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+FIGURE_NAME = "segcal_progress.png"
 REGIONS = ("inner", "outer")
 STYLES = ("-", "--")
 """Of the regions."""
@@ -68,7 +69,7 @@ def _terms(ax: Axes, records: Records) -> None:
 def _calibration(ax: Axes, records: Records) -> None:
     values = [float("nan") if r["ece"] is None else r["ece"] for r in records]
     ax.plot([r["epoch"] for r in records], values, color="C3")
-    ax.set(title="ECE of validation patches", xlabel="epoch", ylim=(0, None))
+    ax.set(title="ECE in validation", xlabel="epoch", ylim=(0, None))
 
 
 def _multipliers(
