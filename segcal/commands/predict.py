@@ -10,7 +10,7 @@ import typer
 
 from segcal.commands.errors import user_errors
 from segcal.commands.progress import progress_bar
-from segcal.commands.train import Config, Settings, require_ignite
+from segcal.commands.train import Config, Settings
 
 
 class Checkpoint(str, Enum):
@@ -73,7 +73,6 @@ def predict(
     back to the image's own grid. Then: segcal evaluate predictions labelsTs -o report
     """
     with user_errors():
-        require_ignite()
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.inference import Predictor, predict_cases
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from contextlib import ExitStack
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from segcal.commands.errors import user_errors
 from segcal.commands.console import say
+from segcal.commands.errors import user_errors
 from segcal.commands.progress import progress_bar
 
 Config = Annotated[
@@ -29,16 +28,6 @@ Settings = Annotated[
         "(training.epochs=3, terms.crac.margin_inner=3); as often as needed.",
     ),
 ]
-
-
-def require_ignite() -> None:
-    """See to it that what MONAI's engines need is there.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if find_spec("ignite") is None:
-        raise ValueError("pytorch-ignite is missing: pip install 'segcal[monai]'")
 
 
 def train(
@@ -78,7 +67,6 @@ def train(
     """
     console = Console()
     with user_errors():
-        require_ignite()
         from segcal.adapters.monai.experiment import load_experiment, to_yaml
         from segcal.adapters.monai.training import TrainingRun, processes
 

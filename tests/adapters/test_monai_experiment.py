@@ -10,8 +10,6 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-pytest.importorskip("ignite", reason="needs pytorch-ignite")
-
 from segcal.adapters.monai.cases import find_cases, split_names
 from segcal.adapters.monai.experiment import (
     Split,

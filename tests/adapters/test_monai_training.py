@@ -15,8 +15,6 @@ import torch
 import torch.multiprocessing as mp
 from typer.testing import CliRunner
 
-pytest.importorskip("ignite", reason="needs pytorch-ignite")
-
 from segcal.adapters.monai.checkpoints import read_checkpoint
 from segcal.adapters.monai.experiment import load_experiment
 from segcal.adapters.monai.inference import Predictor, predict_cases
