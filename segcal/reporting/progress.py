@@ -58,8 +58,11 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
 
 def _terms(ax: Axes, records: Records) -> None:
     epochs = [r["epoch"] for r in records]
-    for i, name in enumerate(dict.fromkeys(name for r in records for name in r["val"])):
+    names = dict.fromkeys(name for r in records for phase in ("val", "train") for name in r[phase])
+    for i, name in enumerate(names):
         for phase, style in (("val", "-"), ("train", "--")):
+            if not any(name in r[phase] for r in records):
+                continue  # a term that compares two views has no value in validation
             values = [r[phase].get(name, float("nan")) for r in records]
             ax.plot(epochs, values, style, color=f"C{i}", label=f"{name}, {phase}")
     ax.set(title="terms of the loss, unweighted", xlabel="epoch")

@@ -91,6 +91,32 @@ def test_random_crops_depend_on_their_seed_alone(volume, kind):
     assert len(flips) == (4 if kind == "slices" else 2)  # axes are flipped on their own
 
 
+def augmented(name, **arguments):
+    component = {"target": f"monai.transforms.{name}", "args": {"prob": 1.0, **arguments}}
+    return data(size=(7, 9), augment=[component])
+
+
+def test_augmentation_leaves_the_cache_alone(volume):
+    before = volume["image"].clone()
+    settings = augmented(
+        "RandCoarseDropoutd", keys=["image"], holes=1, spatial_size=[3, 3], fill_value=-9
+    )
+    samples = Samples([volume], [Unit(0, 1)], settings, crops(settings, 3, PADDING))
+    assert (samples[0, 0]["image"] == -9).sum() == 9
+    assert torch.equal(volume["image"], before)
+
+
+def test_labels_are_not_mixed(volume):
+    for mode, whole in ((["bilinear", "nearest"], True), (["bilinear", "bilinear"], False)):
+        settings = augmented("RandRotated", keys=["image", "label"], range_x=0.5, mode=mode)
+        samples = Samples([volume], [Unit(0, 1)], settings, crops(settings, 3, PADDING))
+        if whole:
+            assert set(samples[0, 0]["label"].unique().tolist()) == {0, 1, 2}
+        else:
+            with pytest.raises(ValueError, match=r"data\.augment: a transform mixes labels"):
+                samples[0, 0]
+
+
 def test_foreground_crops_hold_foreground():
     image = torch.zeros(1, 1, 40, 40)
     label = torch.zeros(1, 1, 40, 40, dtype=torch.int16)

@@ -111,6 +111,10 @@ def test_settings_on_the_command_line(tmp_path):
         (["data.images=x"], r"data: give root, or images, labels and classes"),
         (["data.foreground=0.5"], r"foreground and per_volume are of random crops"),
         (["data.spacing_mm=[1, 0, 1]"], r"spacing_mm: expected positive"),
+        (
+            ["data.split.patient=(\\d+"],
+            r"data\.split\.patient: '\(\\\\d\+' is no regular expression",
+        ),
         (["data.split.file=s.json", "data.split.fold=null"], r"needs the fold to take of it"),
     ],
 )
@@ -143,6 +147,8 @@ def test_files_that_are_no_experiment(tmp_path):
         (["optimizer.target=torch.nn.ReLU"], r"optimizer: torch\.nn\.ReLU is not a torch\.optim"),
         (["optimizer.args.lr=1e-3"], r"optimizer: .*given .*'lr': '1e-3'"),
         (["scheduler={target: torch.optim.SGD, args: {}}"], r"scheduler: .*not a torch\.optim\.lr"),
+        (["scheduler.target=torch.optim.lr_scheduler.ReduceLROnPlateau"],
+         r"scheduler: ReduceLROnPlateau is shown the validation mean IoU.* mode: max"),
         (["terms.nacl.alpha=1"], r"recipe: has no term nacl; it has"),
         (["training.precision=fp16"], r"training\.precision: fp16 needs a GPU"),
         (["data.augment=[{target: torch.nn.ReLU}]"], r"data\.augment\.0: .*Transform"),

@@ -27,4 +27,8 @@ def test_figure_of_a_training():
     assert lam == {"background, inner": 0.1, "heart, inner": 0.2, "background, outer": 1.0,
                    "heart, outer": 2.0}  # fmt: skip
     assert len(axes[0].lines) == 4
+    more = [{**r, "train": {**terms, "bwcr": 0.3}} for r in records]  # which validation lacks
+    lines = plot_progress(more, ["background", "heart"]).axes[0].lines
+    assert lines[-1].get_label() == "bwcr, train"
+    assert len(lines) == 5
     assert max(t.get_fontsize() for ax in axes for t in (ax.title, ax.xaxis.label)) < 20

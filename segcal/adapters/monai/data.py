@@ -92,6 +92,14 @@ class Plain(Transform):
         return {k: v.as_subclass(Tensor).contiguous() for k, v in item.items()}
 
 
+class Copy(Transform):
+    """Copy tensors: some transforms write into theirs, which may be a view of a cached volume."""
+
+    def __call__(self, item: Mapping[str, Tensor]) -> Item:
+        """Return copies."""
+        return {k: v.clone() for k, v in item.items()}
+
+
 class Preprocess(Transform):
     """From the files of a case to what a network sees, all of it: read, resample, normalise.
 
@@ -188,6 +196,8 @@ def crops(data: Data, num_classes: int, padding: int) -> Compose:
     ]
     if data.crop == "random":
         steps.append(RandomCrop(data, num_classes))
+    if data.augment:
+        steps.append(Copy())
     for i, component in enumerate(data.augment):
         steps.append(build_part(component, Transform, f"data.augment.{i}"))
     return Compose([*steps, Plain()])
@@ -240,14 +250,25 @@ class Samples(Dataset[Item]):
         self.transform = transform
 
     def __getitem__(self, key: tuple[int, int]) -> Item:
-        """Cut one."""
+        """Cut one.
+
+        Raises:
+            ValueError: `transform` has mixed labels.
+        """
         number, seed = key
         unit = self.units[number]
         item = self.volumes[unit.case]
         if self.data.units == "slices":
             item = take_slice(item, self.data.axis, unit.place)
         self.transform.set_random_state(seed)
-        return self.transform(item)
+        item = self.transform(item)
+        label = item["label"]
+        if label.is_floating_point() and not bool((label == label.round()).all()):
+            raise ValueError(
+                "data.augment: a transform mixes labels, which then are none; let it take the "
+                "nearest for the label, e.g. keys: [image, label], mode: [bilinear, nearest]"
+            )
+        return item
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Relative paths are relative to the working directory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -48,6 +49,15 @@ class Split(Strict):
     validation: float = Field(default=0.2, gt=0, lt=1)
     seed: int = 0
     patient: str | None = None
+
+    @field_validator("patient")
+    @classmethod
+    def _is_pattern(cls, value: str | None) -> str | None:
+        try:
+            re.compile(value or "")
+        except re.error as error:
+            raise ValueError(f"{value!r} is no regular expression ({error})") from None
+        return value
 
     @model_validator(mode="after")
     def _one_way(self) -> Split:
@@ -183,6 +193,7 @@ class Experiment(Strict):
         terms: arguments of the recipe's terms, by name.
         optimizer: a class of torch.optim.
         scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
+            ReduceLROnPlateau is shown the validation mean IoU.
         training: see :class:`Training`.
         inference: see :class:`Inference`.
         output: folder of the results; ``{recipe}``, ``{fold}`` and ``{seed}`` are replaced.

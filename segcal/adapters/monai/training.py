@@ -216,6 +216,11 @@ class TrainingRun:
             self.scheduler = build_part(
                 experiment.scheduler, LRScheduler, "scheduler", optimizer=self.optimizer
             )
+            if isinstance(self.scheduler, ReduceLROnPlateau) and self.scheduler.mode != "max":
+                raise ValueError(
+                    "scheduler: ReduceLROnPlateau is shown the validation mean IoU, of which more "
+                    "is better; give it mode: max"
+                )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
         self.best_miou, self.best_epoch, self.epoch = -1.0, -1, 0
         self.collapse = CollapseWatch(k)
