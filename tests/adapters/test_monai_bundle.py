@@ -87,6 +87,22 @@ def test_goes_on(trained, tmp_path, one_thread):
 
 
 @pytest.mark.filterwarnings("ignore:parsing config_file:UserWarning")
+@pytest.mark.parametrize(("score", "kept"), [(0.99, True), (-0.5, False)])
+def test_the_best_is_replaced_by_a_better_one_only(trained, tmp_path, one_thread, score, kept):
+    data, out, _ = trained
+    models = tmp_path / "models"
+    models.mkdir()
+    best = torch.load(out / "models" / "best.pt", weights_only=True)
+    ((_, name),) = best["checkpointer"]["_saved"]
+    torch.save({**best, "checkpointer": {"_saved": [(score, name)]}}, models / "best.pt")
+    before = (models / "best.pt").read_bytes()
+    checkpoint = out / "models" / "checkpoint_epoch=2.pt"
+    options = settings_of(data, tmp_path, epochs=3, resume=str(checkpoint))
+    run(config_file=str(BUNDLE / "train.yaml"), **options)
+    assert ((models / "best.pt").read_bytes() == before) == kept
+
+
+@pytest.mark.filterwarnings("ignore:parsing config_file:UserWarning")
 def test_writes_probabilities(trained, one_thread):
     """Softmax of the best network, in the geometry of the image, for segcal evaluate."""
     data, out, _ = trained
