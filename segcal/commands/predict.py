@@ -74,7 +74,7 @@ def predict(
     """
     with user_errors():
         from segcal.adapters.monai.experiment import load_experiment
-        from segcal.adapters.monai.inference import Predictor, predict_cases
+        from segcal.adapters.monai.inference import Predictor, check_output, predict_cases
 
         if images is not None and validation:
             raise ValueError("--input and --validation: give one of the two")
@@ -82,8 +82,7 @@ def predict(
         predictor = Predictor(experiment, checkpoint.value)
         cases = predictor.cases(images, validation=validation)
         folder = output or experiment.folder / "predictions"
-        if images is not None and folder.resolve() == images.resolve():
-            raise ValueError(f"{folder}: is the folder of the images; choose another --output")
+        check_output(folder, experiment.data, cases)
         with progress_bar("Predicting", len(cases)) as advance:
             predict_cases(predictor, cases, folder, form.value, progress=advance)
     typer.echo(f"Written: {folder}")

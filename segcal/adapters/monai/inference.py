@@ -6,7 +6,7 @@ probabilities, in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from segcal.adapters.monai.checkpoints import (
     read_checkpoint,
 )
 from segcal.adapters.monai.data import Preprocess, resample
-from segcal.adapters.monai.experiment import AXES, Experiment
+from segcal.adapters.monai.experiment import AXES, Data, Experiment
 from segcal.adapters.monai.training import build_network, choose_device
 from segcal.io.files import whole_file, write_json
 from segcal.io.volumes import Geometry, write_nifti
@@ -124,6 +124,23 @@ class Predictor:
         return torch.softmax(self.network(images).float(), 1)
 
 
+def check_output(folder: Path, data: Data, cases: Sequence[CaseFiles]) -> None:
+    """See to it that nothing is written among images, labels, or beside their dataset.json.
+
+    Raises:
+        ValueError: `folder` holds what is read.
+    """
+    read = {p for p in (data.root, data.images, data.labels) if p is not None}
+    if data.root is not None:
+        read |= {path for kind in ("images", "labels") for path in data.root.glob(f"{kind}T*")}
+    read |= {path.parent for case in cases for path in case.images}
+    if folder.resolve() in {path.resolve() for path in read}:
+        raise ValueError(
+            f"{folder}: holds images, labels or the data set's dataset.json, which predictions "
+            "could replace; choose another --output"
+        )
+
+
 def predict_cases(
     predictor: Predictor,
     cases: list[CaseFiles],
@@ -149,11 +166,13 @@ def predict_cases(
         probs, geometry = predictor.predict(case)
         array = probs.numpy()
         volume = output / f"{case.name}.nii.gz"
+        stored = output / f"{case.name}.npz"
         if form == "nifti":
+            stored.unlink(missing_ok=True)  # of a run before, which would be evaluated instead
             write_nifti(volume, array, geometry)
         else:
             write_nifti(volume, array.argmax(0).astype(np.uint8), geometry)
-            with whole_file(output / f"{case.name}.npz") as temporary:
+            with whole_file(stored) as temporary:
                 np.savez_compressed(temporary, probabilities=array)
         progress(case.name)
     labels = {name: k for k, name in enumerate(predictor.classes)}
