@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import yaml
 
 from segcal.adapters.monai.experiment import load_experiment
@@ -51,7 +52,18 @@ def rank_main(rank: int, jobs: list[tuple[int, Path, list[str]]]) -> None:
         rank: its number.
         jobs: port, config and settings of the trainings, one after the other.
     """
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     for port, path, settings in jobs:
-        os.environ["MASTER_PORT"] = str(port)
+        _as_torchrun_would(rank, port)
         run(path, *settings)
+
+
+def apart_main(rank: int, port: int, path: Path, outputs: list[str]) -> None:
+    """One of two processes that go on, each from an output of its own."""
+    _as_torchrun_would(rank, port)
+    with pytest.raises(ValueError, match="file system that all machines share"):
+        run(path, f"output={outputs[rank]}", resume=True)
+
+
+def _as_torchrun_would(rank: int, port: int) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    os.environ["MASTER_PORT"] = str(port)

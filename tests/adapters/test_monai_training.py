@@ -22,7 +22,7 @@ from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.io.epoch_log import EpochLog
 from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
-from tests.adapters.monai_experiments import rank_main, run, write_config
+from tests.adapters.monai_experiments import apart_main, rank_main, run, write_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TERMS = r"cross_entropy \d\.\d+"
@@ -280,6 +280,8 @@ def test_two_processes_train_as_one(tmp_path, phantom):
         (free_port(), path, [f"output={tmp_path}/two"]),
         (free_port(), path, [f"output={tmp_path}/views", "recipe=bwcr", "training.epochs=1"]),
     ]
+    batch_norm = "network.args={channels: [4, 8], strides: [2], num_res_units: 1, norm: batch}"
+    jobs.append((free_port(), path, [f"output={tmp_path}/norm", batch_norm, "training.epochs=1"]))
     mp.spawn(rank_main, (jobs,), nprocs=2)
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         assert_same_state(one.folder / name, tmp_path / "two" / name, exactly=False)
@@ -292,6 +294,22 @@ def test_two_processes_train_as_one(tmp_path, phantom):
         assert (x["miou"], x["ece"]) == pytest.approx((y["miou"], y["ece"]), abs=1e-5)
     assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
     assert len(EpochLog(tmp_path / "views").records()) == 1
+    # all validate the network that is saved: its batch norm's statistics are those of one process
+    predictor = Predictor(load_experiment(tmp_path / "norm" / "config.yaml"), "last")
+    (case,) = predictor.cases(None, validation=True)
+    p, y = predictor.predict(case)[0].double(), read_labels(case.label).array.astype(int)
+    (record,) = EpochLog(tmp_path / "norm").records()
+    ce = -np.log(np.take_along_axis(p.numpy(), y[None], 0)).mean()
+    assert record["val"]["cross_entropy"] == pytest.approx(ce, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_processes_that_find_different_checkpoints_stop(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 1, "val_batch_size": 2})
+    done = run(path)
+    outputs = [str(done.folder), str(tmp_path / "elsewhere")]
+    mp.spawn(apart_main, (free_port(), path, outputs), nprocs=2)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 OBLIQUE = Geometry(
@@ -334,7 +352,9 @@ def test_probabilities_lie_where_the_image_does(oblique, units, axis, size, crop
     # voxel by voxel the logit is the intensity, whatever the windows
     predictor.network = lambda x: torch.cat([torch.zeros_like(x), x], 1)
     (case, _) = predictor.cases(oblique / "images")
+    predict_cases(predictor, [case], oblique / "out", "npz")
     predict_cases(predictor, [case], oblique / "out", "nifti")
+    assert not list((oblique / "out").glob("*.npz"))  # of the run before
     predict_cases(predictor, [case], oblique / "out2", "npz")
     image = read_volume(case.images[0])
     x = image.array.astype(np.float64)
@@ -410,6 +430,21 @@ def test_train_predict_evaluate(tmp_path, phantom):
     result = CliRunner().invoke(app, ["predict", str(path)])
     assert result.exit_code == 2
     assert "checkpoint_best.pt: no such file; train first" in result.output
+
+
+def test_predictions_do_not_replace_data(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 1})
+    run(path)
+    other = shutil.copytree(phantom / "imagesTs", tmp_path / "other")
+    before = {p: p.read_bytes() for p in (*phantom.rglob("*.*"), *other.iterdir())}
+    for options in (
+        ("-o", phantom), ("-o", phantom / "imagesTs"), ("-o", phantom / "labelsTs"),
+        ("-o", phantom / "labelsTr", "--validation"), ("-o", other, "--input", other),
+    ):  # fmt: skip
+        result = CliRunner().invoke(app, ["predict", str(path), *map(str, options)])
+        assert result.exit_code == 2
+        assert "choose another --output" in result.output
+    assert {p: p.read_bytes() for p in (*phantom.rglob("*.*"), *other.iterdir())} == before
 
 
 def test_tensorboard(tmp_path, phantom):

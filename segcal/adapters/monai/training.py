@@ -59,6 +59,7 @@ from segcal.collapse import REMEDY, CollapseWatch
 from segcal.io.epoch_log import EpochLog
 from segcal.io.files import remove_leftovers, write_json
 from segcal.objective import build
+from segcal.penalty import sum_over_ranks
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
 
@@ -268,8 +269,13 @@ class TrainingRun:
 
     def _begin(self, *, resumed: bool) -> None:
         """Write what the run is, when all has been checked by all processes."""
-        if self.ranks.size > 1:
-            dist.barrier()
+        mine = torch.tensor([self.epoch, self.epoch**2], dtype=torch.float64)
+        total, squares = sum_over_ranks(mine).tolist()  # which waits for all
+        if total**2 != self.ranks.size * squares:  # equal if and only if all epochs are
+            raise ValueError(
+                f"{self.folder / LAST_NAME}: not all processes find the same one; the output "
+                "must lie on a file system that all machines share"
+            )
         if not self.ranks.first:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -321,6 +327,7 @@ class TrainingRun:
             val_handlers=[self._measured],
             decollate=False,
         )
+        evaluator.add_event_handler(Events.STARTED, self._share_statistics)
         self._model = self._wrapped()
         self._trainer = SupervisedTrainer(
             self.device,
@@ -359,6 +366,12 @@ class TrainingRun:
             device_ids=[self.device] if self.device.type == "cuda" else None,
             find_unused_parameters=self.experiment.training.find_unused_parameters,
         )
+
+    def _share_statistics(self, engine: SupervisedEvaluator) -> None:
+        """Give all the statistics of batch norm of the first process, whose network is saved."""
+        if self.ranks.size > 1:
+            for buffer in self.network.buffers():
+                dist.broadcast(buffer, 0)
 
     def _start_epoch(self, engine: SupervisedTrainer) -> None:
         """Seed an epoch, each rank differently, so that nothing depends on the epochs before."""
