@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from functools import cache
 from os import PathLike
@@ -238,6 +239,17 @@ def _load(path: Path, model: type[Model]) -> Model:
     return validated(read_yaml(path), model, str(path))
 
 
+class Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as people mean it; YAML 1.1 wants 1.0e-3."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
 def read_yaml(path: Path) -> Any:
     """Read a YAML file.
 
@@ -245,7 +257,7 @@ def read_yaml(path: Path) -> Any:
         ValueError: the file is missing or not YAML, with its name.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -123,6 +123,14 @@ def test_experiments_that_do_not_fit(settings, message):
         load_experiment("acdc/unet", settings)
 
 
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.1e-2", ".1e-2", "1.e-3", "+1e-3", "0.001"])
+def test_numbers_with_exponents_are_numbers(tmp_path, text):
+    experiment = load_experiment("acdc/unet", [f"scheduler.args.gamma={text}"])
+    assert experiment.scheduler.args["gamma"] == 1e-3
+    write_experiment(experiment, tmp_path)
+    assert load_experiment(tmp_path / "config.yaml") == experiment
+
+
 def test_files_that_are_no_experiment(tmp_path):
     with pytest.raises(ValueError, match=r"acdc/unett: no YAML file and no shipped.* acdc/unet"):
         load_experiment("acdc/unett")
@@ -145,7 +153,7 @@ def test_files_that_are_no_experiment(tmp_path):
         (["network={target: monai.networks.nets.BasicUNetPlusPlus}", "data.size=[32, 32]"],
          r"network: expected logits \(1, 4, 32, 32\) .*got list; switch deep supervision off"),
         (["optimizer.target=torch.nn.ReLU"], r"optimizer: torch\.nn\.ReLU is not a torch\.optim"),
-        (["optimizer.args.lr=1e-3"], r"optimizer: .*given .*'lr': '1e-3'"),
+        (["optimizer.args.lr='0.1'"], r"optimizer: .*given .*'lr': '0\.1'"),
         (["scheduler={target: torch.optim.SGD, args: {}}"], r"scheduler: .*not a torch\.optim\.lr"),
         (["scheduler.target=torch.optim.lr_scheduler.ReduceLROnPlateau"],
          r"scheduler: ReduceLROnPlateau is shown the validation mean IoU.* mode: max"),

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from segcal.io.config import (
     Component,
+    Loader,
     Strict,
     build,
     config_root,
@@ -270,7 +271,7 @@ def _set(content: dict[str, Any], setting: str) -> None:
         inner = place.get(name)
         place[name] = place = dict(inner) if isinstance(inner, dict) else {}
     try:
-        place[last] = yaml.safe_load(text)
+        place[last] = yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(f"--set {setting}: its value is no YAML ({error})") from None
 
