@@ -46,7 +46,10 @@ def predict(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder to write to; default: predictions/ in the training's."
+            "--output",
+            "-o",
+            help="Folder to write to; default: predictions/ in the training's, with --validation "
+            "predictions_validation/.",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -81,7 +84,8 @@ def predict(
         experiment = load_experiment(config, settings or [])
         predictor = Predictor(experiment, checkpoint.value)
         cases = predictor.cases(images, validation=validation)
-        folder = output or experiment.folder / "predictions"
+        name = "predictions_validation" if validation else "predictions"
+        folder = output or experiment.folder / name
         check_output(folder, experiment.data, cases)
         with progress_bar("Predicting", len(cases)) as advance:
             predict_cases(predictor, cases, folder, form.value, progress=advance)

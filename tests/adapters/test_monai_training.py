@@ -100,13 +100,36 @@ def test_a_training_learns_and_keeps_the_best_epoch(tmp_path, phantom):
     saved = best["objective"]["terms.crac.lam"].tolist()
     assert saved == records[done.best_epoch]["crac"]["lam"]
     made = json.loads((done.folder / "run.json").read_text())
-    assert made["seed"] == 1
+    (started,) = made["runs"]
+    assert (started["seed"], started["first_epoch"]) == (1, 0)
     assert len(made["cases"]["train"]) == 3
-    assert {"torch", "monai", "segcal"} < made["versions"].keys()
+    assert {"torch", "monai", "segcal"} < started["versions"].keys()
     assert load_experiment(done.folder / "config.yaml").training.epochs == 4
     assert (done.folder / "segcal_progress.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match=r"run: holds a training; go on with --resume"):
         run(path)
+
+
+def test_another_content_of_the_recipe_is_refused_on_resume(tmp_path, phantom):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("base: {cross_entropy: 1.0}\npenalties: {nacl: 0.1}\n")
+    path = write_config(tmp_path, phantom, recipe=str(recipe), training={"epochs": 1})
+    done = run(path)
+    recipe.write_text("base: {cross_entropy: 1.0}\npenalties: {nacl: 0.2}\n")
+    with pytest.raises(ValueError, match=r"was trained with another content of .*mine\.yaml"):
+        run(path, resume=True)
+    recipe.write_text("base: {cross_entropy: 1.0}\npenalties: {nacl: 0.1}\n")
+    run(path, resume=True)  # it is at its end
+    runs = json.loads((done.folder / "run.json").read_text())["runs"]
+    assert [r["first_epoch"] for r in runs] == [0, 1]
+
+
+def test_a_transform_without_its_key_is_refused_before_training(tmp_path, phantom):
+    augment = [{"target": "monai.transforms.RandFlipd", "args": {"keys": ["img"], "prob": 1.0}}]
+    path = write_config(tmp_path, phantom, data={"augment": augment})
+    with pytest.raises(ValueError, match=r"data\.augment: fails on the first sample \(KeyError"):
+        run(path)
+    assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_logged_metrics_are_those_of_the_predictions(tmp_path, phantom):
@@ -292,7 +315,7 @@ def test_two_processes_train_as_one(tmp_path, phantom):
         assert x["val"] == pytest.approx(y["val"], rel=1e-5)
         assert x["crac"]["count"] == y["crac"]["count"]
         assert (x["miou"], x["ece"]) == pytest.approx((y["miou"], y["ece"]), abs=1e-5)
-    assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
+    assert json.loads((tmp_path / "two" / "run.json").read_text())["runs"][0]["processes"] == 2
     assert len(EpochLog(tmp_path / "views").records()) == 1
     # all validate the network that is saved: its batch norm's statistics are those of one process
     predictor = Predictor(load_experiment(tmp_path / "norm" / "config.yaml"), "last")
@@ -416,7 +439,7 @@ def test_train_predict_evaluate(tmp_path, phantom):
     invoke("predict", path, *settings, "-o", tmp_path / "nii", "--format", "nifti")
     invoke("predict", tmp_path / "runs" / "nacl" / "config.yaml", "--validation", "--checkpoint",
            "last")  # fmt: skip
-    assert len(list((tmp_path / "runs" / "nacl" / "predictions").glob("*.npz"))) == 1
+    assert len(list((tmp_path / "runs" / "nacl" / "predictions_validation").glob("*.npz"))) == 1
     made = json.loads((tmp_path / "npz" / "segcal_predict.json").read_text())
     assert made["average"] == "prob"
     invoke("evaluate", tmp_path / "npz", tmp_path / "nii", phantom / "labelsTs", "-o",

@@ -173,6 +173,9 @@ class Training(Strict):
 class Inference(Strict):
     """How probabilities of overlapping windows are averaged to a prediction.
 
+    In validation, with random crops, it is the logits of windows that are averaged, since penalties
+    need them: its numbers come near those of predictions and are not the same.
+
     Attributes:
         overlap: of neighbouring windows.
         blend: ``gaussian`` counts the middle of a window more, ``constant`` does not.

@@ -13,6 +13,7 @@ are of each process's share.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import platform
 import time
@@ -56,8 +57,9 @@ from segcal.adapters.monai.data import (
 from segcal.adapters.monai.experiment import Data, Experiment, build_part, write_experiment
 from segcal.adapters.monai.validation import TermMeans, ValidationPass
 from segcal.collapse import REMEDY, CollapseWatch
+from segcal.io.config import load_objective
 from segcal.io.epoch_log import EpochLog
-from segcal.io.files import remove_leftovers, write_json
+from segcal.io.files import read_json, remove_leftovers, write_json
 from segcal.objective import build
 from segcal.penalty import sum_over_ranks
 from segcal.reporting.picture import draw
@@ -196,6 +198,12 @@ class TrainingRun:
                 f"{last}: was trained and validated on other cases ({RUN_NAME} beside it lists "
                 "them); go on with those, or choose another output"
             )
+        self.recipe = load_objective(experiment.recipe).model_dump()
+        if checkpoint is not None and checkpoint["recipe"] != self.recipe:
+            raise ValueError(
+                f"{last}: was trained with another content of {experiment.recipe}; go on with "
+                "that, or choose another output"
+            )
         if ranks.first:
             say(
                 f"Checking and reading {len(self.cases.train)} training and "
@@ -252,6 +260,7 @@ class TrainingRun:
             batch_sampler=self.sampler,
             **loading,
         )
+        _try_first(self.train_loader.dataset)
         batches = ValidationBatches(
             volumes["val"], grids["val"], data, settings.val_batch_size, self.cases.ignore_index
         )
@@ -282,19 +291,24 @@ class TrainingRun:
         remove_leftovers(self.folder)
         EpochLog(self.folder).forget_from(self.epoch)
         write_experiment(self.experiment, self.folder)
-        settings = self.experiment.training
+        path = self.folder / RUN_NAME
+        before = read_json(path)["runs"] if resumed and path.exists() else []
+        run = {
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "first_epoch": self.epoch,
+            "seed": self.experiment.training.seed,
+            "device": str(self.device),
+            "processes": self.ranks.size,
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in LIBRARIES},
+            },
+        }
         write_json(
-            self.folder / RUN_NAME,
+            path,
             {
-                "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                "resumed_at_epoch": self.epoch if resumed else None,
-                "seed": settings.seed,
-                "device": str(self.device),
-                "processes": self.ranks.size,
-                "versions": {
-                    "python": platform.python_version(),
-                    **{name: version(name) for name in LIBRARIES},
-                },
+                "runs": [*before, run],
+                "recipe": self.recipe,
                 "cases": self.cases.names,
                 "classes": list(self.cases.classes),
             },
@@ -418,9 +432,10 @@ class TrainingRun:
             "seconds": round(time.monotonic() - self._started, 3),
             **{name: vars(step) for name, step in validation.steps.items()},
         }
-        best = self.best_epoch < 0 or validation.miou > self.best_miou
+        miou = -1.0 if math.isnan(validation.miou) else validation.miou  # no foreground at all
+        best = self.best_epoch < 0 or miou > self.best_miou
         if best:
-            self.best_miou, self.best_epoch = validation.miou, epoch
+            self.best_miou, self.best_epoch = miou, epoch
         self._state = f"epoch {epoch}: mean IoU {validation.miou:.4f}, ECE {validation.ece:.4f}"
         if self.ranks.first:
             self._keep(record, best=best)
@@ -485,6 +500,7 @@ class TrainingRun:
             "ignore_label": self.cases.ignore_label,
             "channels": self.cases.channels,
             "cases": self.cases.names,
+            "recipe": self.recipe,
             "epoch": self.epoch,
             "best_miou": self.best_miou,
             "best_epoch": self.best_epoch,
@@ -574,6 +590,22 @@ def window_inferer(experiment: Experiment) -> Inferer:
         experiment.inference.overlap,
         experiment.inference.blend,
     )
+
+
+def _try_first(samples: Any) -> None:
+    """Cut a sample before training begins.
+
+    Raises:
+        ValueError: `data.augment` fails on it.
+    """
+    try:
+        samples[0, 0]
+    except (KeyError, RuntimeError, TypeError) as error:
+        why = error.__cause__ or error
+        raise ValueError(
+            f"data.augment: fails on the first sample ({type(why).__name__}: {why}); its keys are "
+            "image and label"
+        ) from error
 
 
 def _words(record: dict[str, Any]) -> str:
