@@ -93,14 +93,18 @@ def log_odds(logits: Tensor, *, gamma_neg: float, gamma_pos: float, margin: floa
     """
     _check(gamma_neg, gamma_pos, margin)
     with full_precision(logits) as x:
-        of_positive = _log_h(-x, gamma_pos)
-        if margin == 0:
-            return _log_h(x, gamma_neg) - of_positive
-        u = torch.sigmoid(x) - margin
-        above = u > 0
-        u = torch.where(above, u, 0.5)
-        of_negative = _log_h(torch.log(u) - torch.log1p(-u), gamma_neg)
-        return torch.where(above, of_negative - of_positive, -math.inf)
+        return _log_odds(x, torch.sigmoid(x), gamma_neg, gamma_pos, margin)
+
+
+def _log_odds(x: Tensor, q: Tensor, gamma_neg: float, gamma_pos: float, margin: float) -> Tensor:
+    """Log-odds of phi at logits `x` with scores `q`, whose distance from the margin is exact."""
+    of_positive = _log_h(-x, gamma_pos)
+    if margin == 0:
+        return _log_h(x, gamma_neg) - of_positive
+    above = q > margin
+    u = torch.where(above, q - margin, 0.5)
+    of_negative = _log_h(torch.log(u) - torch.log1p(-u), gamma_neg)
+    return torch.where(above, of_negative - of_positive, -math.inf)
 
 
 def from_log_odds(
@@ -151,9 +155,10 @@ def phi(scores: Tensor, *, gamma_neg: float, gamma_pos: float, margin: float) ->
     Raises:
         ValueError: options that do not fit.
     """
+    _check(gamma_neg, gamma_pos, margin)
     with full_precision(scores) as q:
         x = torch.logit(q).clamp(-FAR, FAR)
-        return torch.sigmoid(log_odds(x, gamma_neg=gamma_neg, gamma_pos=gamma_pos, margin=margin))
+        return torch.sigmoid(_log_odds(x, q, gamma_neg, gamma_pos, margin))
 
 
 def inverse_phi(

@@ -106,13 +106,13 @@ class BCE(MultiLabelLoss):
 
     Args:
         scheme: weights by frequency, see :func:`frequency_weights`; None has no weights.
-        positives: with a scheme, how many training samples have each label.
-        negatives: with a scheme, how many lack it; unknown ones are in neither.
+        positives: how many training samples have each label; of use with a scheme alone.
+        negatives: how many lack it; unknown ones are in neither.
         reduction: see :func:`bce`.
         class_reduction: see there.
 
     Raises:
-        ValueError: a scheme without counts, counts without a scheme, or counts that do not fit.
+        ValueError: a scheme without counts, or counts that do not fit.
     """
 
     bijective = True

@@ -89,7 +89,7 @@ def from_log_odds(
     """Inverse of :func:`log_odds` by bisection: the logits of given posteriors.
 
     Args:
-        eta_log_odds: floating and finite, any shape; half precision is promoted to float32.
+        eta_log_odds: floating, any shape; half precision is promoted to float32.
         positive: as in training.
         negative: as in training.
 
@@ -111,7 +111,7 @@ def from_log_odds(
             (b_neg + (rest - math.log(2)) / k_neg).clamp(max=b_pos),
             (b_pos + (rest + math.log(2)) / k_pos).clamp(min=b_neg),
         )
-        return found.to(z)
+        return torch.where(target.isinf(), target, found).to(z)
 
 
 def inverse_link(
@@ -124,7 +124,7 @@ def inverse_link(
 def link(
     probabilities: Tensor, *, positive: Triple = POSITIVE, negative: Triple = NEGATIVE
 ) -> Tensor:
-    """Logits that minimise the expected loss at posteriors strictly between 0 and 1.
+    """Logits that minimise the expected loss at given posteriors.
 
     The inverse of :func:`inverse_link`; arguments as in :func:`from_log_odds`.
     """
