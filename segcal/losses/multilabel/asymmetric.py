@@ -76,8 +76,8 @@ def log_odds(logits: Tensor, *, gamma_neg: float, gamma_pos: float, margin: floa
 
     ``logit phi = log h(q_m; g-) - log h(1 - q; g+)`` with
     ``h(u; g) = (u^g - g u^{g-1} (1 - u) log(1 - u)) / (1 - u)``: the posterior eta at which the
-    expected loss is stationary in v (Cheng & Vasconcelos 2024,
-    eqs. 14 and 15). Exact for logits of any size, where q itself is 0 or 1.
+    expected loss is stationary in v (Cheng & Vasconcelos 2024, eqs. 14 and 15). Without a margin
+    it is exact for logits of any size, where q itself is rounded to 0 or 1.
 
     Args:
         logits: floating, any shape; half precision is promoted to float32.

@@ -23,9 +23,8 @@ def lpr(log_odds: Tensor, targets: Tensor) -> Tensor:
 
     Of labels t, t' with log-odds z it is t with probability ``sigmoid(z_t - z_t')``, so
     ``L_i = 2 / (T (T - 1)) sum_{p positive, n negative} softplus(z_n - z_p)``, the mean over the
-    samples that have a known label (Cheng & Vasconcelos 2024, eqs. 18 to 20; T
-    counts the known labels). A sample without positives or without negatives
-    counts as 0.
+    samples that have a known label (Cheng & Vasconcelos 2024, eqs. 18 to 20; T counts the known
+    labels). A sample without positives or without negatives counts as 0.
 
     The pairs are visited in parts and the gradient with them: memory grows with B T, not B T^2.
 
