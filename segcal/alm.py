@@ -21,7 +21,7 @@ from segcal.neighbourhood import Normaliser, region_weights
 from segcal.penalty import DualStep, LearnedPenalty, Reduce
 from segcal.sweep.fused import Statistics, statistics, supports, sweep
 from segcal.sweep.terms import Z_LINEAR, Residual
-from segcal.tensors import check_choice, full_precision
+from segcal.tensors import check_background, check_choice, full_precision
 
 PenaltyName = Literal["phr", "p2", "p3", "relu", "equality"]
 Average = Literal["all", "region"]
@@ -169,6 +169,8 @@ class AugmentedLagrangian(LearnedPenalty):
             own voxels, the textbook estimate, which lets a small region grow 1/f_r times faster.
         clamp_elementwise: clip every P' to `lambda_bounds` before averaging, as the published
             code does (changes lam by 1e-6 at most while no P' exceeds the upper bound).
+        include_background: whether class 0 is penalised; if not, its multipliers stay and its z
+            are neither in the sum nor in the number of classes that it is divided by.
         normaliser: what the penalty of a voxel is divided by: all valid voxels (``all``, as
             published), those of its region (``region``), or those of its region and label class
             (``label``), see :func:`segcal.neighbourhood.region_weights`.
@@ -211,6 +213,7 @@ class AugmentedLagrangian(LearnedPenalty):
         lambda_bounds: tuple[float, float] = (1e-6, 1e6),
         average: Average = "all",
         clamp_elementwise: bool = False,
+        include_background: bool = True,
         normaliser: Normaliser = "all",
         start_epoch: int = 0,
         on_nonfinite: OnNonfinite = "raise",
@@ -233,6 +236,7 @@ class AugmentedLagrangian(LearnedPenalty):
             ("on_nonfinite", on_nonfinite, OnNonfinite),
         ):
             check_choice(name, choice, get_args(choices))
+        check_background(include_background, per_channel)
         if start_epoch < 0:
             raise ValueError(f"start_epoch: expected >= 0, got {start_epoch}")
         start = abs(lambda0) if two_sided else lambda0
@@ -267,6 +271,7 @@ class AugmentedLagrangian(LearnedPenalty):
         self.lambda_bounds = (-high if two_sided else low, high)
         self.average = average
         self.clamp_elementwise = clamp_elementwise
+        self.include_background = include_background
         self.normaliser: Normaliser = normaliser
         self.start_epoch = start_epoch
         self.on_nonfinite = on_nonfinite
@@ -316,7 +321,13 @@ class AugmentedLagrangian(LearnedPenalty):
             "num_regions": self.num_regions,
             "per_channel": self.per_channel,
             "penalty": self.penalty,
+            **({} if self.include_background else {"include_background": False}),
         }
+
+    @property
+    def num_penalised(self) -> int:
+        """Number of classes that are penalised."""
+        return self.num_classes - (0 if self.include_background else 1)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the penalty: the mean of P over valid voxels, classes and regions.
@@ -340,20 +351,28 @@ class AugmentedLagrangian(LearnedPenalty):
             valid = region >= 0
             if self.normaliser == "all":  # also where every channel has regions of its own
                 kept = torch.where(valid if self.per_channel else valid.unsqueeze(1), value, 0.0)
-                entries = valid.sum() * (1 if self.per_channel else self.num_classes)
+                entries = valid.sum() * (1 if self.per_channel else self.num_penalised)
                 return kept.sum() / (entries.clamp(min=1) * self.num_regions)
             weight = region_weights(
                 labels, region, valid, self.num_regions, self.num_classes, self.normaliser
             ).to(x)
             weight = weight[region.clamp(min=0), torch.where(valid, labels, 0).long()]
             kept = torch.where(valid, value.sum(1) * weight, 0.0)
-            return kept.sum() / (self.num_classes * self.num_regions)
+            return kept.sum() / (self.num_penalised * self.num_regions)
 
     def weights_in_force(self) -> tuple[Tensor, Tensor]:
-        """Return lam and rho ``(R, K)``; zeros before `start_epoch`."""
+        """Return lam and rho ``(R, K)``; zeros before `start_epoch`, and where nothing counts."""
         if self.start_epoch and int(self.step) < self.start_epoch:
             return torch.zeros_like(self.lam), torch.zeros_like(self.rho)
+        if not self.include_background:
+            penalised = self._penalised()
+            return self.lam * penalised, self.rho * penalised
         return self.lam, self.rho
+
+    def _penalised(self) -> Tensor:
+        """Bool ``(K,)``."""
+        first = self.num_classes - self.num_penalised
+        return torch.arange(self.num_classes, device=self.lam.device) >= first
 
     def _evaluate(self, z: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
         """P and P' with the weights of every voxel's region."""
@@ -453,6 +472,7 @@ class AugmentedLagrangian(LearnedPenalty):
         total = n.sum(0)
         divisor = n.clamp(min=1) if self.average == "region" else total.clamp(min=1)
         constraint = constraint_sum / divisor
+        moves = seen & self._penalised()
         waiting = int(self.step) < self.start_epoch
         anything = bool((total > 0).any())
         if anything and waiting:
@@ -466,10 +486,10 @@ class AugmentedLagrangian(LearnedPenalty):
             if (int(self.step) + 1) % self.lambda_period == 0:
                 rest = 0.0 if self.average == "region" else (total - n) * self.lam
                 target = ((derivative_sum + rest) / divisor).clamp(*self.lambda_bounds)
-                self.lam.copy_(torch.where(seen, target, self.lam))
+                self.lam.copy_(torch.where(moves, target, self.lam))
             if (int(self.step) + 1) % self.rho_period == 0:
                 stuck = constraint > self.tau * self.previous.clamp(min=0)
-                stuck &= seen & self.has_previous
+                stuck &= moves & self.has_previous
                 grown = torch.where(stuck, self.rho * self.gamma, self.rho)
                 self.rho.copy_(grown.clamp(*self.rho_bounds))
             self.previous.copy_(torch.where(seen, constraint, self.previous))
@@ -481,8 +501,7 @@ class AugmentedLagrangian(LearnedPenalty):
                     f"a multiplier reached {limit:g}: the constraint cannot be met; lower rho0 or "
                     "the margins"
                 )
-        for sums in (self.derivative_sum, self.constraint_sum, self.count, self.skipped):
-            sums.zero_()
+        self.start_pass()
         return DualStep(
             step=int(self.step),
             lam=self.lam.tolist(),
@@ -491,6 +510,11 @@ class AugmentedLagrangian(LearnedPenalty):
             count=[int(v) for v in n.sum(1)],
             notes=notes,
         )
+
+    def start_pass(self) -> None:
+        """Forget what was observed since the last update."""
+        for sums in (self.derivative_sum, self.constraint_sum, self.count, self.skipped):
+            sums.zero_()
 
     def extra_repr(self) -> str:
         """Name what distinguishes this penalty when it is printed."""

@@ -14,12 +14,14 @@ class CollapseWatch:
     """Counts, per class, the validation passes in a row that labelled but never predicted it.
 
     Args:
-        num_classes: K, background (class 0) included; only classes from 1 on are watched.
+        num_classes: K.
         patience: passes in a row before a class is called collapsed.
+        background: class 0 is background and not watched; regions have none.
     """
 
-    def __init__(self, num_classes: int, patience: int = 3) -> None:
+    def __init__(self, num_classes: int, patience: int = 3, *, background: bool = True) -> None:
         self.patience = patience
+        self.background = background
         self.missing = [0] * num_classes
 
     def update(self, predicted: Sequence[float], labelled: Sequence[float]) -> list[int]:
@@ -38,4 +40,5 @@ class CollapseWatch:
                 self.missing[k] = 0
             elif y > 0:
                 self.missing[k] += 1
-        return [k for k, n in enumerate(self.missing) if k > 0 and n >= self.patience]
+        watched = range(int(self.background), len(self.missing))
+        return [k for k in watched if self.missing[k] >= self.patience]

@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from segcal.io import config
+from segcal.losses.cross_entropy import CrossEntropy
 from segcal.penalty import DualStep, Penalty, Reduce
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import CrossEntropyTerm, Residual
+from segcal.tensors import check_background
 
 
 class Objective(nn.Module):
@@ -165,6 +167,12 @@ class Objective(nn.Module):
             if isinstance(term, Penalty):
                 term.observe(logits, labels)
 
+    def start_pass(self) -> None:
+        """Let every penalty forget what it observed since its last update."""
+        for term in self.terms.values():
+            if isinstance(term, Penalty):
+                term.start_pass()
+
     def dual_step(self, reduce: Reduce | None = None) -> dict[str, DualStep]:
         """Let every penalty update its weights; return what they did, by name."""
         steps = {
@@ -181,6 +189,7 @@ def build(
     *,
     ignore_index: int | None = None,
     per_channel: bool = False,
+    include_background: bool = True,
     **overrides: Mapping[str, Any],
 ) -> Objective:
     """Build the objective of a recipe, or of a single loss or penalty.
@@ -199,6 +208,8 @@ def build(
         ignore_index: label that every term leaves out.
         per_channel: labels ``(N, K, *S)`` of 0 and 1 that may overlap, a sigmoid per channel
             (nnU-Net's regions); for the methods that have this form.
+        include_background: False leaves class 0 out of all that is summed up by class: Dice and the
+            penalties. Cross-entropy still sees every voxel, or nothing would learn background.
         **overrides: arguments of a term, by its name. (Weights are those of the recipe; a YAML
             file of your own sets others.)
 
@@ -207,8 +218,9 @@ def build(
 
     Raises:
         ValueError: an unknown name, term or argument, with what there is instead; a term without a
-            form per channel.
+            form per channel, or without background.
     """
+    check_background(include_background, per_channel)
     if ignore_index is not None and not isinstance(ignore_index, int):
         raise ValueError(f"ignore_index: expected an integer or None, got {ignore_index!r}")
     if wrong := [term for term, value in overrides.items() if not isinstance(value, Mapping)]:
@@ -220,9 +232,23 @@ def build(
         "num_classes": num_classes,
         "ignore_index": ignore_index,
         "per_channel": per_channel or None,
+        "include_background": None if include_background else False,
     }
     terms = {
         term: config.build(component, **runtime)
         for term, component in config.resolve_terms(recipe, overrides=overrides).items()
     }
+    if not include_background:
+        _check_without_background(terms)
     return Objective(terms, {**recipe.base, **recipe.penalties})
+
+
+def _check_without_background(terms: Mapping[str, nn.Module]) -> None:
+    """Raise ValueError unless class 0 is out of all terms but cross-entropy."""
+    by_class = {n: t for n, t in terms.items() if not isinstance(t, CrossEntropy)}
+    whole = [n for n, t in by_class.items() if getattr(t, "include_background", True)]
+    if whole or not by_class:
+        raise ValueError(
+            f"include_background: {', '.join(whole or terms)} cannot leave class 0 out; choose a "
+            "method that can, or keep it"
+        )

@@ -8,13 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 Reduce = Callable[[Tensor], Tensor]
 """Takes a tensor of one rank's sums and returns the sum over all ranks (``all_reduce(SUM)``)."""
 
-
 STATE_VERSION = 1
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """Sum of `x` over the ranks of the default process group; `x` itself where there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return x
+    on_gpu = "nccl" in dist.get_backend() and not x.is_cuda  # which sums nothing else
+    total = x.cuda() if on_gpu else x.clone()
+    dist.all_reduce(total)
+    return total.to(x.device)
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,9 @@ class Penalty(nn.Module):
     def dual_step(self, reduce: Reduce | None = None) -> DualStep | None:
         """Update what is learned from validation; None when nothing is."""
         return None
+
+    def start_pass(self) -> None:
+        """Forget what was observed since the last update: a pass that was broken off."""
 
 
 class LearnedPenalty(Penalty):

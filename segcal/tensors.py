@@ -139,6 +139,12 @@ def label_masks(logits: Tensor, targets: Tensor, *, name: str = "logits") -> tup
     return positive, negative
 
 
+def check_background(include_background: bool, per_channel: bool) -> None:
+    """Raise ValueError if channel 0 is to be left out where no channel is the background."""
+    if per_channel and not include_background:
+        raise ValueError("include_background: no channel is the background with per_channel")
+
+
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise ValueError naming the argument unless `value` is one of `choices`."""
     if value not in choices:

@@ -20,3 +20,10 @@ def test_a_class_that_is_not_there_has_not_collapsed():
     for _ in range(5):
         assert watch.update([100, 0, 3], [97, 0, 3]) == []
     assert watch.update([100, 0, 0], [100, 0, 0]) == []
+
+
+def test_regions_have_no_background():
+    watch = CollapseWatch(2, patience=2, background=False)
+    assert watch.update([0, 5], [9, 5]) == []
+    assert watch.update([0, 0], [9, 5]) == [0]
+    assert watch.update([0, 0], [9, 5]) == [0, 1]

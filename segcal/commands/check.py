@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from segcal.commands.console import say
 from segcal.commands.errors import user_errors
-from segcal.commands.evaluate import find_label_set, say
+from segcal.commands.evaluate import find_label_set
 
 
 def check(

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from segcal.commands.console import say
 from segcal.commands.errors import user_errors
-from segcal.commands.evaluate import say
 from segcal.commands.progress import progress_bar
 
 if TYPE_CHECKING:

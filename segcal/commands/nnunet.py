@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from segcal.commands.console import say
 from segcal.commands.errors import user_errors
-from segcal.commands.evaluate import say
-from segcal.commands.methods import recipe_terms
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,12 +56,16 @@ def train(
     The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
     With segcal's trainers the fold's folder gets segcal_log.jsonl: terms of the loss and
     multipliers of every epoch.
+
+    A training that was killed goes on with --c from its last whole checkpoint; with --seed and the
+    same options, on the CPU, it then equals one that was not killed. Workers that load data end
+    within seconds of their training.
     """
     from segcal.adapters.nnunet import running
 
     budget = running.Budget(epochs, iterations, val_iterations, save_every, seed)
     with user_errors():
-        running.check_train(context.args, budget)
+        running.check_train(context.args)
     running.train(context.args, budget)  # what fails in there keeps its traceback
 
 
@@ -170,10 +173,10 @@ def export(
 
         target = export_model(model, results, checkpoint)
     typer.echo(f"Written: {target}")
-    typer.echo(
-        "Predict with it anywhere: nnUNetv2_predict_from_modelfolder -i IMAGES -o PREDICTIONS "
-        f"-m {target} -f {' '.join(p.name[5:] for p in sorted(target.glob('fold_*')))}"
-    )
+    folds = " ".join(p.name[5:] for p in sorted(target.glob("fold_*")))
+    command = f"nnUNetv2_predict_from_modelfolder -i IMAGES -o PREDICTIONS -m {target} -f {folds}"
+    command += "" if checkpoint == "checkpoint_final.pth" else f" -chk {checkpoint}"
+    typer.echo(f"Predict with it anywhere: {command}")
 
 
 @app.command()
@@ -195,7 +198,8 @@ def warmstart(
 
     nnU-Net's -pretrained_weights leaves the head out, and so starts with random predictions. This
     writes checkpoint_latest.pth with all weights for the trainer's fold and prints the command
-    that trains on. The learning rate is that of the last epochs; multipliers start anew.
+    that trains on. The learning rate is that of the source's last --epochs epochs; multipliers
+    start anew.
     """
     with user_errors():
         from segcal.adapters.nnunet.discovery import require_paths
@@ -209,6 +213,11 @@ def warmstart(
     command += "" if plans == "nnUNetPlans" else f" -p {plans}"
     if done.total_epochs != done.default_epochs:
         command += f" --epochs {done.total_epochs}"
+    if done.first_epoch == 0:
+        typer.echo(
+            f"The source was trained for {done.source_epochs} epochs: this one starts with the "
+            "full learning rate. Fewer --epochs would start with a lower one."
+        )
     typer.echo(f"Train epochs {done.first_epoch} to {done.total_epochs - 1} with: {command}")
 
 
@@ -246,25 +255,30 @@ def recipes() -> None:
     Example: segcal nnunet recipes
     """
     from segcal.adapters.nnunet.discovery import recipes_of_trainers
+    from segcal.adapters.nnunet.settings import WITHOUT_DICE, parts
     from segcal.io.config import load_recipe, names
 
     by_trainer = recipes_of_trainers()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("-tr", no_wrap=True)
-    for column in ("recipe", "what", "loss: nnU-Net's, and"):
+    for column in ("loss", "recipe"):
         table.add_column(column)
-    table.add_row("nnUNetTrainer", "-", "nnU-Net's own: Dice + cross-entropy", "-")
+    table.add_row("nnUNetTrainer", "Dice + cross-entropy", "(nnU-Net's own)")
     for trainer, recipe in by_trainer.items():
-        data = load_recipe(recipe).model_dump()
-        terms = recipe_terms({**data, "base": {}}) or "-"
-        table.add_row(trainer, recipe, Text(data["summary"]), Text(terms))
+        if not trainer.endswith(WITHOUT_DICE):
+            loss = parts(load_recipe(recipe)).formula(dice=True)
+            table.add_row(trainer, Text(loss), Text(recipe))
     console = Console()
     console.print(table)
     others = [name for name in names("recipes") if name not in by_trainer.values()]
-    note = (
-        f"Recipes without a trainer, for your own loop (segcal methods NAME): {', '.join(others)}"
-    )
-    console.print(note, style="dim", highlight=False)
+    for note in (
+        f"Each of segcal's trainers is also there with the suffix {WITHOUT_DICE}: the same without "
+        f"Dice, e.g. nnUNetTrainerCRaC{WITHOUT_DICE} is "
+        f"{parts(load_recipe('crac')).formula(dice=False)}.",
+        "What a term is, and its options: segcal methods TERM, e.g. segcal methods crac.",
+        f"Recipes without a trainer, for your own loop: {', '.join(others)}.",
+    ):
+        console.print(note, style="dim", highlight=False)
 
 
 @app.command("ext-path")

@@ -42,7 +42,11 @@ NAMED_BY = {
 }
 CHANNEL = "_0000"
 IMAGE_FOLDER = re.compile(r"(?:.*_)?(?:images?|imgs?)|\w*Img", re.I)
-HELD_OUT = re.compile(r"val|test|flarets", re.I)
+HELD_OUT = re.compile(
+    r"(val(idation)?|test(ing)?|flarets)(images?|imgs?|labels?|masks?|cases?|set|data)?(?![a-z])",
+    re.IGNORECASE,
+)
+"""Beginning of a folder or file that belongs to the test set."""
 
 
 def find_release(names: Iterable[str]) -> str:

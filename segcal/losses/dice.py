@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from segcal.tensors import (
+    check_background,
     check_channels,
     check_logits_labels,
     check_num_classes,
@@ -53,8 +54,7 @@ def soft_dice_loss(
     """
     if not smooth > 0:
         raise ValueError(f"smooth: expected a positive number, got {smooth}")
-    if per_channel and not include_background:
-        raise ValueError("include_background: no channel is the background with per_channel")
+    check_background(include_background, per_channel)
     (check_channels if per_channel else check_logits_labels)(
         logits, labels, ignore_index=ignore_index
     )
@@ -99,6 +99,7 @@ class SoftDiceLoss(nn.Module):
         ignore_index: int | None = None,
     ) -> None:
         super().__init__()
+        check_background(include_background, per_channel)
         self.num_classes = num_classes
         self.include_background = include_background
         self.batch = batch

@@ -77,7 +77,7 @@ class CALS(AugmentedLagrangian):
             margins=(self.margin,),
             scale=1 / self.margin if self.normalize else 1.0,
             normaliser=self.normaliser,
-            divisor=self.num_classes,
+            divisor=self.num_penalised,
             ignore_index=self.ignore_index,
             clip=self.lambda_bounds if self.clamp_elementwise else (-math.inf, math.inf),
         )
@@ -233,8 +233,7 @@ class CALSHR(LearnedPenalty):
             self.previous.copy_(score)
             self.has_previous.fill_(True)
             self.step += 1
-        self.score_sum.zero_()
-        self.count.zero_()
+        self.start_pass()
         return DualStep(
             step=int(self.step),
             lam=[self.lam.tolist()],
@@ -243,6 +242,11 @@ class CALSHR(LearnedPenalty):
             count=[int(n)],
             notes=[] if n > 0 else ["no voxel in validation; its weights stay"],
         )
+
+    def start_pass(self) -> None:
+        """Forget what was observed since the last update."""
+        self.score_sum.zero_()
+        self.count.zero_()
 
 
 def _check_margin(margin: float) -> None:

@@ -174,7 +174,7 @@ class CRaC(AugmentedLagrangian):
             patch=(self.kernel_size, self.padding),
             regions=self.regions,
             normaliser=self.normaliser,
-            divisor=self.num_classes * self.num_regions,
+            divisor=self.num_penalised * self.num_regions,
             ignore_index=self.ignore_index,
             clip=self.lambda_bounds if self.clamp_elementwise else (-math.inf, math.inf),
         )

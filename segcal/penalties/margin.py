@@ -13,6 +13,7 @@ from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import (
     ClassReduction,
+    check_background,
     check_channels,
     check_logits_labels,
     check_num_classes,
@@ -33,6 +34,7 @@ def margin(
     power: Power = 1,
     two_sided: bool = False,
     class_reduction: ClassReduction = "mean",
+    include_background: bool = True,
     per_channel: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -51,6 +53,7 @@ def margin(
         power: 1, or 2 for the squared form.
         two_sided: with power 2, penalise distances below the margin, too.
         class_reduction: ``mean`` or ``sum`` over K.
+        include_background: whether the distance of class 0 is penalised, too.
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap. A sigmoid of l stands
             for two logits, 0 and l, whose distance is ``d = |l|``.
         ignore_index: label to leave out.
@@ -62,6 +65,7 @@ def margin(
         ValueError: shapes, label values or options that do not fit.
     """
     _check(margin, power, two_sided)
+    check_background(include_background, per_channel)
     (check_channels if per_channel else check_logits_labels)(
         logits, labels, ignore_index=ignore_index
     )
@@ -74,6 +78,7 @@ def margin(
             per_voxel = excess if power == 1 else excess.square()
             channels = 1 if class_reduction == "mean" else x.shape[1]
             return channels * reduce_voxels(per_voxel, valid_mask(labels, ignore_index))
+        excess = excess if include_background else excess[:, 1:]
         return reduce_voxels(
             reduce_classes(excess if power == 1 else excess.square(), class_reduction),
             valid_mask(labels, ignore_index),
@@ -91,6 +96,7 @@ class Margin(Penalty):
         power: see there.
         two_sided: see there.
         class_reduction: see there.
+        include_background: see there.
         per_channel: see there.
         ignore_index: see there.
         fused: compute value and gradient in one sweep where that is possible (see
@@ -109,6 +115,7 @@ class Margin(Penalty):
         power: Power = 1,
         two_sided: bool = False,
         class_reduction: ClassReduction = "mean",
+        include_background: bool = True,
         per_channel: bool = False,
         ignore_index: int | None = None,
         fused: bool = True,
@@ -117,12 +124,14 @@ class Margin(Penalty):
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha: expected a finite weight >= 0, got {alpha}")
         _check(margin, power, two_sided)
+        check_background(include_background, per_channel)
         self.num_classes = num_classes
         self.alpha = alpha
         self.margin = margin
         self.power: Power = power
         self.two_sided = two_sided
         self.class_reduction: ClassReduction = class_reduction
+        self.include_background = include_background
         self.per_channel = per_channel
         self.ignore_index = ignore_index
         self.fused = fused
@@ -132,14 +141,16 @@ class Margin(Penalty):
         if not self.fused or self.per_channel:
             return None
         linear = self.power == 1
+        first = 0 if self.include_background else 1
         weight = torch.full((1, self.num_classes), self.alpha, dtype=torch.float64)
+        weight[:, :first] = 0
         return Residual(
             lam=weight if linear else 0 * weight,
             rho=0 * weight if linear else 2 * weight,
             penalty="relu" if linear else "phr",
             shape="abs" if self.two_sided else "upper",
             margins=(self.margin,),
-            divisor=self.num_classes if self.class_reduction == "mean" else 1,
+            divisor=self.num_classes - first if self.class_reduction == "mean" else 1,
             ignore_index=self.ignore_index,
         )
 
@@ -156,6 +167,7 @@ class Margin(Penalty):
             power=self.power,
             two_sided=self.two_sided,
             class_reduction=self.class_reduction,
+            include_background=self.include_background,
             per_channel=self.per_channel,
             ignore_index=self.ignore_index,
         )

@@ -24,6 +24,7 @@ from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import (
     ClassReduction,
+    check_background,
     check_channels,
     check_choice,
     check_logits_labels,
@@ -47,6 +48,7 @@ def nacl(
     distance: Distance = "l1",
     space: Space = "logits",
     class_reduction: ClassReduction = "mean",
+    include_background: bool = True,
     kernel_size: KernelSize = 3,
     kernel: AnyKernel = "mean",
     sigma: float = 1.0,
@@ -69,6 +71,7 @@ def nacl(
         distance: ``l1`` or ``l2``.
         space: compare ``logits``, or probabilities (``softmax``).
         class_reduction: ``mean`` (published code) or ``sum`` (paper) over K.
+        include_background: whether the logit of class 0 is compared, too.
         kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next three.
         kernel: see there.
         sigma: see there.
@@ -87,6 +90,7 @@ def nacl(
         ValueError: shapes, label values or options that do not fit.
     """
     _check_options(distance, space, class_reduction)
+    check_background(include_background, per_channel)
     options: dict[str, Any] = {
         "kernel_size": kernel_size,
         "kernel": kernel,
@@ -109,6 +113,7 @@ def nacl(
         tau = class_proportions(labels, x.shape[1], dtype=x.dtype, validate=False, **options)
         difference = tau - (x if space == "logits" else torch.softmax(x, dim=1))
         per_class = difference.abs() if distance == "l1" else difference.square()
+        per_class = per_class if include_background else per_class[:, 1:]
         return reduce_voxels(
             reduce_classes(per_class, class_reduction), valid_mask(labels, ignore_index)
         )
@@ -123,6 +128,7 @@ class NACL(Penalty):
         distance: see :func:`nacl`, as all that follow.
         space: see there.
         class_reduction: see there.
+        include_background: see there.
         kernel_size: see there.
         kernel: see there.
         sigma: see there.
@@ -145,6 +151,7 @@ class NACL(Penalty):
         distance: Distance = "l1",
         space: Space = "logits",
         class_reduction: ClassReduction = "mean",
+        include_background: bool = True,
         kernel_size: KernelSize = 3,
         kernel: AnyKernel = "mean",
         sigma: float = 1.0,
@@ -158,6 +165,7 @@ class NACL(Penalty):
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha: expected a finite weight >= 0, got {alpha}")
         _check_options(distance, space, class_reduction)
+        check_background(include_background, per_channel)
         check_options(kernel_size, kernel, padding, sigma, bandwidth, KERNELS)
         if kernel in get_args(OrderKernel):
             warnings.warn(
@@ -170,6 +178,7 @@ class NACL(Penalty):
         self.distance: Distance = distance
         self.space: Space = space
         self.class_reduction: ClassReduction = class_reduction
+        self.include_background = include_background
         self.kernel_size = kernel_size
         self.kernel: AnyKernel = kernel
         self.sigma = sigma
@@ -187,7 +196,9 @@ class NACL(Penalty):
         if self.kernel != "mean" or self.space != "logits":
             return None
         absolute = self.distance == "l1"
+        first = 0 if self.include_background else 1
         weight = torch.full((1, self.num_classes), self.alpha, dtype=torch.float64)
+        weight[:, :first] = 0
         return Residual(
             lam=weight if absolute else 0 * weight,
             rho=0 * weight if absolute else 2 * weight,
@@ -195,7 +206,7 @@ class NACL(Penalty):
             shape="abs",
             margins=(1.0,),
             patch=(self.kernel_size, self.padding),
-            divisor=self.num_classes if self.class_reduction == "mean" else 1,
+            divisor=self.num_classes - first if self.class_reduction == "mean" else 1,
             ignore_index=self.ignore_index,
         )
 
@@ -217,6 +228,7 @@ class NACL(Penalty):
             distance=self.distance,
             space=self.space,
             class_reduction=self.class_reduction,
+            include_background=self.include_background,
             kernel_size=self.kernel_size,
             kernel=self.kernel,
             sigma=self.sigma,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,8 @@ from segcal.adapters.nnunet import loss as nnunet_loss
 from segcal.adapters.nnunet import settings
 from segcal.adapters.nnunet.best import BestCalibrated
 from segcal.adapters.nnunet.discovery import ensure_env, ext_path, require_paths
-from segcal.adapters.nnunet.running import Budget, check_train
-from segcal.io.config import load_recipe, names
+from segcal.adapters.nnunet.running import Budget
+from segcal.io.config import Recipe, load_recipe, names
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.focal import Focal, focal
 from segcal.metrics.ece import ece
@@ -118,6 +119,25 @@ def test_ece_of_regions_is_that_of_every_channels_decision():
     labels[0, 1, 1] = 5
     sums = nnunet_loss.calibration(logits, labels, labels_of(2, per_channel=True, ignore_index=5))
     assert sums[[0, 2]].sum(1).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_ece_of_logits_that_are_not_finite(per_channel, value):
+    """One overflow in half precision must not stop a training, nor look calibrated."""
+    heads, targets = batch()
+    layout = labels_of(3, per_channel=per_channel, ignore_index=3)
+    if per_channel:
+        targets = [(t == torch.arange(4).view(1, 4, 1, 1)) for t in targets]
+    loss = nnunet_loss.PenalisedLoss(HostLoss(), layout)
+    loss.start_pass(measuring=True)
+    loss(heads, targets)
+    heads[0][0, 0, :2] = value  # ignored voxels do not count
+    loss(heads, targets)
+    assert 0 < loss.ece(torch.device("cpu")) < 1
+    heads[0][0, 0, 5] = float("nan")
+    loss(heads, targets)
+    assert np.isnan(loss.ece(torch.device("cpu")))
 
 
 def dice_and_ce(**options):
@@ -228,6 +248,14 @@ def test_every_recipe_with_a_name_is_two_trainers(trainers):
     assert not trainers.nnUNetTrainerCRaC_CE.dice
 
 
+@pytest.mark.parametrize("one", [1, [1], "1"])
+def test_channels_are_named_however_nnunet_takes_a_label(trainers, one):
+    labels = {"b": 2, "background": 0, "a": one, "ignore": 3}
+    assert trainers._channel_names(labels, regions=False) == ["background", "a", "b"]
+    regions = {"background": 0, "core": 2, "whole": [1, 2], "ignore": 3}
+    assert trainers._channel_names(regions, regions=True) == ["core", "whole"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -240,13 +268,24 @@ def test_every_recipe_with_a_name_is_two_trainers(trainers):
 )
 def test_settings_that_are_refused(content, message):
     with pytest.raises(ValueError, match=message):
-        settings.read_settings(content, ["crac"])
+        settings.read_settings(content, settings.parts(load_recipe("crac")))
+
+
+def test_nnunet_weighs_dice_like_cross_entropy():
+    recipe = Recipe(base={"cross_entropy": 1.0, "soft_dice": 2.0})
+    with pytest.raises(ValueError, match="weighs them alike, the recipe has 2 and 1"):
+        settings.parts(recipe)
 
 
 def test_settings():
-    content = {"crac": {"margin_inner": 3.0}, "multiplier_source": "volumes", "volumes_every": 2}
-    got, arguments = settings.read_settings(content, ["crac"])
+    crac = {"margin_inner": 3.0, "weight": 0.5}
+    content = {"crac": crac, "multiplier_source": "volumes", "volumes_every": 2}
+    placed = settings.parts(load_recipe("crac"))
+    got, weighed, arguments = settings.read_settings(content, placed)
     assert arguments == {"crac": {"margin_inner": 3.0}}
+    assert placed == settings.Parts({}, {"crac": 1.0})
+    assert weighed == settings.Parts({}, {"crac": 0.5})
+    assert weighed.formula(dice=True) == "Dice + cross-entropy + 0.5 crac"
     assert (got.multiplier_source, got.volumes_every, got.deep_supervision) == ("volumes", 2, True)
 
 
@@ -283,8 +322,6 @@ def test_tiles_keep_every_voxel_once(axes):
 
 
 def test_patches_depend_on_their_seed_alone():
-    import numpy as np
-
     from segcal.adapters.nnunet.sources import patches
 
     class Loader:
@@ -333,6 +370,9 @@ def test_figure_of_a_training():
     titles = [ax.get_title() for ax in axes]
     assert titles[2:] == ["crac: multiplier", "crac: penalty parameter", "crac: constraint"]
     assert [ax.get_yscale() for ax in axes[2:]] == ["log", "log", "linear"]
+    signs = {**step, "lam": [[-0.1, 0.2], [0.0, 2.0]]}  # of equality constraints
+    both = plot_progress([{**records[0], "crac": signs}], ["background", "heart"]).axes
+    assert [ax.get_yscale() for ax in both[2:]] == ["linear", "log", "linear"]
     lam = {line.get_label(): line.get_ydata()[0] for line in axes[2].lines}
     assert lam == {"background, inner": 0.1, "heart, inner": 0.2, "background, outer": 1.0,
                    "heart, outer": 2.0}  # fmt: skip
@@ -397,6 +437,7 @@ def test_budget_needs_nnunets_attributes():
     class Trainer:
         num_epochs = 1000
         current_epoch = 7
+        local_rank = 0
 
         def on_epoch_start(self):
             self.drawn = torch.rand(1).item()
@@ -409,9 +450,11 @@ def test_budget_needs_nnunets_attributes():
     torch.rand(10)
     trainer.on_epoch_start()
     assert trainer.drawn == first
-    trainer.current_epoch = 8
-    trainer.on_epoch_start()
-    assert trainer.drawn != first
+    for attribute in ("current_epoch", "local_rank"):
+        setattr(trainer, attribute, getattr(trainer, attribute) + 1)
+        trainer.on_epoch_start()
+        assert trainer.drawn != first
+        first = trainer.drawn
     with pytest.raises(AttributeError, match="no save_every any more"):
         Budget(save_every=1).apply(trainer)
 
@@ -423,17 +466,6 @@ def test_missing_paths_are_named(monkeypatch):
     monkeypatch.setenv("nnUNet_preprocessed", "/not/there")
     with pytest.raises(ValueError, match="nnUNet_preprocessed=/not/there: no such folder"):
         require_paths("nnUNet_preprocessed")
-
-
-def test_a_budget_does_not_reach_several_gpus(monkeypatch, tmp_path):
-    for name in ("nnUNet_preprocessed", "nnUNet_results"):
-        monkeypatch.setenv(name, str(tmp_path))
-    arguments = ["27", "2d", "0", "-num_gpus", "2"]
-    check_train(arguments, Budget())
-    for two in (arguments, [*arguments[:3], "-num_gpus=2"]):
-        with pytest.raises(ValueError, match="-num_gpus: --epochs"):
-            check_train(two, Budget(epochs=3))
-    check_train([*arguments[:3], "-num_gpus", "1"], Budget(epochs=3))
 
 
 def test_the_command_says_what_is_missing():

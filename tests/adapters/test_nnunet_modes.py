@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import socket
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from segcal.adapters.nnunet import running
+from segcal.adapters.nnunet.running import Budget
 from segcal.io.config import load_recipe, names
 from tests.adapters.nnunet_data import (
     CASES,
@@ -19,6 +24,7 @@ from tests.adapters.nnunet_data import (
     REGIONS,
     SPLIT,
     Tiny,
+    architecture,
     records,
     set_environment,
     trainer,
@@ -177,17 +183,41 @@ def test_fold_all_warns(tiny, capsys):
     assert "multipliers are learned" not in capsys.readouterr().out
 
 
+def test_a_source_of_multipliers_that_are_not_learned_is_said(tiny, capsys):
+    data = tiny(calib=True)
+    run("CRaC", "2d", epochs=1)
+    shown = capsys.readouterr().out
+    assert "multipliers learn from 1 cases of their own" in shown
+    assert "have no effect" not in shown
+    data.set_plans("volumes", "2d", segcal={"multiplier_source": "volumes"})
+    run("NACL", "volumes", epochs=1)
+    shown = capsys.readouterr().out
+    assert "multipliers learn from" not in shown
+    assert 'learns no multipliers, so multiplier_source and a list "calib"' in shown
+
+
 def test_settings_are_shown_and_unknown_ones_refused(tiny, capsys):
     data = tiny()
     data.set_plans("mine", "2d", segcal={"crac": {"margin_inner": 3.0}})
     run("CRaC", "mine", epochs=1)
     shown = capsys.readouterr().out
-    assert "recipe crac: nnU-Net's Dice + cross-entropy" in shown
+    assert "recipe crac: Dice + cross-entropy + crac; terms {" in shown
     assert "'margin_inner': 3.0" in shown
     assert "'multiplier_source': 'val_patches'" in shown
     data.set_plans("wrong", "2d", segcal={"crc": {"margin_inner": 3.0}})
     with pytest.raises(ValueError, match="unknown crc; this trainer takes crac, multiplier_so"):
         trainer("nnUNetTrainerCRaC", "wrong")
+
+
+@pytest.mark.parametrize(("labels", "collapsed"), [(REGIONS, [0, 2]), (CLASSES, [1, 3])])
+def test_collapse_of_the_first_region_is_seen(tiny, labels, collapsed):
+    """Of what nnU-Net counts in validation: regions, or classes without the background."""
+    tiny(labels=labels)
+    found = trainer("nnUNetTrainerBaseline", "2d")
+    found.initialize()
+    counts = {"tp_hard": [0, 4, 0], "fp_hard": [0, 1, 0], "fn_hard": [7, 0, 2]}
+    batch = {key: np.array(values, np.float32) for key, values in counts.items()}
+    assert [found._collapsed_classes([batch, batch]) for _ in range(3)] == [[], [], collapsed]
 
 
 def seen_by(monkeypatch, found):
@@ -221,6 +251,33 @@ def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration):
     assert sum(lines[0]["crac"]["count"]) == labels.numel()
     series = found.logger.local_logger.my_fantastic_logging
     assert {len(values) for values in series.values()} == {3}
+
+
+def test_volumes_of_a_cascade(tiny):
+    """The stage before goes to the images, not to the labels."""
+    data = tiny()
+    data.write_previous_stage("nnUNetTrainerCRaC")
+    data.set_plans(
+        "3d_cascade", "3d", previous_stage="3d_low", segcal={"multiplier_source": "volumes"}
+    )
+    found = trainer("nnUNetTrainerCRaC", "3d_cascade")
+    found.initialize()
+    found.do_split()
+    voxels = torch.zeros(4, dtype=torch.long)
+    for images, target, keep in found._batches():
+        assert images.shape[1] == 1 + 3
+        assert set(images[:, 1:].unique().tolist()) <= {0.0, 1.0}
+        voxels += torch.bincount(target[(0, 0, *keep)].flatten().long(), minlength=4)
+    labels = torch.stack([torch.from_numpy(data.labels[case]) for case in SPLIT["val"]])
+    assert torch.equal(voxels, torch.bincount(labels.flatten().long(), minlength=4))
+
+
+def test_volumes_of_regions_leave_out_what_is_ignored(tiny):
+    data = tiny(labels={**REGIONS, "ignore": 4})
+    data.set_plans("whole", "2d", segcal={"multiplier_source": "volumes"})
+    (line,) = check(run("CRaC", "whole", epochs=1), "CRaC", epochs=1, channels=3)
+    kept = sum(int((data.labels[case] != 4).sum()) for case in SPLIT["val"])
+    assert sum(line["crac"]["count"]) == 3 * kept  # of three channels
 
 
 def test_fixed_patches_are_the_same_every_epoch(tiny, monkeypatch):
@@ -286,13 +343,15 @@ def test_values_reach_nnunets_loggers(tiny):
     assert logged["segcal_val_ece"] == [(r["epoch"], r["ece"]) for r in lines]
     assert logged["segcal_train_base"] == [(r["epoch"], r["train"]["base"]) for r in lines]
     for row, region in enumerate(("inner", "outer")):
-        for k in range(4):
+        for k, channel in enumerate(CLASSES):
             for key in ("lam", "rho", "constraint"):
                 expected = [(r["epoch"], r["crac"][key][row][k]) for r in lines]
-                assert logged[f"segcal_crac_{key}_{region}/class_{k + 1}"] == expected
+                assert logged[f"segcal_crac_{key}_{region}/{channel}"] == expected
 
 
-def test_resumed_training_is_the_uninterrupted_one(tiny):
+@pytest.mark.parametrize("checkpoint", ["final", "best"])
+def test_resumed_training_is_the_uninterrupted_one(tiny, checkpoint):
+    """From any checkpoint: killed early, a training has but nnU-Net's best one."""
     tiny()
     whole = run("CRaC", "2d", epochs=3)
     expected = records(whole)
@@ -303,10 +362,34 @@ def test_resumed_training_is_the_uninterrupted_one(tiny):
     part.run_training()
     folder = Path(part.output_folder)
     again = trainer("nnUNetTrainerCRaC", "2d", epochs=3, resume=True)
-    again.load_checkpoint(str(folder / "checkpoint_final.pth"))
+    again.load_checkpoint(str(folder / f"checkpoint_{checkpoint}.pth"))
     again.run_training()
     assert records(again) == expected
     assert again.best_calibrated == best
+
+
+def test_resumed_training_keeps_best_epochs_that_the_killed_one_had_not_come_to(tiny):
+    """They are written after checkpoint_latest, which does not know of them."""
+    tiny()
+    killed = trainer("nnUNetTrainerCRaC", "2d")
+    save, folder = killed.save_checkpoint, Path(killed.output_folder)
+
+    def dies(name):
+        save(name)
+        raise KeyboardInterrupt
+
+    killed.save_checkpoint = dies
+    with pytest.raises(KeyboardInterrupt):
+        killed.run_training()
+    (latest,) = folder.glob("checkpoint*")
+    again = trainer("nnUNetTrainerCRaC", "2d", resume=True)
+    again.load_checkpoint(str(latest))
+    again.on_train_start()
+    for name in ("checkpoint_best", "checkpoint_best_ece"):
+        assert torch.load(folder / f"{name}.pth", weights_only=False)["current_epoch"] == 1
+    assert again._best_ema == killed.logger.get_value("ema_fg_dice", 0)
+    assert again.best_calibrated.ece == records(killed)[0]["ece"]
+    assert again.current_epoch == 1
 
 
 def test_best_calibrated_checkpoint_is_that_epochs(tiny):
@@ -316,6 +399,32 @@ def test_best_calibrated_checkpoint_is_that_epochs(tiny):
     best = saved["init_args"]["segcal"]["best"]
     assert best["ece"] == records(found)[saved["current_epoch"] - 1]["ece"]
     assert best["ece"] == found.best_calibrated.ece
+
+
+def test_log_of_a_diverged_training_is_json(tiny):
+    tiny()
+    found = trainer("nnUNetTrainerNACL", "2d", epochs=1)
+    found.initialize()
+    with torch.no_grad():
+        next(found.network.parameters()).fill_(torch.nan)
+    found.run_training()
+    text = (Path(found.output_folder) / "segcal_log.jsonl").read_text()
+    assert "NaN" not in text
+    line = json.loads(text)
+    assert line["train"] == line["val"] == {"base": None, "nacl": None}
+    assert line["ece"] is None
+    assert not (Path(found.output_folder) / "checkpoint_best_ece.pth").exists()
+
+
+def test_a_network_of_two_stages_is_refused(tiny):
+    two = architecture(2)
+    two["arch_kwargs"] |= {
+        "n_stages": 2, "features_per_stage": [4, 8], "kernel_sizes": [[3, 3]] * 2,
+        "strides": [[1, 1], [2, 2]], "n_conv_per_stage": [1, 1], "n_conv_per_stage_decoder": [1],
+    }  # fmt: skip
+    tiny().set_plans("two", "2d", architecture=two)
+    with pytest.raises(ValueError, match=r"two stages .* loss is NaN; plan three stages or more"):
+        trainer("nnUNetTrainerCRaC", "two").initialize()
 
 
 def rank_main(rank, port, root, name, configuration):
@@ -333,11 +442,40 @@ def rank_main(rank, port, root, name, configuration):
         found.is_ddp, found.local_rank = True, rank
         found.run_training()
         state = found.loss.learned_state()
-        kept = {"state": state, "batch": found.batch_size, "ece": found._ece,
+        ece = found.logger.get_value("segcal_val_ece", -1)
+        kept = {"state": state, "batch": found.batch_size, "ece": ece,
                 "terms": found._train_terms, "best": vars(found.best_calibrated)}  # fmt: skip
         torch.save(kept, f"{root}/{rank}.pt")
     finally:
         dist.destroy_process_group()
+
+
+def test_processes_of_several_gpus_find_the_trainer_and_its_budget(tiny, monkeypatch):
+    """What nnU-Net spawns is called here, without a GPU, as its processes would call it."""
+    data = tiny()
+    from nnunetv2.run import run_training as host
+
+    monkeypatch.setenv("nnUNet_extTrainer", "")
+    spawned, trained = [], []
+    monkeypatch.setattr(host.mp, "spawn", lambda f, args, nprocs, join: spawned.append((f, args)))
+    name = "nnUNetTrainerCRaC"
+    options = ["-tr", name, "-num_gpus", "2"]
+    running.train([data.folder.name, "2d", "0", *options], Budget(epochs=7, seed=1))
+    ((function, arguments),) = spawned
+    assert host.run_ddp is not function  # as it was
+    find = host.get_trainer_from_args
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(host, "get_trainer_from_args", partial(find, device=cpu))
+
+    def run_ddp(rank, dataset, configuration, fold, trainer_name, plans, *rest):
+        trained.append(
+            (rank, host.get_trainer_from_args(dataset, configuration, fold, trainer_name))
+        )
+
+    monkeypatch.setattr(host, "run_ddp", run_ddp)
+    pickle.loads(pickle.dumps(function))(1, *arguments)
+    ((rank, found),) = trained
+    assert (rank, found.num_epochs, type(found).__name__) == (1, 7, name)
 
 
 def test_batch_dice_of_uneven_shares_is_refused(tiny, monkeypatch):

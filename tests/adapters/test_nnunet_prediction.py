@@ -223,6 +223,8 @@ def test_saved_logits_give_the_saved_probabilities(tmp_path, labels, transpose):
     np.testing.assert_allclose(
         probabilities(torch.as_tensor(logits), labels), probs, rtol=1e-5, atol=1e-7
     )
+    from_logits = probabilities(torch.as_tensor(logits), labels)
+    assert torch.equal(from_logits == 0, torch.as_tensor(probs == 0))  # outside the crop
     with np.load(tmp_path / "fold_1" / "case.npz") as of_fold:
         assert np.abs(of_fold["probabilities"] - probs).max() > 0.1
     assert (tmp_path / "fold_0" / "case.nii.gz").is_file()

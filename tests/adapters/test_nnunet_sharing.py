@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from nnunetv2.training.logging.nnunet_logger import MetaLogger
 from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as searched_first  # noqa: N813
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
 from segcal.adapters.nnunet.checkpoints import plain, read_checkpoint
 from segcal.adapters.nnunet.sharing import as_stock, export_model
-from segcal.adapters.nnunet.warmstart import unlike, warmstart
+from segcal.adapters.nnunet.warmstart import _results_elsewhere, unlike, warmstart
 
 INIT = {
     "plans": {
@@ -200,6 +202,22 @@ def test_warm_start_refuses_what_differs(place, key, value, said):
     places.get(place, new.get(place))[key] = value
     (sentence,) = unlike(INIT, new)
     assert sentence.startswith(said)
+
+
+@pytest.mark.parametrize("enabled", ["1", None])
+def test_the_trainer_that_a_warm_start_asks_leaves_nothing(monkeypatch, enabled):
+    """No folder, and no run of W&B."""
+    monkeypatch.setenv("nnUNet_results", "/mine")
+    if enabled is None:
+        monkeypatch.delenv("nnUNet_wandb_enabled", raising=False)
+    else:
+        monkeypatch.setenv("nnUNet_wandb_enabled", enabled)
+    with _results_elsewhere():
+        folder = Path(os.environ["nnUNet_results"])
+        assert MetaLogger(str(folder), False).loggers == []
+    assert not folder.exists()
+    assert os.environ["nnUNet_results"] == "/mine"
+    assert os.environ.get("nnUNet_wandb_enabled") == enabled
 
 
 def test_warm_start_accepts_what_only_trains_otherwise():

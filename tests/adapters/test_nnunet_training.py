@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from segcal.adapters.nnunet.discovery import ext_path
+from tests.adapters.nnunet_commands import BIN, BUDGET, RUN, TRAIN
 
 pytestmark = pytest.mark.slow
-
-BIN = Path(sys.executable).parent
-SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
-RUN = "Dataset901_Phantom/{}__nnUNetPlans__2d_small/fold_0"
-BUDGET = ["--epochs", "4", "--iterations", "4", "--val-iterations", "3", "--save-every", "1"]
-TRAIN = [BIN / "segcal", "nnunet", "train", "901", "2d_small", "0", "-device", "cpu"]
-
 
 TRAINER = """
 import sys
@@ -35,79 +24,6 @@ cpu = torch.device("cpu")
 trainer = get_trainer_from_args("901", "2d_small", 0, "nnUNetTrainerCRaC", device=cpu)
 trainer.initialize()
 """
-
-
-class Workspace:
-    """nnU-Net's folders, and its commands run in them."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.data = root / "raw" / "Dataset901_Phantom"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("nnUNet_")}
-        self.environment = {
-            **inherited,
-            "nnUNet_raw": str(root / "raw"),
-            "nnUNet_preprocessed": str(root / "preprocessed"),
-            "nnUNet_results": str(root / "results"),
-            "nnUNet_def_n_proc": "1",
-            "nnUNet_n_proc_DA": "1",
-        }
-
-    def run(self, *command, **environment):
-        done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True,
-            env={**self.environment, **environment},
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        return done.stdout
-
-    def fail(self, *command, code=2, **environment):
-        """Run a command that must end with `code`; return what it says."""
-        done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True,
-            env={**self.environment, **environment},
-        )  # fmt: skip
-        assert done.returncode == code, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        return done.stdout + done.stderr
-
-    def run_until(self, reached, *command, **environment):
-        """Start a command in a process group of its own and SIGKILL it when `reached()`."""
-        log = self.root / "killed.log"
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                list(map(str, command)), stdout=out, stderr=out, start_new_session=True,
-                env={**self.environment, **environment},
-            )  # fmt: skip
-        deadline = time.monotonic() + 300
-        try:
-            while not reached():
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
-                time.sleep(0.02)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-    def records(self, trainer, results="results"):
-        path = self.root / results / RUN.format(trainer) / "segcal_log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    w = Workspace(tmp_path_factory.mktemp("nnunet"))
-    (w.root / "preprocessed").mkdir()
-    w.run(BIN / "segcal", "phantom", w.data, "--train", 6, "--test", 2, "--size", 40, "--slices", 4)
-    w.run(
-        BIN / "nnUNetv2_plan_and_preprocess", "-d", 901, "-c", "2d", "-np", 1, "-npfp", 1,
-        "--verify_dataset_integrity",
-    )  # fmt: skip
-    w.run(
-        sys.executable, SCRIPTS / "small_plans.py", 901, "2d", "--patch", "32,32", "--batch", 4,
-        "--features", "4,8,16",
-    )  # fmt: skip
-    w.run(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--seed", 1, *BUDGET)
-    return w
 
 
 def test_training_learns_multipliers(workspace):
@@ -158,10 +74,11 @@ trainer.load_checkpoint(path)
 lam = trainer.loss.penalties.terms["crac"].lam.clone()
 assert (lam > 1e-6).all()
 trainer.penalty_settings["crac"]["margin_inner"] = 3.0
+trainer.load_checkpoint(path)  # as --val does
 try:
-    trainer.load_checkpoint(path)
+    trainer.run_training()
 except ValueError as error:
-    assert "crac: margin_inner = 5.0, not 3.0" in str(error), error
+    assert "crac: margin_inner = 5.0, not 3.0. Go on with" in str(error), error
 else:
     raise SystemExit("other margins were accepted")
 checkpoint = torch.load(path, weights_only=False)
@@ -387,6 +304,7 @@ def test_warm_start_goes_on_from_the_end(workspace):
     assert not (workspace.root / "warm").exists()
     out = workspace.run(*start, "-f", 0, *nacl, "--epochs", 2, **environment)
     assert "segcal nnunet train 901 2d_small 0 -tr nnUNetTrainerNACL --c --epochs 4" in out
+    assert "full learning rate" not in out
     script = """
 import sys
 from segcal.adapters.nnunet.discovery import register

@@ -14,13 +14,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from segcal.commands import evaluate as command
-from segcal.commands.evaluate import STORE, calibration_table, class_table
+from segcal.commands.console import calibration_table, class_table
 from segcal.commands.main import app
 from segcal.evaluation import cohort
 from segcal.evaluation.cohort import summarise
+from segcal.evaluation.job import STORE
 from segcal.evaluation.marginloss import evaluate_case_marginloss
 from segcal.io.volumes import write_nifti
+from segcal.reporting import report
 from tests.conftest import close
 from tests.evaluation.test_cohort import geometry, soft
 
@@ -45,8 +46,8 @@ def folders(tmp_path):
 def undrawn():
     """Reports without pictures, each of which takes a second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "_diagrams", lambda *arguments: {})
-        patch.setattr(command, "_worst", lambda *arguments: ({}, []))
+        patch.setattr(report, "_diagrams", lambda *arguments: {})
+        patch.setattr(report, "_worst", lambda *arguments: ({}, []))
         yield
 
 
@@ -479,11 +480,11 @@ def test_another_number_of_classes_is_a_failed_case(folders):
 def test_results_are_kept_until_the_report_is_there(folders, monkeypatch):
     root, _ = folders
 
-    def fails(*arguments):
+    def fails(*arguments, **options):
         raise ValueError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "_report", fails)
+        patch.setattr(report, "write_report", fails)
         assert evaluate(root).exit_code == 2
     assert len([*(root / "out" / ".segcal-results").glob("*.npz")]) == 2
     assert evaluate(root, "--resume").exit_code == 0
@@ -769,6 +770,7 @@ def test_resume_goes_on_with_the_method_that_was_interrupted(four, monkeypatch):
     assert (root / "out" / "comparison.json").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "change", ["none", "bins", "scopes", "dilation", "nsd", "labels", "prediction", "reference",
                "label map", "foreign", "truncated", "no --resume"],
@@ -777,7 +779,13 @@ def test_what_resume_may_not_keep(four, monkeypatch, change):
     """A changed setting leaves nothing, a changed file or a damaged result all but one case."""
     root, y = four
     reports = []
-    monkeypatch.setattr(command, "_report", lambda _, job, cohort, *rest: reports.append(cohort))
+    write = report.write_report
+
+    def keeps(job, cohort, settings, **options):
+        reports.append(cohort)
+        return write(job, cohort, settings, **options)
+
+    monkeypatch.setattr(report, "write_report", keeps)
     whole = (root / "p" / "d.npz").read_bytes()
     (root / "p" / "d.npz").write_bytes(b"broken")
     assert evaluate(root, *ONE).exit_code == 1

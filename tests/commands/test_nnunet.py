@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from segcal.adapters.nnunet import doctor
+from segcal.adapters.nnunet import doctor, sharing
 from segcal.commands.main import app
 
 RUNNER = CliRunner()
@@ -45,19 +45,29 @@ def test_recipes_lists_every_trainer(monkeypatch):
     assert done.exit_code == 0, done.output
     rows = {line.split()[0]: line for line in done.output.splitlines() if "nnUNetTrainer" in line}
     assert {"nnUNetTrainer", "nnUNetTrainerCRaC", "nnUNetTrainerNACL"} <= rows.keys()
-    assert rows["nnUNetTrainerCRaC"].split()[1] == "crac"
-    assert rows["nnUNetTrainerNACL"].split()[1] == "nacl"
+    for name, loss in (
+        ("CRaC", "Dice + cross-entropy + crac"),
+        ("CALS", "Dice + cross-entropy + cals"),
+        ("FL", "Dice + focal "),
+        ("MMCE", "Dice + cross-entropy + 0.1 mmce"),
+    ):
+        assert loss in rows[f"nnUNetTrainer{name}"]
+    assert "nnUNetTrainerCRaC_CE is cross-entropy + crac." in done.output
 
 
 @pytest.mark.parametrize("option", ["--continue_prediction", "--c", "--continue"])
-def test_other_average_is_not_mixed_in(environment, tmp_path, option):
+def test_other_predictions_are_not_mixed_in(environment, tmp_path, option):
     """Before nnU-Net starts; however nnU-Net's parser lets its option be written."""
-    (tmp_path / "segcal_predict.json").write_text(json.dumps({"average": "logit"}))
+    before = {"average": "logit", "checkpoint": "checkpoint_final.pth"}
+    (tmp_path / "segcal_predict.json").write_text(json.dumps(before))
     for command in ("predict", "predict-from-modelfolder"):
         arguments = ["nnunet", command, "-o", str(tmp_path), "-f", "0", "1", option]
         done = RUNNER.invoke(app, [*arguments, "--average", "prob"])
         assert done.exit_code == 2, done.output
         assert "was predicted with --average logit, not prob" in done.output
+        done = RUNNER.invoke(app, [*arguments, "-chk", "checkpoint_best.pth"])
+        assert done.exit_code == 2, done.output
+        assert "with -chk checkpoint_final.pth, not checkpoint_best.pth" in done.output
 
 
 def test_warm_start_of_nothing(environment, tmp_path):
@@ -65,3 +75,17 @@ def test_warm_start_of_nothing(environment, tmp_path):
     done = RUNNER.invoke(app, ["nnunet", "warmstart", str(tmp_path), *options])
     assert done.exit_code == 2, done.output
     assert "holds no checkpoint_final.pth; is its training finished?" in done.output
+
+
+@pytest.mark.parametrize(
+    ("option", "ending"),
+    [([], "-f 0 all"), (["-chk", "checkpoint_best.pth"], "-f 0 all -chk checkpoint_best.pth")],
+)
+def test_export_names_the_command_that_finds_the_checkpoint(tmp_path, monkeypatch, option, ending):
+    """nnU-Net looks for checkpoint_final.pth by itself."""
+    for fold in ("fold_0", "fold_all"):
+        (tmp_path / fold).mkdir()
+    monkeypatch.setattr(sharing, "export_model", lambda model, results, checkpoint: tmp_path)
+    done = RUNNER.invoke(app, ["nnunet", "export", "model", "shared", *option])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1].endswith(f"-m {tmp_path} {ending}")

@@ -8,7 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from segcal.datasets.flare import ORGANS, find_release, plan_flare
+from segcal.datasets.flare import ORGANS, _held_out, find_release, plan_flare
 from segcal.datasets.raw import write_dataset
 from segcal.io.sources import find_sources
 from tests.data_paths import real_data
@@ -42,6 +42,22 @@ def convert(root, folder, release=None):
     sources = find_sources(root)
     plan = plan_flare(sources, release or find_release(sources))
     return plan, write_dataset(sources, plan, folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "held_out"),
+    [
+        ("ValidationMask/validation_001.nii.gz", True),
+        ("Validation/labels/a.nii.gz", True),
+        ("val/a.nii.gz", True),
+        ("data/TestImages/a.nii.gz", True),
+        ("labels/FLARETs_0001.nii.gz", True),
+        ("TestCode/TrainingMask/train_001.nii.gz", False),
+        ("Valencia/labels/FLARE22_Tr_0001.nii.gz", False),
+    ],
+)
+def test_what_is_held_out(path, held_out):
+    assert _held_out(path) is held_out
 
 
 def test_flare21(tmp_path):

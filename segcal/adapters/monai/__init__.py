@@ -1,1 +1,1 @@
-"""MONAI: metrics for its evaluators."""
+"""MONAI: losses and handlers for its trainers, metrics for its evaluators."""

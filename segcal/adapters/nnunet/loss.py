@@ -225,7 +225,7 @@ def calibration(logits: Tensor, labels: Tensor, layout: Labels) -> Tensor:
     """Sums of equal-width bins, ``(3, M)``: predictions, their confidence, and hits.
 
     A prediction is the top label of a voxel; with regions, whether a voxel is in a region, of every
-    channel.
+    channel. All sums are NaN if a prediction is.
 
     Args:
         logits: ``(N, K, *S)``.
@@ -239,7 +239,10 @@ def calibration(logits: Tensor, labels: Tensor, layout: Labels) -> Tensor:
             confidence, predicted = torch.maximum(p, 1 - p), (p > 0.5).long()
         else:
             confidence, predicted = torch.softmax(x, 1).max(1)
-        bins = equal_width_statistics(confidence[valid], (predicted == labels)[valid], ECE_BINS)
+        confidence = confidence[valid]
+        if confidence.isnan().any():  # a diverged training, or an overflow of half precision
+            return torch.full((3, ECE_BINS), torch.nan, dtype=torch.float64)
+        bins = equal_width_statistics(confidence, (predicted == labels)[valid], ECE_BINS)
     sums = (bins.count, bins.confidence_sum, bins.hit_sum)
     return torch.stack([torch.as_tensor(s, dtype=torch.float64) for s in sums])
 

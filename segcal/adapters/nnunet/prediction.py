@@ -28,8 +28,8 @@ from segcal import __version__
 from segcal.adapters.nnunet.running import LOGITS_FOLDER, RECORD_NAME, Aggregation, replaced
 from segcal.io.files import whole_file, write_json
 
-OUTSIDE = -100.0
-"""Logit of what is impossible outside nnU-Net's crop: e^-100 is 0 in single precision."""
+OUTSIDE = -110.0
+"""Logit of what is impossible outside nnU-Net's crop: e^-110 is 0 in single precision."""
 
 
 def logits_of(probabilities: Tensor, *, regions: bool) -> Tensor:
@@ -61,6 +61,7 @@ class AveragingPredictor(nnUNetPredictor):
         super().__init__(*args, **kwargs)
         self.aggregation = aggregation
         self.fold_names: tuple[str, ...] = ()
+        self.checkpoint_name = ""
 
     def initialize_from_trained_model_folder(
         self,
@@ -75,6 +76,7 @@ class AveragingPredictor(nnUNetPredictor):
             model_training_output_dir, use_folds, checkpoint_name
         )
         self.fold_names = tuple(f"fold_{fold}" for fold in use_folds)
+        self.checkpoint_name = checkpoint_name
 
     @torch.inference_mode()
     def predict_logits_from_preprocessed_data(self, data: Tensor) -> Tensor:
@@ -205,6 +207,7 @@ class AveragingPredictor(nnUNetPredictor):
                 "mirroring": bool(self.use_mirroring and self.allowed_mirroring_axes),
                 "tile_step_size": self.tile_step_size,
                 "folds": list(self.fold_names),
+                "checkpoint": self.checkpoint_name,
                 "trainer": self.trainer_name,
             },
         )

@@ -19,6 +19,8 @@ from segcal.io.files import read_json
 RECORD_NAME = "segcal_predict.json"
 """File beside predictions that says how they were made."""
 LOGITS_FOLDER = "logits"
+RANK_STRIDE = 1_000_003
+"""Between the seeds of processes that train together."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,9 @@ class Budget:
         iterations: training iterations an epoch (250).
         val_iterations: validation iterations an epoch (50).
         save_every: epochs between ``checkpoint_latest`` (50).
-        seed: seed everything at the start and, plus the epoch, at the start of every epoch, with
-            single-process data loading: a resumed training then repeats an uninterrupted one.
+        seed: seed everything at the start and, by epoch and rank, at the start of every epoch, with
+            data loading in the training's process: a resumed training then repeats an uninterrupted
+            one.
     """
 
     epochs: int | None = None
@@ -62,7 +65,7 @@ class Budget:
             host_epoch_start = trainer.on_epoch_start
 
             def on_epoch_start() -> None:
-                seed_everything(seed + 1 + trainer.current_epoch)
+                seed_everything(seed + 1 + trainer.current_epoch + RANK_STRIDE * trainer.local_rank)
                 host_epoch_start()
 
             trainer.on_epoch_start = on_epoch_start
@@ -93,24 +96,14 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
+def check_train(arguments: Sequence[str]) -> None:
     """Check what can be checked before nnU-Net starts.
 
     Raises:
-        ValueError: nnU-Net's path variables are not set; a budget with several GPUs, whose
-            processes it would not reach.
+        ValueError: nnU-Net's path variables are not set.
     """
-    if _asks_for_help(arguments):
-        return
-    require_paths("nnUNet_preprocessed", "nnUNet_results")
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-num_gpus", type=int, default=1)
-    known, _ = parser.parse_known_args([str(a) for a in arguments])
-    if known.num_gpus > 1 and budget not in (None, Budget()):
-        raise ValueError(
-            "-num_gpus: --epochs, --iterations, --val-iterations, --save-every and --seed only "
-            "reach a training in one process; leave them out, or train on one GPU"
-        )
+    if not _asks_for_help(arguments):
+        require_paths("nnUNet_preprocessed", "nnUNet_results")
 
 
 def check_predict(
@@ -123,7 +116,7 @@ def check_predict(
 
     Raises:
         ValueError: nnU-Net's path variables are not set; a prediction that was started with
-            another average is to be continued.
+            another average or checkpoint is to be continued.
     """
     if _asks_for_help(arguments):
         return
@@ -132,15 +125,18 @@ def check_predict(
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-o", type=Path)
     parser.add_argument("--continue_prediction", "--c", action="store_true")
+    parser.add_argument("-chk", default="checkpoint_final.pth")
     known, _ = parser.parse_known_args([str(a) for a in arguments])
-    if not known.continue_prediction or known.o is None:
+    if not known.continue_prediction or known.o is None or not (known.o / RECORD_NAME).exists():
         return
-    record, average = known.o / RECORD_NAME, (aggregation or Aggregation()).average
-    if record.exists() and (before := read_json(record).get("average")) != average:
-        raise ValueError(
-            f"{known.o}: was predicted with --average {before}, not {average}; go on with that, "
-            "or predict into another folder"
-        )
+    before = read_json(known.o / RECORD_NAME)
+    now = {"average": (aggregation or Aggregation()).average, "checkpoint": known.chk}
+    for (key, value), option in zip(now.items(), ("--average", "-chk"), strict=True):
+        if before.get(key) != value:
+            raise ValueError(
+                f"{known.o}: was predicted with {option} {before.get(key)}, not {value}; go on "
+                "with that, or predict into another folder"
+            )
 
 
 def _asks_for_help(arguments: Sequence[str]) -> bool:
@@ -153,12 +149,30 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
     Raises:
         ValueError: see :func:`check_train`.
     """
-    check_train(arguments, budget)
+    check_train(arguments)
     budget = budget or Budget()
+    with (
+        _prepared(budget) as host,
+        replaced(host, "run_ddp", partial(train_rank, budget)),
+    ):
+        _call("nnUNetv2_train", host.run_training_entry, arguments)
+
+
+def train_rank(budget: Budget, rank: int, *arguments: Any) -> None:
+    """Run nnU-Net's ``run_ddp``: one process of those that ``-num_gpus`` spawns."""
+    with _prepared(budget) as host:
+        host.run_ddp(rank, *arguments)
+
+
+@contextmanager
+def _prepared(budget: Budget) -> Iterator[Any]:
+    """Yield nnU-Net's module of training, which finds our trainers and gives them the budget."""
     if budget.seed is not None:
         os.environ["nnUNet_n_proc_DA"] = "0"  # read when nnU-Net is imported
     ensure_env()
     from nnunetv2.run import run_training
+
+    from segcal.adapters.nnunet.workers import workers_end_with_us
 
     register()
     find_trainer = run_training.get_trainer_from_args
@@ -168,8 +182,8 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
         budget.apply(trainer)
         return trainer
 
-    with replaced(run_training, "get_trainer_from_args", with_budget):
-        _call("nnUNetv2_train", run_training.run_training_entry, arguments)
+    with replaced(run_training, "get_trainer_from_args", with_budget), workers_end_with_us():
+        yield run_training
 
 
 def predict(

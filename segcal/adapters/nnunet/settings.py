@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from segcal.io.config import Recipe
 
 PLANS_KEY = "segcal"
+WITHOUT_DICE = "_CE"
+"""Suffix of the trainers that leave out Dice."""
 HOSTS_OWN = ("cross_entropy", "soft_dice")
 """Losses of a recipe that nnU-Net has itself."""
 
@@ -38,12 +40,35 @@ class Parts:
         """All terms."""
         return [*self.instead, *self.added]
 
+    def weighed(self, weights: Mapping[str, float]) -> Parts:
+        """Return the same terms, those named with other weights."""
+        instead, added = (
+            {name: weights.get(name, w) for name, w in place.items()}
+            for place in (self.instead, self.added)
+        )
+        return Parts(instead, added)
+
+    def formula(self, *, dice: bool) -> str:
+        """Say what a trainer minimises, e.g. ``Dice + cross-entropy + 0.1 mmce``."""
+        weights = {"Dice": 1.0} if dice else {}
+        weights |= {**(self.instead or {"cross-entropy": 1.0}), **self.added}
+        return " + ".join(name if w == 1 else f"{w:g} {name}" for name, w in weights.items())
+
 
 def parts(recipe: Recipe) -> Parts:
     """Place the terms of a recipe: without cross-entropy its losses take that one's place.
 
     Weights become those beside a cross-entropy of weight 1, which is nnU-Net's.
+
+    Raises:
+        ValueError: Dice and cross-entropy of different weights, which nnU-Net does not have.
     """
+    dice, cross_entropy = (recipe.base.get(name, 0.0) for name in HOSTS_OWN[::-1])
+    if dice and cross_entropy and dice != cross_entropy:
+        raise ValueError(
+            f"soft_dice, cross_entropy: nnU-Net weighs them alike, the recipe has {dice:g} and "
+            f"{cross_entropy:g}"
+        )
     own = {name: w for name, w in recipe.base.items() if name not in HOSTS_OWN}
     if "cross_entropy" not in recipe.base:
         return Parts(own, dict(recipe.penalties))
@@ -72,22 +97,23 @@ class Settings(BaseModel):
 
 
 def read_settings(
-    content: Mapping[str, Any], terms: list[str]
-) -> tuple[Settings, dict[str, dict[str, Any]]]:
+    content: Mapping[str, Any], placed: Parts
+) -> tuple[Settings, Parts, dict[str, dict[str, Any]]]:
     """Read the ``segcal`` entry of a plans configuration.
 
     Args:
         content: the entry.
-        terms: names of the recipe's terms.
+        placed: the recipe's terms.
 
     Returns:
-        the settings, and arguments by term.
+        the settings, the terms with the weights in force, and arguments by term.
 
     Raises:
         ValueError: an unknown key, or a value that does not fit.
     """
     if not isinstance(content, Mapping):
         raise ValueError(f'plans, "{PLANS_KEY}": expected an object, got {content!r}')
+    terms = placed.names
     arguments = {name: value for name, value in content.items() if name in terms}
     if wrong := [name for name, value in arguments.items() if not isinstance(value, Mapping)]:
         raise ValueError(
@@ -100,8 +126,15 @@ def read_settings(
             f'plans, "{PLANS_KEY}": unknown {", ".join(unknown)}; this trainer takes '
             f"{', '.join([*terms, *Settings.model_fields])}"
         )
+    weights = {name: v["weight"] for name, v in arguments.items() if "weight" in v}
+    for name, weight in weights.items():
+        if not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+            raise ValueError(
+                f'plans, "{PLANS_KEY}": {name}: weight: expected a number >= 0, got {weight!r}'
+            )
+    others = {k: {n: x for n, x in v.items() if n != "weight"} for k, v in arguments.items()}
     try:
-        return Settings.model_validate(rest), {k: dict(v) for k, v in arguments.items()}
+        return Settings.model_validate(rest), placed.weighed(weights), others
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ValueError(f'plans, "{PLANS_KEY}": {problems}') from None

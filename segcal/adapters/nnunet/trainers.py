@@ -29,20 +29,26 @@ from segcal import __version__
 from segcal.adapters.nnunet.best import BestCalibrated
 from segcal.adapters.nnunet.loss import HeadLoss, Labels, PenalisedLoss, without
 from segcal.adapters.nnunet.progress import PANELS, plot_progress, region_names
-from segcal.adapters.nnunet.settings import PLANS_KEY, parts, read_settings
+from segcal.adapters.nnunet.settings import (
+    PLANS_KEY,
+    WITHOUT_DICE,
+    parts,
+    read_settings,
+)
 from segcal.adapters.nnunet.sources import calibration_cases, patches, volumes
+from segcal.adapters.nnunet.workers import workers_end_with_us
 from segcal.collapse import CollapseWatch
 from segcal.io.config import build, load_recipe, names, resolve_terms
 from segcal.io.files import read_json, remove_leftovers, whole_file, write_text
 from segcal.objective import Objective
-from segcal.penalty import DualStep, LearnedPenalty
+from segcal.penalty import DualStep, LearnedPenalty, sum_over_ranks
 from segcal.reporting.picture import draw
 
 LOG_NAME = "segcal_log.jsonl"
 FIGURE_NAME = "segcal_progress.png"
 BEST_NAME = "checkpoint_best_ece.pth"
+BEST_DICE_NAME = "checkpoint_best.pth"
 CHECKPOINT_KEY = "segcal"
-WITHOUT_DICE = "_CE"
 COLLAPSE_REMEDY = (
     "the network may have collapsed to background (in the first epochs of a short training, that "
     "is usual). If it stays so: keep Dice in the base loss, lower the weight of the penalty (of "
@@ -56,6 +62,7 @@ class CalibratedTrainer(nnUNetTrainer):
     recipe: ClassVar[str]
     dice: ClassVar[bool]
     loss: PenalisedLoss
+    _best_ema: float | None  # nnU-Net's
 
     def __init__(
         self,
@@ -66,14 +73,15 @@ class CalibratedTrainer(nnUNetTrainer):
         device: torch.device = torch.device("cuda"),  # noqa: B008 - nnU-Net's signature
     ) -> None:
         super().__init__(plans, configuration, fold, dataset_json, device)
-        self.parts = parts(load_recipe(self.recipe))
-        self.settings, self._arguments = read_settings(
-            self.configuration_manager.configuration.get(PLANS_KEY, {}), self.parts.names
+        placed = parts(load_recipe(self.recipe))
+        self.settings, self.parts, self._arguments = read_settings(
+            self.configuration_manager.configuration.get(PLANS_KEY, {}), placed
         )
         self.enable_deep_supervision = self.settings.deep_supervision
         self.calibration_cases: list[str] = []
         self.val_cases: list[str] = []
         self.best_calibrated = BestCalibrated()
+        self._other_settings = ""
         self.channel_names = _channel_names(
             self.dataset_json["labels"], regions=self.label_manager.has_regions
         )
@@ -132,7 +140,9 @@ class CalibratedTrainer(nnUNetTrainer):
         two = [name for name in self.parts.added if getattr(terms[name], "two_views", False)]
         added = {name: w for name, w in self.parts.added.items() if name not in two}
         self.learns = any(isinstance(terms[name], LearnedPenalty) for name in added)
-        self.collapse_watch = CollapseWatch(len(self.channel_names))
+        self.collapse_watch = CollapseWatch(
+            len(self.channel_names), background=not self.label_manager.has_regions
+        )
         self._collapse_said: list[int] = []
         return PenalisedLoss(
             host,
@@ -151,19 +161,37 @@ class CalibratedTrainer(nnUNetTrainer):
             self.calibration_cases = calibration_cases(splits[self.fold], train, val)
         return train, val
 
+    def get_dataloaders(self) -> tuple[Any, Any]:
+        """Start nnU-Net's loaders, with workers that end when this process is killed."""
+        with workers_end_with_us():
+            return super().get_dataloaders()
+
     def on_train_start(self) -> None:
-        """Start as nnU-Net does, and say what is added to the loss."""
+        """Start as nnU-Net does, and say what is added to the loss.
+
+        Raises:
+            ValueError: the checkpoint to go on from was trained with other settings.
+        """
+        if self._other_settings:
+            raise ValueError(
+                f"{self._other_settings}. Go on with the settings it was trained with, or start "
+                "anew without --c"
+            )
         super().on_train_start()
-        base = "Dice + cross-entropy" if self.dice else "cross-entropy alone"
+        loss = self.parts.formula(dice=self.dice)
         self.print_to_log_file(
-            f"segcal {__version__}, recipe {self.recipe}: nnU-Net's {base}; in place of "
-            f"cross-entropy {list(self.parts.instead) or 'nothing'}, added "
-            f"{list(self.parts.added) or 'nothing'}: {self.penalty_settings}"
+            f"segcal {__version__}, recipe {self.recipe}: {loss}; terms {self.penalty_settings}"
         )
         settings = self.settings.model_dump()
         self.print_to_log_file(f"segcal settings: {settings}")
         self.logger.update_config({"segcal": {**settings, **self.penalty_settings}})
-        if self.calibration_cases:
+        source = self.settings.multiplier_source
+        if not self.learns and (self.calibration_cases or source != "val_patches"):
+            self.print_to_log_file(
+                "WARNING: this recipe learns no multipliers, so multiplier_source and a list "
+                '"calib" in splits_final.json have no effect'
+            )
+        elif self.calibration_cases:
             self.print_to_log_file(
                 f"segcal: multipliers learn from {len(self.calibration_cases)} cases of their own, "
                 '"calib" in splits_final.json'
@@ -176,6 +204,9 @@ class CalibratedTrainer(nnUNetTrainer):
         if self.local_rank == 0:
             remove_leftovers(Path(self.output_folder))
             self._forget_log_from(self.current_epoch)
+        if CHECKPOINT_KEY in self.my_init_kwargs:  # a training that goes on
+            self._keep_best_dice()
+            self._keep_best_calibrated()
 
     def train_step(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Take nnU-Net's step, on two views of the images if the recipe compares them."""
@@ -221,18 +252,38 @@ class CalibratedTrainer(nnUNetTrainer):
 
     def on_epoch_end(self) -> None:
         """End as nnU-Net does; keep the best calibrated epoch, draw the figure."""
-        dice = float(self.logger.get_value("ema_fg_dice", step=-1))
-        chosen = self.best_calibrated.update(self._ece, dice)
         super().on_epoch_end()
-        if chosen:
-            self.print_to_log_file(f"segcal: new best ECE of validation patches: {self._ece:.4f}")
-            self.current_epoch -= 1  # as nnU-Net does for its last checkpoint
-            self.save_checkpoint(str(Path(self.output_folder) / BEST_NAME))
-            self.current_epoch += 1
+        self._keep_best_calibrated()
         if self.local_rank == 0:
             records = [json.loads(line) for line in self._log_lines()]
             figure = plot_progress(records, self.channel_names)
             draw(figure, "").save(Path(self.output_folder) / FIGURE_NAME)
+
+    def _keep_best_dice(self) -> None:
+        """Keep the last epoch as nnU-Net's best, if it is.
+
+        nnU-Net looks for that after it has written ``checkpoint_latest``, so a training that goes
+        on from that checkpoint looks again: the killed one may not have come to it, and the
+        checkpoint does not know of it.
+        """
+        dice = self.logger.get_value("ema_fg_dice", step=-1)
+        if self._best_ema is None or dice > self._best_ema:
+            self._best_ema = dice
+            self._save_last_epoch(BEST_DICE_NAME)
+
+    def _keep_best_calibrated(self) -> None:
+        """Keep the last epoch as the best calibrated one, if it is. Twice does no harm."""
+        ece, dice = (
+            float(self.logger.get_value(key, step=-1)) for key in ("segcal_val_ece", "ema_fg_dice")
+        )
+        if self.best_calibrated.update(ece, dice):
+            self.print_to_log_file(f"segcal: new best ECE of validation patches: {ece:.4f}")
+            self._save_last_epoch(BEST_NAME)
+
+    def _save_last_epoch(self, name: str) -> None:
+        self.current_epoch -= 1  # as nnU-Net does for its last checkpoint
+        self.save_checkpoint(str(Path(self.output_folder) / name))
+        self.current_epoch += 1
 
     @property
     def _own_pass(self) -> bool:
@@ -242,7 +293,7 @@ class CalibratedTrainer(nnUNetTrainer):
 
     @property
     def _reduce(self) -> Any:
-        return _sum_over_ranks if self.is_ddp else None
+        return sum_over_ranks if self.is_ddp else None
 
     def observe_cases(self) -> None:
         """Hand the batches of the multipliers' own source to them."""
@@ -297,7 +348,7 @@ class CalibratedTrainer(nnUNetTrainer):
         )
         counts = torch.stack([tp + fp, tp + fn]).to(self.device)
         if self.is_ddp:
-            counts = _sum_over_ranks(counts)
+            counts = sum_over_ranks(counts)
         predicted, labelled = counts.tolist()
         if not self.label_manager.has_regions:  # nnU-Net leaves the background out
             predicted, labelled = [1.0, *predicted], [1.0, *labelled]
@@ -310,18 +361,17 @@ class CalibratedTrainer(nnUNetTrainer):
         steps: dict[str, DualStep],
         collapsed: list[int],
     ) -> None:
-        self._ece = ece
         record: dict[str, Any] = {
             "epoch": self.current_epoch,
-            "train": self._train_terms,
-            "val": val_terms,
-            "ece": ece if np.isfinite(ece) else None,
+            "train": {name: _or_none(v) for name, v in self._train_terms.items()},
+            "val": {name: _or_none(v) for name, v in val_terms.items()},
+            "ece": _or_none(ece),
             "collapsed": collapsed,
         }
-        for phase in ("train", "val"):
-            terms = ", ".join(f"{k} {v:.4f}" for k, v in record[phase].items())
-            self.print_to_log_file(f"segcal {phase} terms (unweighted): {terms}")
-            for name, value in record[phase].items():
+        for phase, terms in (("train", self._train_terms), ("val", val_terms)):
+            shown = ", ".join(f"{k} {v:.4f}" for k, v in terms.items())
+            self.print_to_log_file(f"segcal {phase} terms (unweighted): {shown}")
+            for name, value in terms.items():
                 self._log(f"segcal_{phase}_{name}", value)
         self.print_to_log_file(f"segcal ECE of validation patches: {ece:.4f}")
         self._log("segcal_val_ece", ece)
@@ -331,8 +381,9 @@ class CalibratedTrainer(nnUNetTrainer):
                 values = {key: v[row] for key in PANELS if (v := vars(step)[key])}
                 shown = ", ".join(f"{key} {_short(v)}" for key, v in values.items())
                 self.print_to_log_file(f"segcal {name} {region}: {shown}")
-                for key, value in values.items():
-                    self._log(f"segcal_{name}_{key}_{region}", list(value))
+                for key, of_channels in values.items():
+                    for channel, value in zip(self.channel_names, of_channels, strict=True):
+                        self._log(f"segcal_{name}_{key}_{region}/{channel}", value)
             for note in step.notes:
                 self.print_to_log_file(f"WARNING: segcal {name}: {note}")
         logged = self.logger.local_logger.my_fantastic_logging
@@ -348,7 +399,7 @@ class CalibratedTrainer(nnUNetTrainer):
         self._collapse_said = collapsed
         if self.local_rank == 0:
             with self._log_path().open("a", encoding="utf-8") as log:
-                log.write(json.dumps(record) + "\n")
+                log.write(json.dumps(record, allow_nan=False) + "\n")
 
     def _log(self, key: str, value: Any) -> None:
         """Put a value into nnU-Net's log and W&B.
@@ -382,9 +433,11 @@ class CalibratedTrainer(nnUNetTrainer):
     def load_checkpoint(self, filename_or_checkpoint: dict[str, Any] | str) -> None:
         """Load nnU-Net's checkpoint and the state of the penalties.
 
+        One that was trained with other settings of the penalties predicts, but is not trained on
+        (:meth:`on_train_start`).
+
         Raises:
-            ValueError: the checkpoint was trained with other settings of the penalties, or its
-                file is damaged.
+            ValueError: its file is damaged.
         """
         path = filename_or_checkpoint
         if isinstance(path, str) and Path(path).exists() and not zipfile.is_zipfile(path):
@@ -401,11 +454,11 @@ class CalibratedTrainer(nnUNetTrainer):
                 "multipliers start from their initial values"
             )
             return
+        self._other_settings = ""
         if differences := _differences(saved["settings"], self.penalty_settings):
-            raise ValueError(
-                f"{filename_or_checkpoint}: was trained with {'; '.join(differences)}. Go on with "
-                "the settings it was trained with, or start anew without --c"
-            )
+            text = "; ".join(differences)
+            self._other_settings = f"{filename_or_checkpoint}: was trained with {text}"
+            return
         self.loss.load_learned_state(saved["state"])
         self.collapse_watch.missing = list(saved["missing"])
         self.best_calibrated = BestCalibrated(**saved["best"])
@@ -447,12 +500,7 @@ def _channel_names(labels: dict[str, Any], *, regions: bool) -> list[str]:
     """Names of the network's channels: classes by label; or regions, as nnU-Net orders them."""
     if regions:
         return [k for k, v in labels.items() if k != "ignore" and set(np.ravel(v)) != {0}]
-    return sorted((k for k in labels if k != "ignore"), key=labels.__getitem__)
-
-
-def _sum_over_ranks(x: Tensor) -> Tensor:
-    dist.all_reduce(x)
-    return x
+    return sorted((k for k in labels if k != "ignore"), key=lambda k: int(np.ravel(labels[k])[0]))
 
 
 def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -466,6 +514,11 @@ def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
             if a.get(key) != b.get(key)
         ]
     return found
+
+
+def _or_none(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if np.isfinite(value) else None
 
 
 def _short(values: Sequence[float]) -> str:

@@ -51,12 +51,14 @@ class WarmStart:
 
     Attributes:
         checkpoint: the new ``checkpoint_latest.pth``.
+        source_epochs: number of epochs the source was trained for.
         first_epoch: epoch that the training goes on with.
         total_epochs: number of epochs it must be given to train as many as were asked for.
         default_epochs: number of epochs the trainer has if it is given none.
     """
 
     checkpoint: Path
+    source_epochs: int
     first_epoch: int
     total_epochs: int
     default_epochs: int
@@ -114,7 +116,7 @@ def warmstart(
     _check_weights(path, checkpoint["network_weights"], trainer.network.state_dict())
     trained = checkpoint["current_epoch"]
     first = max(trained - epochs, 0)
-    written = WarmStart(target / LATEST, first, first + epochs, trainer.num_epochs)
+    written = WarmStart(target / LATEST, trained, first, first + epochs, trainer.num_epochs)
     started = {
         "network_weights": checkpoint["network_weights"],
         "optimizer_state": trainer.optimizer.state_dict(),
@@ -182,14 +184,19 @@ def _check_weights(path: Path, source: dict[str, Any], new: dict[str, Any]) -> N
 
 @contextmanager
 def _results_elsewhere() -> Iterator[None]:
-    """Let nnU-Net's trainer make its folder and log where they are removed again."""
-    before = os.environ["nnUNet_results"]
+    """Let nnU-Net's trainer make its folder where it is removed again, and no run of W&B."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["nnUNet_results"] = folder
+        changed = {"nnUNet_results": folder, "nnUNet_wandb_enabled": "0"}
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
         try:
             yield
         finally:
-            os.environ["nnUNet_results"] = before
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def _short(value: Any) -> str:

@@ -1,0 +1,170 @@
+"""Handlers of MONAI's engines: the update of the multipliers, and metrics.
+
+They need pytorch-ignite, as all handlers do; importing this module does not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from monai.engines import Evaluator, IterationEvents
+from monai.handlers import IgniteMetricHandler, from_engine
+from monai.utils import IgniteInfo, min_version, optional_import
+from torch import nn
+
+from segcal.adapters.monai.losses import SegcalLoss
+from segcal.adapters.monai.metrics import CaseMetric, SurfaceMetric
+from segcal.penalty import DualStep, sum_over_ranks
+
+Events, HAS_IGNITE = optional_import(
+    "ignite.engine", IgniteInfo.OPT_IMPORT_VERSION, min_version, "Events"
+)
+PRED_AND_LABEL = ("pred", "label")
+
+
+class DualStepHandler:
+    """Shows a loss every validation batch, and updates its multipliers at the end of the pass.
+
+    Put it first into ``val_handlers``, and in ``train_handlers`` ValidationHandler before
+    CheckpointSaver: handlers run in the order of the lists, and a state that is saved before the
+    update lacks it when training resumes. A warning says so when that happens.
+
+    It reads network outputs at FORWARD_COMPLETED, before they are decollated and post-processed.
+    All ranks are summed up (which also serves uneven ones), so all get the same multipliers. Sums
+    are of voxels: samples that a DistributedSampler repeats to even out the ranks count twice.
+    Every update is logged, and ``NAME_lambda_mean`` and ``NAME_rho_mean`` of a penalty are put
+    into ``engine.state.metrics``.
+
+    Args:
+        loss: the loss of the trainer; of a DeepSupervisionLoss the one inside.
+        keys: where ``engine.state.output`` has logits (of several heads the first counts) and
+            target.
+
+    Attributes:
+        steps: what the last update did, by penalty.
+
+    Raises:
+        ValueError: not a SegcalLoss.
+        ImportError: pytorch-ignite is missing.
+    """
+
+    def __init__(self, loss: SegcalLoss, *, keys: Sequence[str] = PRED_AND_LABEL) -> None:
+        _need_ignite(
+            "DualStepHandler",
+            "in a loop of your own call loss.observe(input, target) on every validation batch and "
+            "loss.dual_step() after the last",
+        )
+        if not isinstance(loss, SegcalLoss):
+            raise ValueError(
+                f"loss: expected a SegcalLoss (of a DeepSupervisionLoss the one inside), got "
+                f"{type(loss).__name__}"
+            )
+        self.loss = loss
+        self.steps: dict[str, DualStep] = {}
+        self._of_output = from_engine(list(keys))
+        self._trained = self._saved = self._warned = False
+        loss.register_forward_hook(self._on_training)
+        loss.register_state_dict_pre_hook(self._on_save)  # type: ignore[no-untyped-call]
+
+    def attach(self, engine: Any) -> None:
+        """Attach to the evaluator.
+
+        Args:
+            engine: a MONAI evaluator.
+
+        Raises:
+            ValueError: another engine, such as the trainer.
+        """
+        if not isinstance(engine, Evaluator):
+            raise ValueError(
+                f"engine: expected an evaluator, got {type(engine).__name__}; multipliers are "
+                "learned in validation, so this handler belongs into val_handlers"
+            )
+        engine.add_event_handler(Events.EPOCH_STARTED, self._start)
+        engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self._observe)
+        engine.add_event_handler(Events.EPOCH_COMPLETED, self._update)
+
+    def _start(self, engine: Any) -> None:
+        self.loss.start_pass()
+
+    def _observe(self, engine: Any) -> None:
+        logits, target = self._of_output(engine.state.output)
+        with torch.no_grad():
+            self.loss.observe(logits, target)
+
+    def _update(self, engine: Any) -> None:
+        self._warn_of_order()
+        self.steps = self.loss.dual_step(sum_over_ranks)
+        for name, step in self.steps.items():
+            means = {"lambda_mean": _mean(step.lam)}
+            if step.rho:
+                means["rho_mean"] = _mean(step.rho)
+            engine.state.metrics.update({f"{name}_{key}": mean for key, mean in means.items()})
+            listed = ", ".join(f"{key} {mean:.6g}" for key, mean in means.items())
+            engine.logger.info(f"{name}: update {step.step} of the multipliers: {listed}")
+            for note in step.notes:
+                engine.logger.warning(f"{name}: {note}")
+
+    def _on_training(self, loss: nn.Module, arguments: Any, value: Any) -> None:
+        if torch.is_grad_enabled():
+            self._trained, self._saved = True, False
+
+    def _on_save(self, loss: nn.Module, prefix: str, keep_vars: bool) -> None:
+        self._saved = True
+
+    def _warn_of_order(self) -> None:
+        if self._trained and self._saved and not self._warned:
+            warnings.warn(
+                "the state of the loss was saved after the epoch's training and before this "
+                "update, which a training that resumes from there lacks; put DualStepHandler "
+                "first into val_handlers, and in train_handlers ValidationHandler before "
+                "CheckpointSaver",
+                stacklevel=2,
+            )
+            self._warned = True
+        self._trained = False
+
+
+class MetricHandler(IgniteMetricHandler):
+    """One of :mod:`segcal.adapters.monai.metrics` as ``key_val_metric`` or ``additional_metrics``.
+
+    Distances are in mm: a metric without spacing is told to take that of the MetaTensors (with the
+    convention of MONAI, whose own handlers count voxels, it is left as it is).
+
+    Args:
+        metric: what is computed.
+        keys: where ``engine.state.output`` has prediction and reference.
+        save_details: keep the rows of all cases in ``engine.state.metric_details``.
+
+    Raises:
+        ImportError: pytorch-ignite is missing.
+    """
+
+    def __init__(
+        self,
+        metric: CaseMetric,
+        *,
+        keys: Sequence[str] = PRED_AND_LABEL,
+        save_details: bool = True,
+    ) -> None:
+        _need_ignite("MetricHandler", "call the metric yourself, and its aggregate()")
+        if isinstance(metric, SurfaceMetric) and metric.convention == "segcal":
+            metric.spacing = "meta" if metric.spacing is None else metric.spacing
+        super().__init__(
+            metric_fn=metric, output_transform=from_engine(list(keys)), save_details=save_details
+        )
+
+
+def _mean(rows: Sequence[Sequence[float]]) -> float:
+    values = [value for row in rows for value in row]
+    return sum(values) / len(values)
+
+
+def _need_ignite(what: str, otherwise: str) -> None:
+    if not HAS_IGNITE:
+        raise ImportError(
+            f"{what} needs pytorch-ignite: pip install 'segcal[monai]'; or {otherwise}"
+        )

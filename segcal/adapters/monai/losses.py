@@ -1,0 +1,260 @@
+"""segcal's recipes in MONAI's form: ``loss(input, target)`` with its layouts and options."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from torch import Tensor
+from torch.nn.modules.loss import _Loss
+
+from segcal.objective import Objective, build
+from segcal.penalty import DualStep, Reduce
+from segcal.tensors import full_precision, one_hot
+
+SUMS_TO_ONE = 1e-2
+"""Channels whose sums are this close to one in every voxel went through a softmax (in bfloat16)."""
+
+
+class SegcalLoss(_Loss):
+    """A recipe as a MONAI loss that learns its multipliers.
+
+    Example::
+
+        loss = SegcalLoss("crac", num_classes=4, to_onehot_y=True)
+        trainer = SupervisedTrainer(..., loss_function=loss)
+        DualStepHandler(loss).attach(evaluator)
+
+    or without engines: ``loss(input, target)`` in training; ``loss.observe(input, target)`` on
+    every validation batch and ``loss.dual_step()`` after the last. Multipliers, rho and counters
+    are in ``state_dict``: put the loss beside the network into CheckpointSaver's dictionary.
+
+    It takes logits: the terms apply softmax or sigmoid themselves. With autocast, or logits in half
+    precision, it computes in float32. The loss of MetaTensors is a plain tensor. It follows its
+    input to another device. In ``DeepSupervisionLoss`` all of its terms see every head (give float
+    targets, as MONAI's transforms do: it cannot make int64 ones smaller).
+
+    Args:
+        objective: name of a recipe, loss or penalty, or a YAML file, see
+            :func:`segcal.objective.build`; or what that returned.
+        num_classes: K; with a name, and only then.
+        include_background: False leaves channel 0 out of all that is summed up by class (Dice and
+            the penalties); as in MONAI's DiceCELoss cross-entropy still sees every voxel. With a
+            name, and for terms that have such a form.
+        to_onehot_y: True: `target` holds label indices ``B1H[WD]``. False: it is one-hot
+            ``BNH[WD]``, or label indices if that is the only way to read it.
+        reduction: ``mean``. Dice and learned penalties have no value of a single voxel.
+        ignore_index: label to leave out. Of a one-hot target the voxels of that channel, or those
+            without any label if there is no such channel. Per channel, channels that hold it.
+        per_channel: a sigmoid per channel; channels of `target` may overlap. With a name.
+        **overrides: arguments of a term, by its name: ``crac={"margin_inner": 3.0}``. With a name.
+
+    Raises:
+        ValueError: an unknown name or option; options that belong to a name; a recipe that needs
+            more than logits and target.
+    """
+
+    def __init__(
+        self,
+        objective: Objective | str | PathLike[str],
+        *,
+        num_classes: int | None = None,
+        include_background: bool = True,
+        to_onehot_y: bool = False,
+        reduction: str = "mean",
+        ignore_index: int | None = None,
+        per_channel: bool = False,
+        **overrides: Mapping[str, Any],
+    ) -> None:
+        super().__init__(reduction="mean")
+        if reduction != "mean":
+            raise ValueError(
+                f"reduction: expected 'mean', got {reduction!r}; Dice and penalties with learned "
+                "weights are means over voxels or ratios of sums, which have no other form"
+            )
+        if isinstance(objective, Objective):
+            given = {
+                "num_classes": num_classes is not None,
+                "include_background": not include_background,
+                "per_channel": per_channel,
+                **dict.fromkeys(overrides, True),
+            }
+            if named := [name for name, is_given in given.items() if is_given]:
+                raise ValueError(
+                    f"{', '.join(named)}: belongs to the objective, which is given ready-made; "
+                    "hand it to segcal.objective.build, or give SegcalLoss the name of a recipe"
+                )
+        else:
+            if num_classes is None:
+                raise ValueError(f"num_classes: needed to build {str(objective)!r}")
+            objective = build(
+                objective,
+                num_classes,
+                ignore_index=ignore_index,
+                per_channel=per_channel,
+                include_background=include_background,
+                **overrides,
+            )
+        self.objective = objective
+        self.to_onehot_y = to_onehot_y
+        self.per_channel = bool(_common(objective, "per_channel"))
+        self.ignore_index = _common(objective, "ignore_index")
+        if ignore_index not in (None, self.ignore_index):
+            raise ValueError(
+                f"ignore_index: {ignore_index} here, {self.ignore_index} in the objective; hand it "
+                "to segcal.objective.build"
+            )
+        for flag, needs in (("needs_image", "the image"), ("two_views", "two views of a batch")):
+            if named := [n for n, t in objective.terms.items() if getattr(t, flag, False)]:
+                raise ValueError(
+                    f"{', '.join(named)}: needs {needs}, and a MONAI loss gets logits and target; "
+                    "train with objective.step(model, images, labels) in a loop of your own"
+                )
+        self._checked = False
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the scalar loss, see :meth:`evaluate`."""
+        return self.evaluate(input, target)[0]
+
+    def evaluate(self, input: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the scalar loss, and every term without its weight and gradient, by name.
+
+        Args:
+            input: logits ``BNH[WD]``.
+            target: ``B1H[WD]`` or ``BNH[WD]``, see the class; ``BH[WD]`` is taken for indices.
+
+        Raises:
+            ValueError: shapes or values that do not fit; soft targets; probabilities in place of
+                logits (looked at in the first call).
+        """
+        logits, labels = self._canonical(input, target)
+        with full_precision(logits) as x:
+            if not self._checked:
+                _check_logits(x)
+                self._checked = True
+            return self.objective.evaluate(x, labels)
+
+    def observe(self, input: Tensor | Sequence[Tensor], target: Tensor) -> None:
+        """Take in a validation batch; of the heads of deep supervision the first.
+
+        Args:
+            input: logits ``BNH[WD]``.
+            target: see :meth:`evaluate`.
+        """
+        head = input if isinstance(input, Tensor) else input[0]
+        self.objective.observe(*self._canonical(head.detach(), target))
+
+    def dual_step(self, reduce: Reduce | None = None) -> dict[str, DualStep]:
+        """Update the multipliers after the last validation batch; return what was done, by term.
+
+        Args:
+            reduce: sums a tensor over ranks, e.g. :func:`segcal.penalty.sum_over_ranks`; None for
+                one process.
+        """
+        return self.objective.dual_step(reduce)
+
+    def start_pass(self) -> None:
+        """Forget the batches that were observed since the last update."""
+        self.objective.start_pass()
+
+    def _canonical(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits ``(N, K, *S)`` and labels ``(N, *S)``, per channel ``(N, K, *S)``."""
+        if not isinstance(input, Tensor):
+            raise ValueError(
+                f"input: expected a tensor BNH[WD], got {type(input).__name__}; for the heads of "
+                "deep supervision put this loss into monai.losses.DeepSupervisionLoss"
+            )
+        logits, target = input.as_subclass(Tensor), target.as_subclass(Tensor)
+        if any(state.device != logits.device for state in self.buffers()):
+            self.to(logits.device)
+        return logits, self._labels(logits, target)
+
+    def _labels(self, logits: Tensor, target: Tensor) -> Tensor:
+        k = logits.shape[1]
+        if self.to_onehot_y and k == 1:
+            warnings.warn("single channel prediction, `to_onehot_y=True` ignored.", stacklevel=4)
+        elif self._holds_indices(logits, target):
+            indices = target if target.ndim < logits.ndim else target[:, 0]
+            labels = _whole(indices, "label indices")
+            if not self.per_channel:
+                return labels
+            if not self.to_onehot_y:
+                raise ValueError(
+                    f"target: label indices {tuple(target.shape)}, but {k} channels that may "
+                    "overlap were asked for (per_channel); say to_onehot_y=True to convert them"
+                )
+            channels = one_hot(labels, k, ignore_index=self.ignore_index, dtype=labels.dtype)
+            if self.ignore_index is None:
+                return channels
+            return channels.masked_fill((labels == self.ignore_index)[:, None], self.ignore_index)
+        if target.shape != logits.shape:
+            raise ValueError(
+                f"target: expected label indices {(len(logits), 1, *logits.shape[2:])} or one-hot "
+                f"{tuple(logits.shape)} like input, got {tuple(target.shape)}"
+            )
+        channels = _whole(target, "one-hot channels")
+        return channels if self.per_channel else _exclusive(channels, self.ignore_index)
+
+    def _holds_indices(self, logits: Tensor, target: Tensor) -> bool:
+        k = logits.shape[1]
+        if target.ndim == logits.ndim - 1 or (target.ndim == logits.ndim and target.shape[1] == 1):
+            return self.to_onehot_y or k > 1
+        if self.to_onehot_y:
+            raise ValueError(
+                f"target: expected label indices {(len(logits), 1, *logits.shape[2:])}, got "
+                f"{tuple(target.shape)}; for a one-hot target say to_onehot_y=False"
+            )
+        return False
+
+
+def _common(objective: Objective, name: str) -> Any:
+    """What the terms of an objective agree on; None where no term has it."""
+    found = {getattr(term, name) for term in objective.terms.values() if hasattr(term, name)}
+    if len(found) > 1:
+        raise ValueError(f"objective: its terms differ in {name}: {sorted(map(str, found))}")
+    return next(iter(found), None)
+
+
+def _check_logits(x: Tensor) -> None:
+    """Refuse what went through a softmax."""
+    p = x.detach()
+    if p.shape[1] < 2 or not p.numel() or not bool((p >= 0).all()):
+        return
+    if bool(((p.sum(1) - 1).abs() < SUMS_TO_ONE).all()):
+        raise ValueError(
+            "input: expected logits, got channels that sum to 1 in every voxel; take the softmax "
+            "out of the network, this loss applies its own"
+        )
+
+
+def _whole(target: Tensor, what: str) -> Tensor:
+    """Integers of a target that MONAI delivers as floats."""
+    if target.is_floating_point() and not bool((target == target.round()).all()):
+        raise ValueError(
+            f"target: expected {what}, got values that are not whole numbers; segcal's terms need "
+            "hard labels (interpolate label maps with mode='nearest')"
+        )
+    return target.long()
+
+
+def _exclusive(channels: Tensor, ignore_index: int | None) -> Tensor:
+    """Labels ``(N, *S)`` of one-hot channels ``(N, K, *S)``."""
+    if channels.numel() and not bool(((channels == 0) | (channels == 1)).all()):
+        raise ValueError("target: expected one-hot channels of 0 and 1, got other values")
+    count, labels = channels.sum(1), channels.argmax(1)
+    if bool((count > 1).any()):
+        raise ValueError(
+            f"target: {int((count > 1).sum())} voxels belong to several classes; channels may "
+            "overlap with per_channel=True, which gives each a sigmoid"
+        )
+    without = count == 0
+    if not bool(without.any()):
+        return labels
+    if ignore_index is None or 0 <= ignore_index < channels.shape[1]:
+        raise ValueError(
+            f"target: {int(without.sum())} voxels belong to no class; keep the background as "
+            "channel 0, or give an ignore_index that is no class to leave them out"
+        )
+    return labels.masked_fill(without, ignore_index)
