@@ -13,22 +13,26 @@ from collections.abc import Mapping
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
-ALLOWED_ROOTS = ("segcal.", "torch.", "monai.")
+ALLOWED_ROOTS = ("segcal.", "torch.", "torchvision.", "monai.")
 """Only targets below these are imported and called."""
 ComponentKind = Literal["losses", "penalties", "multilabel"]
 Kind = Literal[ComponentKind, "recipes"]
+Model = TypeVar("Model", bound=BaseModel)
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A part of a config: keys that it does not know are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Component(_Strict):
+class Component(Strict):
     """One loss or penalty: what to build, and with which arguments."""
 
     target: str
@@ -44,7 +48,7 @@ class Component(_Strict):
         return value
 
 
-class Recipe(_Strict):
+class Recipe(Strict):
     """A training objective: weights of base losses and of penalties, by config name.
 
     ``args`` holds arguments of a term where they differ from those of its config; ``trainer``
@@ -240,17 +244,46 @@ def _path(kind: Kind, name: str) -> Path:
     return config_root() / kind / f"{name}.yaml"
 
 
-def _load(path: Path, model: type[Any]) -> Any:
+def _load(path: Path, model: type[Model]) -> Model:
+    return validated(read_yaml(path), model, str(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file.
+
+    Raises:
+        ValueError: the file is missing or not YAML, with its name.
+    """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a YAML file ({error})") from None
+
+
+def validated(content: Any, model: type[Model], name: str) -> Model:
+    """Make a config of what a file holds.
+
+    Raises:
+        ValueError: starting with `name`: all that does not fit, unknown keys with the known ones.
+    """
     try:
         return model.model_validate(content)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()
+            f"{'.'.join(map(str, e['loc'])) or 'file'}: {_problem(e, model)}"
+            for e in error.errors()
         )
-        raise ValueError(f"{path}: {problems}") from None
+        raise ValueError(f"{name}: {problems}") from None
+
+
+def _problem(error: ErrorDetails, model: type[BaseModel]) -> str:
+    if error["type"] != "extra_forbidden":
+        return error["msg"].removeprefix("Value error, ")
+    place = model
+    for key in error["loc"][:-1]:
+        field = place.model_fields.get(str(key))
+        parts = () if field is None else (field.annotation, *get_args(field.annotation))
+        place = next((p for p in parts if inspect.isclass(p) and issubclass(p, BaseModel)), place)
+    return f"unknown; there are {', '.join(place.model_fields)}"

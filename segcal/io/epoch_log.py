@@ -1,0 +1,48 @@
+"""The log of a training: one JSON object a line, one line an epoch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from segcal.io.files import write_text
+
+LOG_NAME = "segcal_log.jsonl"
+
+
+class EpochLog:
+    """``segcal_log.jsonl`` of a training's folder.
+
+    Args:
+        folder: where it lies; it need not be there yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LOG_NAME
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add the line of an epoch; `record` holds its number as ``epoch``."""
+        with self.path.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(record) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """What the lines hold."""
+        return [json.loads(line) for line in self._lines()]
+
+    def forget_from(self, epoch: int) -> None:
+        """Drop lines of epochs that a resumed training runs again, and half a line."""
+        if self.path.exists():
+            kept = [line for line in self._lines() if _epoch_of(line) < epoch]
+            write_text(self.path, "".join(kept))
+
+    def _lines(self) -> list[str]:
+        return self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def _epoch_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["epoch"])
+    except (ValueError, KeyError):  # half a line, from a killed run
+        return 10**9

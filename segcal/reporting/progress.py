@@ -1,0 +1,81 @@
+"""The figure of a training: terms, calibration, multipliers and constraints over the epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+FIGURE_NAME = "segcal_progress.png"
+REGIONS = ("inner", "outer")
+STYLES = ("-", "--")
+"""Of the regions."""
+PANELS = {"lam": "multiplier", "rho": "penalty parameter", "constraint": "constraint"}
+"""Titles by what an update of multipliers reports; a method may not have them all."""
+Records = Sequence[Mapping[str, Any]]
+
+
+def region_names(rows: int) -> Sequence[str]:
+    """Names of the rows of multipliers: regions, or one row for the whole image."""
+    return REGIONS[:rows] if rows > 1 else ("all",)
+
+
+def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
+    """Draw the epochs of a training.
+
+    Args:
+        records: lines of ``segcal_log.jsonl``.
+        channels: names of the classes, or regions, that multipliers belong to.
+    """
+    learned = sorted(
+        {k for r in records for k, v in r.items() if isinstance(v, dict) and "lam" in v}
+    )
+    rows = [["terms", "terms", "ece"], *([f"{n} {key}" for key in PANELS] for n in learned)]
+    with plt.style.context("default"):  # nnU-Net sets the fonts of all figures
+        figure = Figure(figsize=(12, 3.6 * len(rows)), layout="constrained")
+        axes: dict[str, Axes] = figure.subplot_mosaic(rows)
+        _terms(axes["terms"], records)
+        _calibration(axes["ece"], records)
+        for name in learned:
+            for key, title in PANELS.items():
+                ax = axes[f"{name} {key}"]
+                _multipliers(
+                    ax, [(r["epoch"], r[name][key]) for r in records if name in r], channels
+                )
+                ax.set(title=f"{name}: {title}", xlabel="epoch")
+                if key != "constraint":
+                    ax.set_yscale("log")
+        if learned:
+            lines, labels = axes[f"{learned[0]} lam"].get_legend_handles_labels()
+            figure.legend(lines, labels, loc="outside lower center", ncols=6, fontsize=7)
+    return figure
+
+
+def _terms(ax: Axes, records: Records) -> None:
+    epochs = [r["epoch"] for r in records]
+    for i, name in enumerate(dict.fromkeys(name for r in records for name in r["val"])):
+        for phase, style in (("val", "-"), ("train", "--")):
+            values = [r[phase].get(name, float("nan")) for r in records]
+            ax.plot(epochs, values, style, color=f"C{i}", label=f"{name}, {phase}")
+    ax.set(title="terms of the loss, unweighted", xlabel="epoch")
+    ax.legend(fontsize=7)
+
+
+def _calibration(ax: Axes, records: Records) -> None:
+    values = [float("nan") if r["ece"] is None else r["ece"] for r in records]
+    ax.plot([r["epoch"] for r in records], values, color="C3")
+    ax.set(title="ECE in validation", xlabel="epoch", ylim=(0, None))
+
+
+def _multipliers(
+    ax: Axes, steps: Sequence[tuple[int, list[list[float]]]], channels: Sequence[str]
+) -> None:
+    epochs = [epoch for epoch, _ in steps]
+    rows = len(steps[0][1])  # none where a method has no such values
+    for row, region in zip(range(rows), region_names(rows), strict=False):
+        for k, channel in enumerate(channels):
+            values = [value[row][k] for _, value in steps]
+            ax.plot(epochs, values, STYLES[row], color=f"C{k % 10}", label=f"{channel}, {region}")
