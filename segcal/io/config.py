@@ -167,7 +167,8 @@ def build(component: Component, **runtime: Any) -> Any:
                 f"{runtime[name]!r} here"
             )
     arguments = {**own, **runtime}
-    if unknown := sorted(set(arguments) - set(accepted)):
+    unknown = sorted(set(arguments) - set(accepted))
+    if unknown and not hands_on(what):
         raise ValueError(
             f"{component.target}: takes no {', '.join(unknown)}; it takes {', '.join(accepted)}"
         )
@@ -236,6 +237,13 @@ def accepted_arguments(what: Any) -> dict[str, inspect.Parameter]:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
+
+
+def hands_on(what: Any) -> bool:
+    """Whether this is a function that hands arguments on to another that it does not name."""
+    if inspect.isclass(what):
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(what).parameters.values())
 
 
 def _path(kind: Kind, name: str) -> Path:

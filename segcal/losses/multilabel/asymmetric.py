@@ -221,6 +221,7 @@ class Asymmetric(MultiLabelLoss):
         self.reduction: Reduction = reduction
         self.class_reduction: ClassReduction = class_reduction
         self.bijective = margin == 0
+        self.link_name = "phi"
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of `logits` ``(B, T)`` against `targets` ``(B, T)``."""

@@ -105,6 +105,8 @@ class LPR(MultiLabelLoss):
         self.weight = weight
         self.link: Link = link
         self.bijective = base.bijective
+        self.no_posterior = base.no_posterior
+        self.link_name = base.link_name
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of `logits` ``(B, T)`` against `targets` ``(B, T)``."""

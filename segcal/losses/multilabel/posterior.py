@@ -18,10 +18,12 @@ class MultiLabelLoss(nn.Module):
         no_posterior: why no posterior goes with the loss; empty where one does.
         bijective: whether :meth:`log_odds` is finite and strictly increasing in the logit of its
             label: then it can be inverted, and no ranking changes.
+        link_name: what to call the way from logits to the posterior.
     """
 
     no_posterior: str = ""
     bijective: bool = False
+    link_name: str = "link"
 
     def log_odds(self, logits: Tensor) -> Tensor:
         """Return ``log(eta / (1 - eta))``, eta the calibrated posterior at `logits` ``(B, T)``.
