@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from segcal import __version__
-from segcal.commands import check, classify, convert, evaluate, methods, nnunet, phantom
+from segcal.commands import check, classify, convert, evaluate, methods, nnunet, phantom, study
 
 app = typer.Typer(
     name="segcal",
@@ -21,6 +21,7 @@ app.command()(evaluate.evaluate)
 app.command()(check.check)
 app.command()(phantom.phantom)
 app.command()(methods.methods)
+app.command()(study.study)
 app.add_typer(classify.app, name="classify")
 app.add_typer(nnunet.app, name="nnunet")
 app.add_typer(convert.app, name="convert")

@@ -55,8 +55,11 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     result = dict(content)
     for key, value in changes.items():
         old = result.get(key)
-        both = isinstance(value, Mapping) and isinstance(old, Mapping)
-        if both and value.get("target", old.get("target")) == old.get("target"):
+        if (
+            isinstance(value, Mapping)
+            and isinstance(old, Mapping)
+            and value.get("target", old.get("target")) == old.get("target")
+        ):
             result[key] = merged(old, value)
         else:
             result[key] = value

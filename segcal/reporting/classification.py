@@ -39,7 +39,6 @@ NAMES = {
     "brier": "Brier", "map_class": "mAP@class", "map_sample": "mAP@sample", "ace": "ACE",
     "mce": "MCE",
 }  # fmt: skip
-PAIRS = "pairs of sample and label"
 LABEL_AXES = ("probability", "frequency")
 
 
@@ -120,7 +119,6 @@ def write_classifier_report(
         names of the files.
     """
     report = ReportFolder(folder)
-    unit = PAIRS if multilabel else "samples"
     table = metric_table(
         "metrics",
         "Rankings and calibration" if multilabel else "Accuracy and calibration",
@@ -133,7 +131,7 @@ def write_classifier_report(
         **header,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"segcal": __version__},
-        "cases": _cases(header["samples"], "sample"),
+        "cases": count_of(header["samples"], "sample"),
         "conventions": conventions(multilabel),
         "outcomes": {kind: record(o) for kind, o in outcomes.items()},
         "classes": list(names),
@@ -142,8 +140,8 @@ def write_classifier_report(
     per_class = pd.concat({kind: o.table for kind, o in outcomes.items()}, names=["probabilities"])
     write_csv(report.place("classes.csv"), per_class)
     pictures = {
-        "reliability.png": _top_diagram(outcomes, multilabel, unit),
-        "reliability_classes.png": _class_diagrams(outcomes, names, unit),
+        "reliability.png": _top_diagram(outcomes, multilabel),
+        "reliability_classes.png": _class_diagrams(outcomes, names),
     }
     for name, picture in pictures.items():
         picture.save(report.place(name))
@@ -161,7 +159,7 @@ def write_classifier_report(
     return report.written
 
 
-def _cases(count: int, unit: str) -> dict[str, Any]:
+def count_of(count: int, unit: str) -> dict[str, Any]:
     """What the page says of how many were evaluated."""
     return {
         "evaluated": count, "unit": unit, "interrupted": False, "failed": {}, "notes": {},
@@ -169,14 +167,17 @@ def _cases(count: int, unit: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _top_diagram(outcomes: Mapping[str, Outcome], multilabel: bool, unit: str) -> Picture:
-    title = f"Reliability of {'all labels' if multilabel else 'the top class'}"
-    names = LABEL_AXES if multilabel else ("confidence", "accuracy")
+def _top_diagram(outcomes: Mapping[str, Outcome], multilabel: bool) -> Picture:
+    title = "Reliability of the top class"
+    unit, names = "samples", ("confidence", "accuracy")
+    if multilabel:
+        title = "Reliability of all pairs of sample and label"
+        unit, names = "pairs", LABEL_AXES
     diagrams = {kind: o.top for kind, o in outcomes.items()}
     return draw(plot_reliability(diagrams, title, unit=unit, axes_names=names), title)
 
 
-def _class_diagrams(outcomes: Mapping[str, Outcome], names: Sequence[str], unit: str) -> Picture:
+def _class_diagrams(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> Picture:
     by_kind = {kind: o.classes for kind, o in outcomes.items()}
     title = "Reliability of every class or label"
     if len(names) > MOST_CLASSES:
@@ -185,15 +186,16 @@ def _class_diagrams(outcomes: Mapping[str, Outcome], names: Sequence[str], unit:
         by_kind = {kind: [of[i] for i in worst] for kind, of in by_kind.items()}
         names = [names[i] for i in worst]
         title = f"Reliability of the {MOST_CLASSES} with the largest error"
-    return draw(plot_class_reliability(by_kind, names, title, unit=unit), title)
+    return draw(plot_class_reliability(by_kind, names, title, unit="samples"), title)
 
 
 def _class_table(per_class: pd.DataFrame) -> Table:
     """Every class or label, for every kind of probabilities; it sorts."""
     whole = {"n", "positive"}
     rows = []
-    for (kind, name), row in per_class.iterrows():
+    for key, (_, row) in zip(per_class.index.tolist(), per_class.iterrows(), strict=True):
+        kind, name = map(str, key)
         numbers = [number_cell(float(v), 0 if c in whole else 4) for c, v in row.items()]
-        rows.append([Cell(str(name), str(name)), Cell(str(kind), str(kind)), *numbers])
-    columns = [Column("name"), Column("probabilities"), *(Column(c) for c in per_class.columns)]
+        rows.append([Cell(name, name), Cell(kind, kind), *numbers])
+    columns = [Column(str(c)) for c in ("name", "probabilities", *per_class.columns)]
     return Table("classes", "Classes", columns, rows, sortable=True)

@@ -17,6 +17,8 @@ TITLE_WIDTH = 34
 BAR, OVER, UNDER, LINE = "#3b6ea5", "#c0504d", "#d9a13b", "#555555"
 STRIP, FLOOR = 0.3, 1e-5
 """Height of the strip of shares below a small diagram, and the share at its bottom."""
+NARROWEST = 5.6
+"""Width in inches that a legend needs."""
 ONE_BLOCK = 6
 """Classes up to which the small diagrams stand in one block."""
 
@@ -77,6 +79,7 @@ def plot_class_reliability(
     *,
     unit: str = "voxels",
     axes_names: tuple[str, str] = ("probability", "frequency"),
+    blocks: int | None = None,
 ) -> Figure:
     """Draw a small reliability diagram of ``p_k`` against ``y = k`` per class and scope.
 
@@ -90,14 +93,17 @@ def plot_class_reliability(
         title: of the whole figure.
         unit: what is counted.
         axes_names: what was promised and what came true.
+        blocks: side by side; None chooses one or two.
     """
-    blocks = 1 if len(names) <= ONE_BLOCK else 2
+    blocks = min(blocks or (1 if len(names) <= ONE_BLOCK else 2), max(len(names), 1))
     rows, columns = max(-(-len(names) // blocks), 1), max(blocks * len(diagrams), 1)
-    height = 1.8 * rows + 1.45
-    figure = Figure(figsize=(2.1 * columns + 0.6 * blocks, height))
+    legend_columns, legend_height = (3, 1.0) if columns > 2 else (2, 1.2)
+    height = 1.8 * rows + 0.45 + legend_height
+    width = max(2.1 * columns + 0.6 * blocks, NARROWEST)
+    figure = Figure(figsize=(width, height))
     figure.subplots_adjust(
-        left=0.55 / (2.1 * columns), right=0.98, bottom=1.0 / height, top=1 - 0.6 / height,
-        hspace=0.24, wspace=0.12,
+        left=0.65 / width, right=0.98, bottom=legend_height / height,
+        top=1 - 0.6 / height, hspace=0.24, wspace=0.12,
     )  # fmt: skip
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axis in axes.flat:
@@ -117,7 +123,11 @@ def plot_class_reliability(
             if block == column == 0:
                 axis.set_ylabel(axes_names[1], fontsize=8)
     figure.legend(
-        *_entries(axes.flat), loc="lower center", ncols=3, frameon=False, fontsize="small"
+        *_entries(axes.flat),
+        loc="lower center",
+        ncols=legend_columns,
+        frameon=False,
+        fontsize="small",
     )
     if title:
         figure.suptitle(title, y=1 - 0.1 / height, va="top", fontsize=11)

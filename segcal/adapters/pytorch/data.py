@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -80,11 +81,17 @@ class Parted:
 
 
 def load(data: Data) -> Parted:
-    """Read and part the samples of an experiment.
+    """Read and part the samples of an experiment; those read last are kept in memory.
 
     Raises:
         ValueError: files or settings that do not fit.
     """
+    return _load(data.model_dump_json())
+
+
+@lru_cache(maxsize=2)
+def _load(settings: str) -> Parted:
+    data = Data.model_validate_json(settings)
     samples: Samples = data.read()
     images = samples.inputs.ndim == 4
     if not images and (data.channels is not None or data.augment):

@@ -60,7 +60,7 @@ class Data(Strict):
     """
 
     source: str
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default={})
     split: Split = Split()
     long_tail: float | None = Field(default=None, gt=1)
     channels: int | None = Field(default=None, ge=1)
@@ -134,7 +134,7 @@ class Experiment(Strict):
     data: Data
     network: Component
     recipe: str
-    terms: dict[str, dict[str, Any]] = {}
+    terms: dict[str, dict[str, Any]] = Field(default={})
     optimizer: Component = Component(target="torch.optim.Adam", args={"lr": 1e-3})
     scheduler: Component | None = None
     training: Training = Training()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -28,8 +27,8 @@ from segcal.adapters.pytorch.experiment import Experiment
 from segcal.adapters.pytorch.networks import Standardise, Standardised
 from segcal.evaluation.classification import HIGHER_IS_BETTER, Outcome, measure
 from segcal.io.checkpoints import BEST_NAME, LAST_NAME, read_checkpoint, write_checkpoint
-from segcal.io.config import hands_on, load_component, names, target, validated
 from segcal.io.config import build as build_component
+from segcal.io.config import hands_on, load_component, names, target, validated
 from segcal.io.epoch_log import EpochLog
 from segcal.io.experiments import build_part, differences, write_resolved
 from segcal.io.files import remove_leftovers, write_json
@@ -249,7 +248,7 @@ class TrainingRun:
         settings = self.experiment.training
         self.network.train()
         self.objective.train()
-        sums: Counter[str] = Counter()
+        sums: dict[str, float] = {}
         count = 0
         for inputs, targets in self.parts["train"].shuffled(settings.batch_size, seed):
             self.optimizer.zero_grad(set_to_none=True)
@@ -268,7 +267,7 @@ class TrainingRun:
                 nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip_grad)
             self.optimizer.step()
             for name, value in values.items():
-                sums[name] += float(value) * len(targets)
+                sums[name] = sums.get(name, 0.0) + float(value) * len(targets)
             count += len(targets)
         return {name: value / count for name, value in sums.items()}
 

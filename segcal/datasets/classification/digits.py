@@ -14,7 +14,7 @@ def read_digits() -> Samples:
         ValueError: scikit-learn is not installed.
     """
     try:
-        from sklearn.datasets import load_digits
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
         raise ValueError("digits: come with scikit-learn: pip install scikit-learn") from None
     images, classes = load_digits(return_X_y=True)
