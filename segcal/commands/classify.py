@@ -155,6 +155,78 @@ def evaluate(
     say(console, f"Written to {output}: {', '.join(files)}")
 
 
+@app.command("from-segmentation")
+def from_segmentation(
+    root: Annotated[
+        Path,
+        typer.Argument(
+            help="A data set in nnU-Net's raw layout: dataset.json, imagesTr, labelsTr, and maybe "
+            "imagesTs and labelsTs, which are for testing."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, .npz.")],
+    size: Annotated[int, typer.Option(min=8, help="Height and width of the slices.")] = 64,
+    axis: Annotated[
+        str,
+        typer.Option(help="Along which slices follow each other, as files store them: z is last."),
+    ] = "z",
+    min_voxels: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Voxels of a label, at least, in a slice that shows it; with "
+            "fewer, but not none, it is unknown.",
+        ),
+    ] = 1,
+    window: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            help="Intensities that become black and white (of CT, e.g. -160 240); "
+            "default: those of each volume, without the outermost 0.5 %."
+        ),
+    ] = None,
+    patient: Annotated[
+        str | None,
+        typer.Option(
+            help="Regular expression for the patient at the beginning of a case's name "
+            "(patient\\d+); default: every case is one. Patients are never parted."
+        ),
+    ] = None,
+) -> None:
+    """Make a multi-label data set of a segmentation data set: which labels does a slice show?
+
+    Example: segcal classify from-segmentation $nnUNet_raw/Dataset038_CHAOST2 -o slices.npz
+
+    Then: segcal classify train slices --set data.args.path=slices.npz
+    """
+    from segcal.datasets.classification.archives import write_npz
+    from segcal.datasets.classification.presence import find_slice_cases, presence_of_labels
+
+    console = Console()
+    with user_errors():
+        if output.suffix != ".npz":
+            raise ValueError(f"--output {output}: expected the name of a file that ends in .npz")
+        cases = find_slice_cases(root, patient)
+        with progress_bar("Reading", len(cases)) as advance:
+            samples = presence_of_labels(
+                root,
+                size=size,
+                axis=axis,
+                min_voxels=min_voxels,
+                window=window,
+                patient=patient,
+                progress=advance,
+            )
+        write_npz(output, samples)
+    shown = ", ".join(
+        f"{name} {n}" for name, n in zip(samples.names, (samples.targets == 1).sum(0), strict=True)
+    )
+    none = int((samples.targets == 0).all(1).sum())
+    say(console, f"{len(samples)} slices of {len(cases)} cases: {shown}; none {none}")
+    say(console, f"Written: {output}")
+    say(console, f"Next: segcal classify train slices --set data.args.path={output}")
+
+
 def _header(folder: Path, part: SamplePart, tested: Tested) -> dict[str, object]:
     experiment = tested.experiment
     return {

@@ -96,7 +96,8 @@ def plot_class_reliability(
         blocks: side by side; None chooses one or two.
     """
     blocks = min(blocks or (1 if len(names) <= ONE_BLOCK else 2), max(len(names), 1))
-    rows, columns = max(-(-len(names) // blocks), 1), max(blocks * len(diagrams), 1)
+    rows = max(-(-len(names) // blocks), 1)
+    columns = max(-(-len(names) // rows) * len(diagrams), 1)
     legend_columns, legend_height = (3, 1.0) if columns > 2 else (2, 1.2)
     height = 1.8 * rows + 0.45 + legend_height
     width = max(2.1 * columns + 0.6 * blocks, NARROWEST)

@@ -202,6 +202,8 @@ def _figures(name: str, runs: Sequence[Run]) -> dict[str, Picture]:
     chosen = {"ece": "ECE"} if not multilabel else {"ace": "ACE", "map_class": "mAP@class"}
     for metric, label in chosen.items():
         title = f"{name}: {label} of the validation set"
+        if metric == "ace":
+            title += ", by the link where the loss has one"
         figure = plot_curves(logs, metric, f"{label}, validation", log=metric != "map_class")
         figure.suptitle(title)
         pictures[f"{metric}_epochs"] = draw(figure, title)
