@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 Records = Sequence[Mapping[str, Any]]
@@ -49,7 +50,7 @@ def plot_curves(
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
     axis.set(xlabel="epoch", ylabel=ylabel, xlim=(0, None))
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     return figure
@@ -80,7 +81,7 @@ def plot_multipliers(
         if (values > 0).all() and values.max() > DECADES * values.min():
             axis.set_yscale("log")
         axis.set(xlabel="epoch", ylabel="multiplier", title=method)
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.spines[["top", "right"]].set_visible(False)
     lines, labels = axes[0].get_legend_handles_labels()
     figure.legend(

@@ -139,8 +139,8 @@ class TrainingRun:
 
     @torch.no_grad()
     def _check_network(self) -> None:
-        """Raise ValueError unless logits of all classes come out, in both modes."""
-        few = self.parts["train"].inputs[:2]
+        """Raise ValueError unless logits come out, in both modes, that the loss can take."""
+        few, targets = self.parts["train"].inputs[:2], self.parts["train"].targets[:2]
         expected = (len(few), len(self.data.names))
         for training in (False, True):
             trial = copy.deepcopy(self.network).train(training)  # batch norm keeps what it sees
@@ -157,6 +157,12 @@ class TrainingRun:
                     f"network: expected logits {expected} for inputs {tuple(few.shape)}, got "
                     f"{shape}; say how many classes there are in its arguments"
                 )
+        try:
+            self.objective.evaluate(output.float(), targets)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"recipe: {self.experiment.recipe} is not for samples without pixels ({error})"
+            ) from None
 
     def _begin(self, *, resumed: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -349,11 +355,7 @@ def build_objective(experiment: Experiment, data: Parted) -> Objective:
     """
     if not data.multilabel:
         terms: dict[str, Any] = experiment.terms
-        objective = build(experiment.recipe, len(data.names), **terms)
-        spatial = [n for n, t in objective.terms.items() if getattr(t, "two_views", False)]
-        if spatial:
-            raise ValueError(f"recipe: {', '.join(spatial)} compares two views of a label map")
-        return objective
+        return build(experiment.recipe, len(data.names), **terms)
     recipe = experiment.recipe
     if recipe not in names("multilabel"):
         raise ValueError(

@@ -37,6 +37,7 @@ def read_npz(path: str | Path, names: tuple[str, ...] | None = None) -> Samples:
         ValueError: naming the file: not readable, an array that is missing or holds objects.
     """
     arrays = _arrays(Path(path))
+    parts: NDArray[np.int64] | None
     if {f"{part}_images" for part in MEDMNIST_PARTS} <= arrays.keys():
         inputs, targets, parts = _medmnist(Path(path), arrays)
     elif {"inputs", "targets"} <= arrays.keys():

@@ -27,8 +27,7 @@ def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = N
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read as CSV ({error})") from None
-    several = not isinstance(target, str)
-    targets = [*target] if several else [target]
+    targets = [target] if isinstance(target, str) else list(target)
     named = [*targets, *([] if part is None else [part])]
     if unknown := [name for name in named if name not in table.columns]:
         raise ValueError(
@@ -41,7 +40,7 @@ def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = N
             f"{path}: expected features that are numbers, got {', '.join(wrong[:5]) or 'none'}"
         )
     names: Sequence[str]
-    if several:
+    if not isinstance(target, str):
         labels = table[targets].fillna(-1).to_numpy()
         if not np.isin(labels, (-1, 0, 1)).all():
             raise ValueError(f"{path}: {', '.join(targets)}: expected 0, 1, or empty (unknown)")
