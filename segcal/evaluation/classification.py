@@ -83,9 +83,9 @@ def probabilities(logits: Tensor, loss: MultiLabelLoss | None) -> dict[str, Tens
         return {SOFTMAX: torch.softmax(logits.double(), 1)}
     found = {SIGMOID: torch.sigmoid(logits.double())}
     if not loss.no_posterior:
-        posterior = loss.probabilities(logits.double())
-        if not torch.equal(posterior, found[SIGMOID]):
-            found[loss.link_name] = posterior
+        probe = torch.linspace(-3, 3, 7, dtype=torch.float64)[:, None].expand(7, logits.shape[1])
+        if not torch.equal(loss.log_odds(probe), probe):
+            found[loss.link_name] = loss.probabilities(logits.double())
     return found
 
 

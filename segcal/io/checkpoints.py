@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def read_checkpoint(path: Path, keys: Collection[str]) -> dict[str, Any]:
         raise ValueError(f"{path}: no such file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the reader
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path}: not a whole checkpoint of segcal ({reason})") from None
     if not isinstance(content, dict) or {"segcal", *keys} - content.keys():

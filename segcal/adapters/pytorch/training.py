@@ -265,7 +265,7 @@ class TrainingRun:
             total, values = self.objective.evaluate(logits.float(), targets)
             if not torch.isfinite(total):
                 raise FloatingPointError(
-                    f"the loss is {float(total)} in epoch {self.epoch}; lower the learning rate or "
+                    f"the loss is {total.item()} in epoch {self.epoch}; lower the learning rate or "
                     "the weight of the penalty"
                 )
             total.backward()  # type: ignore[no-untyped-call]
