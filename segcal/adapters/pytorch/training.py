@@ -111,6 +111,11 @@ class TrainingRun:
         if resume and last.exists():
             checkpoint = read_checkpoint(last, KEYS)
             _check_same(checkpoint, experiment, last)
+            if checkpoint["epoch"] > settings.epochs:
+                raise ValueError(
+                    f"{last}: has been trained for {checkpoint['epoch']} epochs, more than "
+                    f"training.epochs {settings.epochs}; choose another output"
+                )
         self.data = load(experiment.data)
         self.metric = settings.metric or ("map_class" if self.data.multilabel else "accuracy")
         if (self.metric in HIGHER_IS_BETTER) and (
