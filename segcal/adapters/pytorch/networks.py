@@ -7,6 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+AT_ONCE = 1024
+"""Samples whose values are summed up in float64 at a time."""
+CONSTANT = 1e-7
+"""A deviation that is smaller than this share of the mean is rounding."""
+
 
 class MLP(nn.Sequential):
     """Fully connected layers with ReLU and dropout between them.
@@ -111,15 +116,26 @@ class Standardise(nn.Module):
     def __init__(self, inputs: Tensor) -> None:
         super().__init__()
         self.words = inputs.dtype == torch.int64
-        axes = [0, *range(2, inputs.ndim)]
-        scaled = torch.zeros(1, 1) if self.words else _fractions(inputs).double()
-        deviation, mean = torch.std_mean(scaled, axes, correction=0, keepdim=True)
+        mean, deviation = torch.zeros(1), torch.ones(1)
+        if not self.words:
+            mean, deviation = _moments(inputs)
+        constant = deviation <= CONSTANT * mean.abs()
         self.register_buffer("mean", mean.float())
-        self.register_buffer("deviation", torch.where(deviation > 0, deviation, 1.0).float())
+        self.register_buffer("deviation", torch.where(constant, 1.0, deviation).float())
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return what the network sees."""
         return inputs if self.words else (_fractions(inputs) - self.mean) / self.deviation
+
+
+def _moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each feature or channel in float64, a part of the samples at a time."""
+    axes = [0, *range(2, inputs.ndim)]
+    count = inputs.numel() // inputs.shape[1]
+    parts = torch.split(inputs, AT_ONCE)
+    mean = sum(_fractions(x).double().sum(axes, keepdim=True) for x in parts) / count
+    squares = sum(((_fractions(x) - mean) ** 2).sum(axes, keepdim=True) for x in parts)
+    return torch.as_tensor(mean), torch.as_tensor(squares / count).sqrt()
 
 
 def _fractions(inputs: Tensor) -> Tensor:
