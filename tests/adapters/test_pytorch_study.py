@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def study(tmp_path):
     """Two losses of classes and three of labels, two seeds."""
-    experiment = write_config(tmp_path, write_classes(tmp_path / "classes.npz"))
+    terms = {"cals": {"margin": 3.0}}
+    experiment = write_config(tmp_path, write_classes(tmp_path / "classes.npz"), terms=terms)
     data = {"args": {"path": str(write_labels(tmp_path / "labels.npz"))}}
     content = {
         "sets": {
@@ -56,7 +57,7 @@ def test_cells(study):
     assert len(found) == 2 * 2 + 3 * 2
     cals, halves = found[2].experiment, found[-1].experiment
     assert cals.terms == {"cals": {"margin": 0.5}}
-    assert found[0].experiment.terms == {}
+    assert found[0].experiment.terms == {}  # those in the file are of its own recipe
     assert cals.folder.parts[-4:] == ("study", "clouds", "cals", "seed_1")
     assert (halves.training.batch_size, halves.training.epochs) == (16, 2)
     assert (cals.training.batch_size, cals.training.seed) == (32, 1)

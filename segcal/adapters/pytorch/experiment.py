@@ -5,14 +5,14 @@ Relative paths are relative to the working directory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from segcal.io.config import Component, Strict, build, load_objective, names, validated
-from segcal.io.experiments import merged, read_content
+from segcal.io.experiments import read_content
 
 KIND = "classify"
 """Folder of the shipped experiments."""
@@ -160,21 +160,15 @@ class Experiment(Strict):
         return Path(name)
 
 
-def load_experiment(
-    config: str | Path,
-    settings: Sequence[str] = (),
-    changes: Mapping[str, Any] | None = None,
-) -> Experiment:
+def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experiment:
     """Read an experiment.
 
     Args:
         config: a YAML file, or the name of a shipped one (``digits``).
         settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
-        changes: keys and values in place of those of the file, mapping by mapping.
 
     Raises:
         ValueError: no such file or name, or something that does not fit, with all that there is.
     """
-    content = merged(read_content(config, KIND, settings), changes or {})
     name = f"{config} with {' '.join(settings)}" if settings else str(config)
-    return validated(content, Experiment, name)
+    return validated(read_content(config, KIND, settings), Experiment, name)

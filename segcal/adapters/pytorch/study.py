@@ -17,7 +17,8 @@ import torch
 from pydantic import Field, field_validator
 
 from segcal.adapters.pytorch.data import load
-from segcal.adapters.pytorch.experiment import Experiment, load_experiment
+from segcal.adapters.pytorch.experiment import KIND as EXPERIMENTS
+from segcal.adapters.pytorch.experiment import Experiment
 from segcal.adapters.pytorch.testing import evaluate_classifier
 from segcal.adapters.pytorch.training import TrainingRun, build_objective
 from segcal.evaluation.classification import record
@@ -138,13 +139,15 @@ def cells(study: Study) -> list[Cell]:
         for recipe in recipes:
             for seed in study.seeds:
                 own: dict[str, Any] = {"recipe": recipe, "training": {"seed": seed}}
-                own["terms"] = study.terms.get(recipe, {})
                 own["output"] = f"{study.output}/{name}/{Path(recipe).stem}/seed_{seed}"
                 if study.splits == "seed":
                     own["data"] = {"split": {"seed": seed}}
-                changes = merged(merged(study.changes, one.changes), own)
                 try:
-                    experiment = load_experiment(one.config, changes=changes)
+                    content = read_content(one.config, EXPERIMENTS)
+                    for changes in (study.changes, one.changes, own):
+                        content = merged(content, changes)
+                    content["terms"] = study.terms.get(recipe, {})  # not those of another recipe
+                    experiment = validated(content, Experiment, one.config)
                 except ValueError as error:
                     raise ValueError(f"sets.{name}, {recipe}: {error}") from None
                 found.append(Cell(name, recipe, seed, experiment))
