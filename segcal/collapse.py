@@ -9,6 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+REMEDY = (
+    "the network may have collapsed to background (in the first epochs of a short training, that "
+    "is usual). If it stays so: keep Dice in the base loss, lower the weight of the penalty (of "
+    "CRaC: margin_inner or rho0), and see 'Collapse' in segcal's README"
+)
+"""What to tell a user whose network seems to have collapsed."""
+
 
 class CollapseWatch:
     """Counts, per class, the validation passes in a row that labelled but never predicted it.

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from segcal import __version__
-from segcal.commands import check, classify, convert, evaluate, methods, nnunet, phantom, study
+from segcal.commands import (
+    check,
+    classify,
+    convert,
+    evaluate,
+    methods,
+    nnunet,
+    phantom,
+    predict,
+    study,
+    train,
+)
 
 app = typer.Typer(
     name="segcal",
@@ -19,6 +30,8 @@ app = typer.Typer(
 )
 app.command()(evaluate.evaluate)
 app.command()(check.check)
+app.command()(train.train)
+app.command()(predict.predict)
 app.command()(phantom.phantom)
 app.command()(methods.methods)
 app.command()(study.study)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,14 @@ class EpochLog:
         self.path = folder / LOG_NAME
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add the line of an epoch; `record` holds its number as ``epoch``."""
+        """Add the line of an epoch.
+
+        Args:
+            record: holds its number as ``epoch``. NaN and infinity, which JSON does not have,
+                become null.
+        """
         with self.path.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(record) + "\n")
+            log.write(json.dumps(_finite(record), allow_nan=False) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
         """What the lines hold."""
@@ -39,6 +45,14 @@ class EpochLog:
 
     def _lines(self) -> list[str]:
         return self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _epoch_of(line: str) -> int:

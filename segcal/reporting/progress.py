@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -46,7 +47,8 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
                     ax, [(r["epoch"], r[name][key]) for r in records if name in r], channels
                 )
                 ax.set(title=f"{name}: {title}", xlabel="epoch")
-                if key != "constraint":
+                positive = all((np.asarray(line.get_ydata()) > 0).all() for line in ax.lines)
+                if key != "constraint" and positive:  # those of equalities have both signs
                     ax.set_yscale("log")
         if learned:
             lines, labels = axes[f"{learned[0]} lam"].get_legend_handles_labels()

@@ -20,7 +20,6 @@ from segcal.io.config import config_root
 from segcal.io.probabilities import read_probabilities
 from segcal.io.volumes import read_volume
 
-pytest.importorskip("ignite")
 pytest.importorskip("fire")
 
 BUNDLE = config_root() / "bundle"

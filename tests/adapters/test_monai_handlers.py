@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -24,8 +22,6 @@ from segcal.adapters.monai.handlers import DualStepHandler, MetricHandler
 from segcal.adapters.monai.losses import SegcalLoss
 from segcal.adapters.monai.metrics import DSCMetric, HausdorffMetric
 from tests.conftest import close
-
-pytest.importorskip("ignite")
 
 K = 3
 CPU = torch.device("cpu")
@@ -365,34 +361,3 @@ def test_distances_in_mm_of_the_meta_tensors(decollate, one_thread):
     evaluator.logger.disabled = True
     with pytest.raises(ValueError, match='"meta" needs y or y_pred to be MetaTensors'):
         evaluator.run()
-
-
-def test_without_ignite():
-    """Losses and the import work; a handler says what to install, or to do instead."""
-    program = """
-import sys, warnings
-warnings.simplefilter("ignore")
-sys.modules["ignite"] = None
-import torch
-from segcal.adapters.monai import handlers
-from segcal.adapters.monai.losses import SegcalLoss
-from segcal.adapters.monai.metrics import DSCMetric
-loss = SegcalLoss("crac", num_classes=2)
-batch = torch.randn(1, 2, 8, 8, requires_grad=True), torch.ones(1, 1, 8, 8)
-loss(*batch).backward()
-loss.observe(*batch)
-print(loss.dual_step()["crac"].step)
-for make in (lambda: handlers.DualStepHandler(loss), lambda: handlers.MetricHandler(DSCMetric())):
-    try:
-        make()
-    except ImportError as error:
-        print(error)
-"""
-    found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    lines = found.stdout.splitlines()
-    assert lines[0] == "1"
-    assert lines[1].startswith("DualStepHandler needs pytorch-ignite: pip install 'segcal[monai]'")
-    assert "loss.observe(input, target)" in lines[1]
-    assert lines[2].startswith("MetricHandler needs pytorch-ignite")

@@ -502,7 +502,6 @@ def test_half_precision_probabilities():
 
 
 def test_key_metric_of_an_evaluator():
-    pytest.importorskip("ignite")
     from monai.engines import SupervisedEvaluator
     from monai.handlers import IgniteMetricHandler, from_engine
     from monai.transforms import Activationsd, AsDiscreted, Compose, CopyItemsd

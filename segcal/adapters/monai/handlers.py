@@ -1,7 +1,4 @@
-"""Handlers of MONAI's engines: the update of the multipliers, and metrics.
-
-They need pytorch-ignite, as all handlers do; importing this module does not.
-"""
+"""Handlers of MONAI's engines: the update of the multipliers, and metrics."""
 
 from __future__ import annotations
 
@@ -10,18 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from ignite.engine import Events
 from monai.engines import Evaluator, IterationEvents
 from monai.handlers import IgniteMetricHandler, from_engine
-from monai.utils import IgniteInfo, min_version, optional_import
 from torch import nn
 
 from segcal.adapters.monai.losses import SegcalLoss
 from segcal.adapters.monai.metrics import CaseMetric, SurfaceMetric
 from segcal.penalty import DualStep, sum_over_ranks
 
-Events, HAS_IGNITE = optional_import(
-    "ignite.engine", IgniteInfo.OPT_IMPORT_VERSION, min_version, "Events"
-)
 PRED_AND_LABEL = ("pred", "label")
 
 
@@ -48,15 +42,9 @@ class DualStepHandler:
 
     Raises:
         ValueError: not a SegcalLoss.
-        ImportError: pytorch-ignite is missing.
     """
 
     def __init__(self, loss: SegcalLoss, *, keys: Sequence[str] = PRED_AND_LABEL) -> None:
-        _need_ignite(
-            "DualStepHandler",
-            "in a loop of your own call loss.observe(input, target) on every validation batch and "
-            "loss.dual_step() after the last",
-        )
         if not isinstance(loss, SegcalLoss):
             raise ValueError(
                 f"loss: expected a SegcalLoss (of a DeepSupervisionLoss the one inside), got "
@@ -138,9 +126,6 @@ class MetricHandler(IgniteMetricHandler):
         metric: what is computed.
         keys: where ``engine.state.output`` has prediction and reference.
         save_details: keep the rows of all cases in ``engine.state.metric_details``.
-
-    Raises:
-        ImportError: pytorch-ignite is missing.
     """
 
     def __init__(
@@ -150,7 +135,6 @@ class MetricHandler(IgniteMetricHandler):
         keys: Sequence[str] = PRED_AND_LABEL,
         save_details: bool = True,
     ) -> None:
-        _need_ignite("MetricHandler", "call the metric yourself, and its aggregate()")
         if isinstance(metric, SurfaceMetric) and metric.convention == "segcal":
             metric.spacing = "meta" if metric.spacing is None else metric.spacing
         super().__init__(
@@ -161,10 +145,3 @@ class MetricHandler(IgniteMetricHandler):
 def _mean(rows: Sequence[Sequence[float]]) -> float:
     values = [value for row in rows for value in row]
     return sum(values) / len(values)
-
-
-def _need_ignite(what: str, otherwise: str) -> None:
-    if not HAS_IGNITE:
-        raise ImportError(
-            f"{what} needs pytorch-ignite: pip install 'segcal[monai]'; or {otherwise}"
-        )

@@ -11,7 +11,6 @@ updated before the checkpoint of the epoch is written, and saved in it.
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,32 +27,21 @@ from torch import Tensor
 from segcal import __version__
 from segcal.adapters.nnunet.best import BestCalibrated
 from segcal.adapters.nnunet.loss import HeadLoss, Labels, PenalisedLoss, without
-from segcal.adapters.nnunet.progress import PANELS, plot_progress, region_names
-from segcal.adapters.nnunet.settings import (
-    PLANS_KEY,
-    WITHOUT_DICE,
-    parts,
-    read_settings,
-)
+from segcal.adapters.nnunet.settings import PLANS_KEY, WITHOUT_DICE, parts, read_settings
 from segcal.adapters.nnunet.sources import calibration_cases, patches, volumes
 from segcal.adapters.nnunet.workers import workers_end_with_us
-from segcal.collapse import CollapseWatch
+from segcal.collapse import REMEDY, CollapseWatch
 from segcal.io.config import build, load_recipe, names, resolve_terms
-from segcal.io.files import read_json, remove_leftovers, whole_file, write_text
+from segcal.io.epoch_log import EpochLog
+from segcal.io.files import read_json, remove_leftovers, whole_file
 from segcal.objective import Objective
 from segcal.penalty import DualStep, LearnedPenalty, sum_over_ranks
 from segcal.reporting.picture import draw
+from segcal.reporting.progress import FIGURE_NAME, PANELS, plot_progress, region_names
 
-LOG_NAME = "segcal_log.jsonl"
-FIGURE_NAME = "segcal_progress.png"
 BEST_NAME = "checkpoint_best_ece.pth"
 BEST_DICE_NAME = "checkpoint_best.pth"
 CHECKPOINT_KEY = "segcal"
-COLLAPSE_REMEDY = (
-    "the network may have collapsed to background (in the first epochs of a short training, that "
-    "is usual). If it stays so: keep Dice in the base loss, lower the weight of the penalty (of "
-    "CRaC: margin_inner or rho0), and see 'Collapse' in segcal's README"
-)
 
 
 class CalibratedTrainer(nnUNetTrainer):
@@ -203,7 +191,7 @@ class CalibratedTrainer(nnUNetTrainer):
             )
         if self.local_rank == 0:
             remove_leftovers(Path(self.output_folder))
-            self._forget_log_from(self.current_epoch)
+            self._epoch_log.forget_from(self.current_epoch)
         if CHECKPOINT_KEY in self.my_init_kwargs:  # a training that goes on
             self._keep_best_dice()
             self._keep_best_calibrated()
@@ -255,8 +243,7 @@ class CalibratedTrainer(nnUNetTrainer):
         super().on_epoch_end()
         self._keep_best_calibrated()
         if self.local_rank == 0:
-            records = [json.loads(line) for line in self._log_lines()]
-            figure = plot_progress(records, self.channel_names)
+            figure = plot_progress(self._epoch_log.records(), self.channel_names)
             draw(figure, "").save(Path(self.output_folder) / FIGURE_NAME)
 
     def _keep_best_dice(self) -> None:
@@ -363,9 +350,9 @@ class CalibratedTrainer(nnUNetTrainer):
     ) -> None:
         record: dict[str, Any] = {
             "epoch": self.current_epoch,
-            "train": {name: _or_none(v) for name, v in self._train_terms.items()},
-            "val": {name: _or_none(v) for name, v in val_terms.items()},
-            "ece": _or_none(ece),
+            "train": self._train_terms,
+            "val": val_terms,
+            "ece": ece,
             "collapsed": collapsed,
         }
         for phase, terms in (("train", self._train_terms), ("val", val_terms)):
@@ -394,12 +381,11 @@ class CalibratedTrainer(nnUNetTrainer):
             missing = ", ".join(self.channel_names[k] for k in collapsed)
             self.print_to_log_file(
                 f"WARNING: segcal: {missing} labelled in validation but not predicted for "
-                f"{self.collapse_watch.patience} epochs or more: {COLLAPSE_REMEDY}"
+                f"{self.collapse_watch.patience} epochs or more: {REMEDY}"
             )
         self._collapse_said = collapsed
         if self.local_rank == 0:
-            with self._log_path().open("a", encoding="utf-8") as log:
-                log.write(json.dumps(record, allow_nan=False) + "\n")
+            self._epoch_log.append(record)
 
     def _log(self, key: str, value: Any) -> None:
         """Put a value into nnU-Net's log and W&B.
@@ -463,18 +449,9 @@ class CalibratedTrainer(nnUNetTrainer):
         self.collapse_watch.missing = list(saved["missing"])
         self.best_calibrated = BestCalibrated(**saved["best"])
 
-    def _log_path(self) -> Path:
-        return Path(self.output_folder) / LOG_NAME
-
-    def _forget_log_from(self, epoch: int) -> None:
-        """Drop lines of epochs that a resumed training runs again."""
-        path = self._log_path()
-        if path.exists():
-            kept = [line for line in self._log_lines() if _epoch_of(line) < epoch]
-            write_text(path, "".join(kept))
-
-    def _log_lines(self) -> list[str]:
-        return self._log_path().read_text(encoding="utf-8").splitlines(keepends=True)
+    @property
+    def _epoch_log(self) -> EpochLog:
+        return EpochLog(Path(self.output_folder))
 
 
 def _trainers() -> dict[str, type[CalibratedTrainer]]:
@@ -516,17 +493,5 @@ def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return found
 
 
-def _or_none(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return value if np.isfinite(value) else None
-
-
 def _short(values: Sequence[float]) -> str:
     return "[" + ", ".join(f"{v:.3g}" for v in values) + "]"
-
-
-def _epoch_of(line: str) -> int:
-    try:
-        return int(json.loads(line)["epoch"])
-    except (ValueError, KeyError):  # half a line, from a killed run
-        return 10**9

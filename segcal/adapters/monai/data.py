@@ -1,0 +1,361 @@
+"""Volumes of an experiment: read, preprocessed and cut up by MONAI's transforms.
+
+Arrays are ``(C, z, y, x)`` in the order of the file; nothing is turned, so a slice is one as the
+file stores it. What is random is drawn from seed, epoch and number of a sample, and so does not
+depend on workers, processes or an interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from monai.data import CacheDataset
+from monai.transforms import (
+    Compose,
+    NormalizeIntensityd,
+    Randomizable,
+    ResizeWithPadOrCropd,
+    ScaleIntensityRanged,
+    SpatialPadd,
+    Transform,
+)
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torch.utils.data import Dataset, Sampler
+
+from segcal.adapters.monai.cases import CaseFiles
+from segcal.adapters.monai.experiment import AXES, Data, build_part
+from segcal.io.volumes import Geometry, read_geometry, read_labels, read_volume
+
+Item = dict[str, Tensor]
+
+
+class ReadCase(Transform):
+    """Read the files of a case: ``image (C, z, y, x)`` float32 and ``label (1, z, y, x)``."""
+
+    def __call__(self, case: CaseFiles) -> Item:
+        """Read one.
+
+        Raises:
+            ValueError: naming the file: not readable, or values that are not finite.
+        """
+        channels = []
+        for path in case.images:
+            array = read_volume(path).array
+            if array.dtype.kind not in "iufb":
+                raise ValueError(f"{path}: expected intensities, got values of type {array.dtype}")
+            array = array.astype(np.float32)
+            if not np.isfinite(array).all():
+                raise ValueError(f"{path}: holds NaN or infinite values")
+            channels.append(array)
+        item = {"image": torch.from_numpy(np.stack(channels))}
+        if case.label is not None:
+            label = read_labels(case.label).array.astype(np.int16)
+            item["label"] = torch.from_numpy(label[None])
+        return item
+
+
+class Resample(Transform):
+    """Bring the volumes of an item to another size, edge to edge; labels by nearest neighbours.
+
+    Args:
+        shape: of the grid of a case ``(z, y, x)``.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def __call__(self, item: Item) -> Item:
+        """Resample image and label."""
+        done = {"image": resample(item["image"], self.shape)}
+        if "label" in item:
+            label = interpolate(item["label"][None].float(), self.shape, mode="nearest-exact")
+            done["label"] = label[0].to(item["label"].dtype)
+        return done
+
+
+def resample(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Bring ``(C, z, y, x)`` to another size, edge to edge, by linear interpolation."""
+    if tuple(x.shape[1:]) == tuple(shape):
+        return x
+    return interpolate(x[None], shape, mode="trilinear", align_corners=False)[0]
+
+
+class Plain(Transform):
+    """Take the metadata off tensors, which costs time in every later operation."""
+
+    def __call__(self, item: Mapping[str, Tensor]) -> Item:
+        """Return plain tensors."""
+        return {k: v.as_subclass(Tensor).contiguous() for k, v in item.items()}
+
+
+class Preprocess(Transform):
+    """From the files of a case to what a network sees, all of it: read, resample, normalise.
+
+    Args:
+        data: how.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        if data.window is None:
+            self.normalise = NormalizeIntensityd("image", channel_wise=True)
+        else:
+            low, high = data.window
+            self.normalise = ScaleIntensityRanged("image", low, high, 0.0, 1.0, clip=True)
+
+    def __call__(self, case: CaseFiles) -> Item:
+        """Read and prepare a case.
+
+        Raises:
+            ValueError: see :class:`ReadCase`.
+        """
+        item = ReadCase()(case)
+        geometry, _ = read_geometry(case.images[0])
+        item = Resample(network_shape(geometry, self.data))(item)
+        return Plain()(self.normalise(item))
+
+
+def network_shape(geometry: Geometry, data: Data) -> tuple[int, ...]:
+    """Size ``(z, y, x)`` of a volume as the network sees it."""
+    if data.spacing_mm is None:
+        return geometry.shape
+    sides = zip(geometry.shape, geometry.spacing_mm, data.spacing_mm, strict=True)
+    return tuple(n if new is None else max(1, round(n * mm / new)) for n, mm, new in sides)
+
+
+def cached(cases: Sequence[CaseFiles], data: Data, workers: int) -> CacheDataset:
+    """Preprocessed volumes, kept in memory.
+
+    Raises:
+        ValueError: see :class:`ReadCase`.
+    """
+    try:
+        return CacheDataset(
+            list(cases),
+            Preprocess(data),
+            cache_rate=data.cache,
+            num_workers=max(workers, 1),
+            progress=False,
+            copy_cache=False,  # nothing writes into it, and a slice would copy its volume
+        )
+    except RuntimeError as error:  # MONAI's account of the ValueError of a transform
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ValueError):
+            cause = cause.__cause__
+        raise (error if cause is None else cause) from None
+
+
+class RandomCrop(Randomizable, Transform):
+    """Cut a random box, which may be centred on a foreground voxel where its size lets it.
+
+    Args:
+        data: size of the box and share of foreground.
+        num_classes: labels from 1 to below this are foreground.
+    """
+
+    def __init__(self, data: Data, num_classes: int) -> None:
+        self.size = data.size
+        self.foreground = data.foreground
+        self.num_classes = num_classes
+
+    def __call__(self, item: Item) -> Item:
+        """Cut image and label, which are as large as the box or larger."""
+        label = item["label"][0]
+        room = [n - size for n, size in zip(label.shape, self.size, strict=True)]
+        wants = self.R.random_sample() < self.foreground
+        if wants and len(voxels := torch.nonzero((label > 0) & (label < self.num_classes))):
+            centre = voxels[self.R.randint(len(voxels))].tolist()
+            corner = [
+                min(max(c - size // 2, 0), free)
+                for c, size, free in zip(centre, self.size, room, strict=True)
+            ]
+        else:
+            corner = [int(self.R.randint(free + 1)) for free in room]
+        box = (slice(None), *(slice(c, c + n) for c, n in zip(corner, self.size, strict=True)))
+        return {key: value[box] for key, value in item.items()}
+
+
+def crops(data: Data, num_classes: int, padding: int) -> Compose:
+    """Transforms from a whole slice or volume to a training sample."""
+    pad = ResizeWithPadOrCropd if data.crop == "center" else SpatialPadd
+    steps = [
+        pad("image", data.size, mode="constant", value=0.0),
+        pad("label", data.size, mode="constant", value=padding),
+    ]
+    if data.crop == "random":
+        steps.append(RandomCrop(data, num_classes))
+    for i, component in enumerate(data.augment):
+        steps.append(build_part(component, Transform, f"data.augment.{i}"))
+    return Compose([*steps, Plain()])
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A slice of a volume, or a draw from it.
+
+    Attributes:
+        case: number of the volume.
+        place: number of the slice, or of the draw.
+    """
+
+    case: int
+    place: int
+
+
+def units(geometries: Sequence[Geometry], data: Data) -> list[Unit]:
+    """All slices of all volumes, or all draws of an epoch."""
+    if data.units == "patches":
+        counts = [data.per_volume] * len(geometries)
+    else:
+        axis = AXES.index(data.axis)
+        counts = [network_shape(geometry, data)[axis] for geometry in geometries]
+    return [Unit(case, place) for case, n in enumerate(counts) for place in range(n)]
+
+
+def take_slice(item: Item, axis: str, place: int) -> Item:
+    """A slice ``(C, a, b)`` of every volume ``(C, z, y, x)`` of an item."""
+    return {key: value.select(1 + AXES.index(axis), place) for key, value in item.items()}
+
+
+class Samples(Dataset[Item]):
+    """Training samples; a key is the number of a unit and the seed of what is random in it.
+
+    Args:
+        volumes: preprocessed, by number.
+        listed: units.
+        data: how they are cut.
+        transform: see :func:`crops`.
+    """
+
+    def __init__(
+        self, volumes: CacheDataset, listed: Sequence[Unit], data: Data, transform: Compose
+    ) -> None:
+        self.volumes = volumes
+        self.units = listed
+        self.data = data
+        self.transform = transform
+
+    def __getitem__(self, key: tuple[int, int]) -> Item:
+        """Cut one."""
+        number, seed = key
+        unit = self.units[number]
+        item = self.volumes[unit.case]
+        if self.data.units == "slices":
+            item = take_slice(item, self.data.axis, unit.place)
+        self.transform.set_random_state(seed)
+        return self.transform(item)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part of a batch that one rank has.
+
+    Attributes:
+        samples: how many.
+        weight: factor on their mean so that the mean over ranks is that over the batch.
+    """
+
+    samples: int
+    weight: float
+
+
+class EpochBatches(Sampler[list[tuple[int, int]]]):
+    """A rank's shares of the batches of an epoch, in an order of the epoch's own.
+
+    The order of all samples is cut into batches; each rank gets every n-th sample of a batch. The
+    last batch may be smaller, and shares then differ by one; a rank without any gets the first
+    sample, to take part, with weight 0.
+
+    Args:
+        count: number of units.
+        batch_size: of all ranks.
+        seed: of order and samples.
+        rank: of this process.
+        ranks: number of processes.
+
+    Raises:
+        ValueError: fewer samples in a batch than ranks.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int, rank: int, ranks: int) -> None:
+        if batch_size < ranks:
+            raise ValueError(
+                f"training.batch_size: it is shared by all processes; {batch_size} are fewer than "
+                f"the {ranks} processes"
+            )
+        self.count, self.batch_size, self.seed = count, batch_size, seed
+        self.rank, self.ranks = rank, ranks
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return -(-self.count // self.batch_size)
+
+    def share(self, batch: int) -> Share:
+        """What this rank has of a batch."""
+        size = min(self.batch_size, self.count - batch * self.batch_size)
+        samples = len(range(self.rank, size, self.ranks))
+        return Share(samples, samples * self.ranks / size)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
+        seeds = np.random.SeedSequence([self.seed, self.epoch, 1]).generate_state(self.count)
+        keys = [(int(i), int(seeds[i])) for i in order]
+        for start in range(0, self.count, self.batch_size):
+            batch = keys[start : start + self.batch_size]
+            yield batch[self.rank :: self.ranks] or batch[:1]
+
+
+class ValidationBatches(Dataset[Item]):
+    """Batches of validation: slices of a volume that follow each other, or a whole volume.
+
+    Args:
+        volumes: preprocessed, by number.
+        geometries: their grids.
+        data: how they are cut.
+        batch_size: slices at once.
+        padding: label of padding.
+    """
+
+    def __init__(
+        self,
+        volumes: CacheDataset,
+        geometries: Sequence[Geometry],
+        data: Data,
+        batch_size: int,
+        padding: int,
+    ) -> None:
+        self.volumes = volumes
+        self.data = data
+        steps = []
+        if data.crop == "center":
+            steps = [
+                ResizeWithPadOrCropd("image", data.size, mode="constant", value=0.0),
+                ResizeWithPadOrCropd("label", data.size, mode="constant", value=padding),
+            ]
+        self.transform = Compose([*steps, Plain()])
+        self.batches: list[tuple[int, range]] = []
+        for case, geometry in enumerate(geometries):
+            n = 1
+            if data.units == "slices":
+                n = network_shape(geometry, data)[AXES.index(data.axis)]
+            self.batches += [
+                (case, range(start, min(start + batch_size, n)))
+                for start in range(0, n, batch_size)
+            ]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> Item:
+        """A batch, ``(N, C, *S)`` and ``(N, 1, *S)``."""
+        case, places = self.batches[number]
+        item = self.volumes[case]
+        if self.data.units == "patches":
+            cut = [self.transform(item)]
+        else:
+            cut = [self.transform(take_slice(item, self.data.axis, place)) for place in places]
+        return {key: torch.stack([one[key] for one in cut]) for key in cut[0]}

@@ -1,0 +1,312 @@
+"""An experiment: one YAML file that says all about a training, checked before work starts.
+
+Relative paths are relative to the working directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from segcal.io.config import (
+    Component,
+    Strict,
+    build,
+    config_root,
+    load_objective,
+    read_yaml,
+    target,
+    validated,
+)
+from segcal.io.files import write_text
+
+CONFIG_NAME = "config.yaml"
+"""Name of the resolved experiment beside its results."""
+AXES = ("z", "y", "x")
+Part = TypeVar("Part")
+
+
+class Split(Strict):
+    """Which cases train and which validate.
+
+    Attributes:
+        file: nnU-Net's ``splits_final.json``; None looks for it in the data set's folder if a
+            `fold` is given.
+        fold: entry of the file; None takes a share of the patients instead.
+        validation: share of the patients that validate, without a fold.
+        seed: of that choice.
+        patient: regular expression whose match at the beginning of a case's name is its patient;
+            None takes every case for a patient of its own.
+    """
+
+    file: Path | None = None
+    fold: int | None = Field(default=None, ge=0)
+    validation: float = Field(default=0.2, gt=0, lt=1)
+    seed: int = 0
+    patient: str | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Split:
+        if self.file is not None and self.fold is None:
+            raise ValueError("a file of splits needs the fold to take of it")
+        return self
+
+
+class Data(Strict):
+    """Volumes and what becomes of them.
+
+    Attributes:
+        root: folder in nnU-Net's raw layout: ``imagesTr``, ``labelsTr``, ``dataset.json``.
+        images: instead, a folder of images CASE.nii.gz, or CASE_0000.nii.gz a channel,
+        labels: one of label maps CASE.nii.gz,
+        classes: and the names of their labels 0, 1, ..., background first.
+        split: see :class:`Split`.
+        units: ``slices`` trains a 2-D network on all slices, with and without foreground;
+            ``patches`` a 3-D network.
+        axis: along which slices follow each other, as the file stores them: z is the last.
+        size: of what the network sees in training, in voxels: (y, x) of slices (the axes that are
+            left, slowest first), (z, y, x) of patches. Smaller images are padded with 0, which is
+            no label: padding takes no part in losses and metrics.
+        crop: ``center`` takes the middle of every slice or volume, in validation too; ``random``
+            takes it anywhere and validates on the whole by sliding windows.
+        foreground: share of random crops that are centred on a foreground voxel, where there is
+            one.
+        per_volume: patches that an epoch draws from a volume.
+        intensity: ``zscore``, mean 0 and deviation 1 of every channel of a volume; ``window``,
+            the values of `window` become 0 and 1, what lies beyond is clipped.
+        window: low and high intensity, e.g. of Hounsfield units.
+        spacing_mm: voxel size (z, y, x) to resample to; None, or null for an axis, keeps that of
+            the files. Predictions are brought back.
+        augment: transforms of MONAI for training crops, dictionary versions with the keys
+            ``image`` and ``label``; published trainings have none.
+        cache: share of the volumes that is kept in memory, by each process; others are read for
+            each of their slices.
+    """
+
+    root: Path | None = None
+    images: Path | None = None
+    labels: Path | None = None
+    classes: tuple[str, ...] | None = Field(default=None, min_length=2)
+    split: Split = Split()
+    units: Literal["slices", "patches"] = "slices"
+    axis: Literal["z", "y", "x"] = "z"
+    size: tuple[int, ...]
+    crop: Literal["center", "random"] = "center"
+    foreground: float = Field(default=0.0, ge=0, le=1)
+    per_volume: int = Field(default=1, ge=1)
+    intensity: Literal["zscore", "window"] = "zscore"
+    window: tuple[float, float] | None = None
+    spacing_mm: tuple[float | None, float | None, float | None] | None = None
+    augment: tuple[Component, ...] = ()
+    cache: float = Field(default=1.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Data:
+        folders = [self.images, self.labels, self.classes]
+        if (self.root is None) == all(f is None for f in folders) or (
+            self.root is None and None in folders
+        ):
+            raise ValueError("give root, or images, labels and classes")
+        if len(self.size) != self.axes or min(self.size) < 1:
+            raise ValueError(f"size: expected {self.axes} sizes of {self.units}, got {self.size}")
+        if (self.intensity == "window") != (self.window is not None):
+            raise ValueError("intensity 'window' needs window: [low, high], and zscore none")
+        if self.window is not None and not self.window[0] < self.window[1]:
+            raise ValueError(f"window: expected low < high, got {self.window}")
+        if any(mm is not None and not mm > 0 for mm in self.spacing_mm or ()):
+            raise ValueError(f"spacing_mm: expected positive voxel sizes, got {self.spacing_mm}")
+        if self.crop == "center" and (self.foreground or self.per_volume > 1):
+            raise ValueError("foreground and per_volume are of random crops")
+        if self.units == "slices" and self.per_volume > 1:
+            raise ValueError("per_volume is of patches; of slices, every one is taken once")
+        return self
+
+    @property
+    def axes(self) -> int:
+        """Spatial axes of the network."""
+        return 2 if self.units == "slices" else 3
+
+
+class Training(Strict):
+    """How long and on what.
+
+    Attributes:
+        epochs: passes over all slices, or `per_volume` patches of every volume.
+        batch_size: of all processes together.
+        val_batch_size: slices at once in validation, and windows at once.
+        precision: ``fp32``, or what the network computes in on a GPU; losses, penalties and
+            validation are in float32 anyway.
+        early_stop: epochs without a better validation mean IoU after which it ends; None never.
+        seed: of weights, order, crops, dropout. Every epoch is seeded anew, so a resumed training
+            goes on as if it had not been stopped.
+        device: ``auto`` takes a GPU if there is one.
+        workers: processes that load data, of each training process.
+        find_unused_parameters: of DistributedDataParallel, for networks that do not use all.
+    """
+
+    epochs: int = Field(default=75, ge=1)
+    batch_size: int = Field(default=4, ge=1)
+    val_batch_size: int = Field(default=16, ge=1)
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    early_stop: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=1, ge=0)
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    workers: int = Field(default=0, ge=0)
+    find_unused_parameters: bool = False
+
+
+class Inference(Strict):
+    """How probabilities of overlapping windows are averaged to a prediction.
+
+    Attributes:
+        overlap: of neighbouring windows.
+        blend: ``gaussian`` counts the middle of a window more, ``constant`` does not.
+    """
+
+    overlap: float = Field(default=0.5, ge=0, lt=1)
+    blend: Literal["gaussian", "constant"] = "gaussian"
+
+
+class Experiment(Strict):
+    """All about a training.
+
+    Attributes:
+        summary: for people.
+        data: volumes, split, preprocessing.
+        network: a class of MONAI, torch or segcal that maps ``(N, C, *S)`` to logits
+            ``(N, K, *S)``; spatial_dims, in_channels and out_channels are filled in.
+        recipe: the loss: name of a recipe, loss or penalty, or a YAML file.
+        terms: arguments of the recipe's terms, by name.
+        optimizer: a class of torch.optim.
+        scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
+        training: see :class:`Training`.
+        inference: see :class:`Inference`.
+        output: folder of the results; ``{recipe}``, ``{fold}`` and ``{seed}`` are replaced.
+    """
+
+    summary: str = ""
+    data: Data
+    network: Component
+    recipe: str
+    terms: dict[str, dict[str, Any]] = Field(default={})
+    optimizer: Component = Component(target="torch.optim.Adam", args={"lr": 1e-3})
+    scheduler: Component | None = None
+    training: Training = Training()
+    inference: Inference = Inference()
+    output: str
+
+    @field_validator("recipe")
+    @classmethod
+    def _known_recipe(cls, value: str) -> str:
+        load_objective(value)
+        return value
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the results."""
+        fold = "none" if self.data.split.fold is None else str(self.data.split.fold)
+        values = {"recipe": Path(self.recipe).stem, "fold": fold, "seed": str(self.training.seed)}
+        name = self.output
+        for key, value in values.items():
+            name = name.replace(f"{{{key}}}", value)
+        return Path(name)
+
+
+def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experiment:
+    """Read an experiment.
+
+    Args:
+        config: a YAML file, or the name of a shipped one (``acdc/unet``).
+        settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
+
+    Raises:
+        ValueError: no such file or name, or something that does not fit, with all that there is.
+    """
+    path = Path(config)
+    if path.suffix not in (".yaml", ".yml"):
+        if str(config) not in shipped_experiments():
+            raise ValueError(
+                f"{config}: no YAML file and no shipped experiment; there are "
+                f"{', '.join(shipped_experiments())}"
+            )
+        path = config_root() / "experiments" / f"{config}.yaml"
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected keys {', '.join(Experiment.model_fields)}")
+    for setting in settings:
+        _set(content, setting)
+    name = f"{path} with {' '.join(settings)}" if settings else str(path)
+    return validated(content, Experiment, name)
+
+
+def shipped_experiments() -> list[str]:
+    """Names of the experiments that come with segcal."""
+    folder = config_root() / "experiments"
+    return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
+
+
+def _set(content: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ValueError(f"--set {setting}: expected key=value, e.g. training.epochs=3")
+    *above, last = key.split(".")
+    place = content
+    for name in above:
+        inner = place.get(name)
+        place[name] = place = dict(inner) if isinstance(inner, dict) else {}
+    try:
+        place[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {setting}: its value is no YAML ({error})") from None
+
+
+def to_yaml(experiment: Experiment) -> str:
+    """All settings of an experiment, defaults included, as a YAML file of one's own would say."""
+    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
+
+
+def write_experiment(experiment: Experiment, folder: Path) -> None:
+    """Write the resolved experiment as ``config.yaml``."""
+    write_text(folder / CONFIG_NAME, to_yaml(experiment))
+
+
+def build_part(component: Component, kind: type[Part], name: str, **runtime: Any) -> Part:
+    """Build what `component` names, which must be a `kind`.
+
+    Raises:
+        ValueError: it is not, or its arguments do not fit.
+    """
+    what = target(component)
+    if not (isinstance(what, type) and issubclass(what, kind)):
+        raise ValueError(
+            f"{name}: {component.target} is not a {kind.__module__}.{kind.__qualname__}"
+        )
+    try:
+        return build(component, **runtime)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def differences(
+    before: Experiment, now: Experiment, parts: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Sentences on what differs of some parts.
+
+    Args:
+        before: an experiment.
+        now: another one.
+        parts: names of the parts that are compared, and what of each does not count.
+    """
+    a, b = before.model_dump(mode="json"), now.model_dump(mode="json")
+    found = []
+    for part, ignored in parts.items():
+        both = [d[part] if isinstance(d[part], dict) else {"": d[part]} for d in (a, b)]
+        for key in dict.fromkeys((*both[0], *both[1])):
+            if key not in ignored and both[0].get(key) != both[1].get(key):
+                name = f"{part}.{key}".rstrip(".")
+                found.append(f"{name} = {both[0].get(key)!r}, not {both[1].get(key)!r}")
+    return found

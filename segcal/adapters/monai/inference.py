@@ -1,0 +1,174 @@
+"""Prediction with a trained experiment: probabilities on the grid of the image's own file.
+
+Windows are as large as the network was trained on; what overlapping ones say is averaged as
+probabilities, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from monai.inferers import sliding_window_inference
+from torch import Tensor, nn
+
+from segcal import __version__
+from segcal.adapters.monai.cases import CaseFiles, check_images, find_cases, find_images
+from segcal.adapters.monai.checkpoints import (
+    BEST_NAME,
+    LAST_NAME,
+    check_same,
+    experiment_of,
+    read_checkpoint,
+)
+from segcal.adapters.monai.data import Preprocess, resample
+from segcal.adapters.monai.experiment import AXES, Experiment
+from segcal.adapters.monai.training import build_network, choose_device
+from segcal.io.files import whole_file, write_json
+from segcal.io.volumes import Geometry, write_nifti
+
+RECORD = "segcal_predict.json"
+PREDICTED = ("data", "network")
+"""Parts of an experiment that a prediction depends on."""
+
+
+class Predictor:
+    """A trained network and what it was trained on.
+
+    Args:
+        experiment: what was trained; its network and preprocessing must be those of the checkpoint.
+        checkpoint: which of its states.
+
+    Raises:
+        ValueError: no checkpoint, or one of something else.
+    """
+
+    def __init__(self, experiment: Experiment, checkpoint: Literal["best", "last"]) -> None:
+        name = BEST_NAME if checkpoint == "best" else LAST_NAME
+        self.path = experiment.folder / name
+        if not self.path.is_file():
+            raise ValueError(f"{self.path}: no such file; train first: segcal train")
+        content = read_checkpoint(self.path)
+        check_same(content, experiment, self.path, PREDICTED)
+        trained = experiment_of(content, self.path)
+        self.experiment = experiment
+        self.classes: list[str] = content["classes"]
+        self.ignore_label: int | None = content["ignore_label"]
+        self.channels: int = content["channels"]
+        self.epoch: int = content["epoch"] - 1
+        self.device = choose_device(experiment.training.device)
+        self.network: nn.Module = build_network(trained, self.channels, len(self.classes))
+        self.network.load_state_dict(content["network"])
+        self.network.to(self.device).eval()
+        self.preprocess = Preprocess(experiment.data)
+
+    def cases(self, folder: Path | None, *, validation: bool = False) -> list[CaseFiles]:
+        """Images to predict, checked.
+
+        Args:
+            folder: where they lie; None takes ``imagesTs`` of the data set.
+            validation: take the validation cases of the experiment instead.
+
+        Raises:
+            ValueError: no folder, nothing in it, or another number of channels.
+        """
+        data = self.experiment.data
+        if validation:
+            found = list(find_cases(data).val)
+        else:
+            if folder is None and data.root is not None:
+                folder = data.root / "imagesTs"
+            if folder is None or not folder.is_dir():
+                where = "" if folder is None else f"{folder}: no such folder; "
+                raise ValueError(f"{where}give the images with --input FOLDER, or --validation")
+            images = find_images(folder, self.channels)
+            found = [CaseFiles(name, paths) for name, paths in sorted(images.items())]
+        if not found:
+            raise ValueError(f"{folder}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
+        for case in found:
+            check_images(case)
+        return found
+
+    @torch.inference_mode()
+    def predict(self, case: CaseFiles) -> tuple[Tensor, Geometry]:
+        """Probabilities ``(K, z, y, x)`` of a case on the grid of its image, float32.
+
+        Raises:
+            ValueError: an image that cannot be read, naming the file.
+        """
+        geometry = check_images(case)
+        image = self.preprocess(CaseFiles(case.name, case.images))["image"]
+        data, settings = self.experiment.data, self.experiment.inference
+        axis = 1 + AXES.index(data.axis)
+        # slices become the batch; a volume is a batch of one
+        batch = image.movedim(axis, 0) if data.units == "slices" else image[None]
+        parts = [
+            sliding_window_inference(
+                part.to(self.device),
+                data.size,
+                self.experiment.training.val_batch_size,
+                self._probabilities,
+                overlap=settings.overlap,
+                mode=settings.blend,
+            ).cpu()
+            for part in torch.split(batch, self.experiment.training.val_batch_size)
+        ]
+        probs = torch.cat(parts)
+        probs = probs.movedim(0, axis) if data.units == "slices" else probs[0]
+        return resample(probs, geometry.shape), geometry
+
+    def _probabilities(self, images: Tensor) -> Tensor:
+        return torch.softmax(self.network(images).float(), 1)
+
+
+def predict_cases(
+    predictor: Predictor,
+    cases: list[CaseFiles],
+    output: Path,
+    form: Literal["npz", "nifti"],
+    *,
+    progress: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Predict cases and write them, with what ``segcal evaluate`` wants to know of them.
+
+    Args:
+        predictor: what predicts.
+        cases: what is predicted.
+        output: folder. It gets CASE.npz (``probabilities (K, z, y, x)``, as nnU-Net writes them)
+            and the label map CASE.nii.gz, or CASE.nii.gz with the classes as its fourth axis;
+            ``dataset.json`` with the names of the labels, ``segcal_predict.json`` with how it was
+            made.
+        form: which of both.
+        progress: told every case that is done.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        probs, geometry = predictor.predict(case)
+        array = probs.numpy()
+        volume = output / f"{case.name}.nii.gz"
+        if form == "nifti":
+            write_nifti(volume, array, geometry)
+        else:
+            write_nifti(volume, array.argmax(0).astype(np.uint8), geometry)
+            with whole_file(output / f"{case.name}.npz") as temporary:
+                np.savez_compressed(temporary, probabilities=array)
+        progress(case.name)
+    labels = {name: k for k, name in enumerate(predictor.classes)}
+    if predictor.ignore_label is not None:
+        labels["ignore"] = predictor.ignore_label
+    write_json(output / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
+    write_json(output / RECORD, _record(predictor))
+
+
+def _record(predictor: Predictor) -> dict[str, Any]:
+    return {
+        "checkpoint": str(predictor.path),
+        "epoch": predictor.epoch,
+        "average": "prob",
+        **predictor.experiment.inference.model_dump(),
+        "segcal": __version__,
+        "torch": torch.__version__,
+    }

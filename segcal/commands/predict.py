@@ -1,0 +1,89 @@
+"""``segcal predict``: probabilities of a network that ``segcal train`` trained."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from segcal.commands.errors import user_errors
+from segcal.commands.progress import progress_bar
+from segcal.commands.train import Config, Settings
+
+
+class Checkpoint(str, Enum):
+    """Which state of a training predicts."""
+
+    best = "best"
+    last = "last"
+
+
+class Form(str, Enum):
+    """How probabilities are written."""
+
+    npz = "npz"
+    nifti = "nifti"
+
+
+def predict(
+    config: Config,
+    settings: Settings = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            "-i",
+            help="Folder of images CASE_0000.nii.gz or CASE.nii.gz; default: imagesTs of the data "
+            "set.",
+        ),
+    ] = None,
+    validation: Annotated[
+        bool,
+        typer.Option("--validation", help="Predict the validation cases of the experiment."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="Folder to write to; default: predictions/ in the training's."
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        Checkpoint, typer.Option(help="State of the training that predicts.")
+    ] = Checkpoint.best,
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--format",
+            help="npz: CASE.npz as of nnU-Net and the label map CASE.nii.gz. nifti: CASE.nii.gz, "
+            "4-D, class last.",
+        ),
+    ] = Form.npz,
+) -> None:
+    """Write probabilities of a trained experiment, on the grid of each image.
+
+    Examples: segcal predict my.yaml -i imagesTs -o predictions
+
+    segcal predict my.yaml --set recipe=nacl_published --validation
+
+    Give the same file and --set as in training (or config.yaml of the training's folder): they
+    name the folder of the training. Windows of data.size overlap by inference.overlap; their
+    probabilities are averaged, in float32. Volumes that were resampled for the network are brought
+    back to the image's own grid. Then: segcal evaluate predictions labelsTs -o report
+    """
+    with user_errors():
+        from segcal.adapters.monai.experiment import load_experiment
+        from segcal.adapters.monai.inference import Predictor, predict_cases
+
+        if images is not None and validation:
+            raise ValueError("--input and --validation: give one of the two")
+        experiment = load_experiment(config, settings or [])
+        predictor = Predictor(experiment, checkpoint.value)
+        cases = predictor.cases(images, validation=validation)
+        folder = output or experiment.folder / "predictions"
+        if images is not None and folder.resolve() == images.resolve():
+            raise ValueError(f"{folder}: is the folder of the images; choose another --output")
+        with progress_bar("Predicting", len(cases)) as advance:
+            predict_cases(predictor, cases, folder, form.value, progress=advance)
+    typer.echo(f"Written: {folder}")

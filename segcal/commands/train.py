@@ -1,0 +1,105 @@
+"""``segcal train``: networks of MONAI, trained from one YAML file."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from segcal.commands.console import say
+from segcal.commands.errors import user_errors
+from segcal.commands.progress import progress_bar
+
+Config = Annotated[
+    str,
+    typer.Argument(
+        help="The experiment: a YAML file, or the name of one that comes with segcal "
+        "(acdc/unet, acdc/dynunet, flare/unet, flare/dynunet)."
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="A setting in place of that of the file: key=value, with dots "
+        "(training.epochs=3, terms.crac.margin_inner=3); as often as needed.",
+    ),
+]
+
+
+def train(
+    config: Config,
+    settings: Settings = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the last checkpoint, as if the training had not been stopped; start "
+            "where there is none yet.",
+        ),
+    ] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--show", help="Print the experiment with all settings, as a file of your own, and end."
+        ),
+    ] = False,
+) -> None:
+    """Train a MONAI network with a recipe; all about it stands in one YAML file.
+
+    Examples: segcal train acdc/unet --set data.root=$nnUNet_raw/Dataset027_ACDC
+
+    segcal train acdc/unet --show > my.yaml
+
+    segcal train my.yaml --set recipe=nacl_published --set training.epochs=10
+
+    torchrun --nproc_per_node 2 -m segcal train my.yaml
+
+    The output folder gets config.yaml and run.json (all settings, seed, versions, cases),
+    segcal_log.jsonl (one line an epoch: terms of the loss, multipliers, constraints, mean IoU and
+    ECE of the validation set), segcal_progress.png, tensorboard/ where tensorboard is installed,
+    checkpoint_best.pt (the highest mean IoU over foreground classes, pooled over the validation
+    voxels, as published) and checkpoint_last.pt. Files and labels are checked before training
+    begins. training.batch_size is that of all processes together. Then: segcal predict.
+    """
+    console = Console()
+    with user_errors():
+        from segcal.adapters.monai.experiment import load_experiment, to_yaml
+        from segcal.adapters.monai.training import TrainingRun, processes
+
+        experiment = load_experiment(config, settings or [])
+    if show:
+        typer.echo(to_yaml(experiment), nl=False)
+        return
+    with ExitStack() as stack:
+        with user_errors():
+            ranks = stack.enter_context(processes(experiment.training.device))
+            training = TrainingRun(
+                experiment, ranks, resume=resume, say=lambda text: say(console, text)
+            )
+        advance = (
+            stack.enter_context(progress_bar("Training", training.iterations))
+            if ranks.first
+            else lambda state: None
+        )
+        try:
+            done = training.run(advance)  # what fails in there keeps its traceback
+        except KeyboardInterrupt:
+            say(console, "Interrupted: the same command with --resume goes on from there.", "red")
+            raise typer.Exit(130) from None
+        except FloatingPointError as error:
+            say(console, f"Stopped: {error}.", "red")
+            raise typer.Exit(1) from None
+    if not ranks.first:
+        return
+    ended = f"no better one for {experiment.training.early_stop} epochs" if done.early else "done"
+    say(
+        console,
+        f"{done.epochs} epochs, {ended}. Best: epoch {done.best_epoch}, validation mean IoU "
+        f"{done.best_miou:.4f}. Written: {done.folder}",
+    )
+    chosen = [part for setting in settings or [] for part in ("--set", setting)]
+    say(console, f"Next: {shlex.join(['segcal', 'predict', config, *chosen])}")

@@ -1,0 +1,57 @@
+"""Tiny experiments that the tests of the MONAI trainer share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import yaml
+
+from segcal.adapters.monai.experiment import load_experiment
+from segcal.adapters.monai.training import TrainingRun, processes
+
+NETWORK = {
+    "target": "monai.networks.nets.UNet",
+    "args": {"channels": [4, 8], "strides": [2], "num_res_units": 1},
+}
+
+
+def write_config(folder: Path, root: Path | None, **parts) -> Path:
+    """Write an experiment that trains in seconds; `parts` are merged into it."""
+    content = {
+        "data": {"root": str(root), "size": [32, 32], "split": {"validation": 0.34}},
+        "network": NETWORK,
+        "recipe": "crac",
+        "optimizer": {"target": "torch.optim.Adam", "args": {"lr": 0.01}},
+        "training": {"epochs": 2, "batch_size": 4, "device": "cpu"},
+        "output": str(folder / "run"),
+    }
+    for key, value in parts.items():
+        merged = isinstance(value, dict) and key != "network"
+        content[key] = {**content.get(key, {}), **value} if merged else value
+    if root is None:
+        del content["data"]["root"]
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def run(path: Path, *settings: str, resume: bool = False, advance=lambda state: None, said=None):
+    """Train in this process."""
+    experiment = load_experiment(path, settings)
+    with processes(experiment.training.device) as ranks:
+        say = (lambda text: None) if said is None else said.append
+        return TrainingRun(experiment, ranks, resume=resume, say=say).run(advance)
+
+
+def rank_main(rank: int, jobs: list[tuple[int, Path, list[str]]]) -> None:
+    """What ``torchrun`` would start: one of two processes that train.
+
+    Args:
+        rank: its number.
+        jobs: port, config and settings of the trainings, one after the other.
+    """
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    for port, path, settings in jobs:
+        os.environ["MASTER_PORT"] = str(port)
+        run(path, *settings)

@@ -1,0 +1,436 @@
+"""The MONAI trainer: learns, is interrupted, runs in two processes, predicts what is evaluated."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from typer.testing import CliRunner
+
+from segcal.adapters.monai.checkpoints import read_checkpoint
+from segcal.adapters.monai.experiment import load_experiment
+from segcal.adapters.monai.inference import Predictor, predict_cases
+from segcal.commands.main import app
+from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
+from segcal.io.epoch_log import EpochLog
+from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
+from tests.adapters.monai_experiments import rank_main, run, write_config
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TERMS = r"cross_entropy \d\.\d+"
+AUGMENT = [
+    {"target": f"monai.transforms.{name}", "args": arguments}
+    for name, arguments in (
+        ("RandFlipd", {"keys": ["image", "label"], "prob": 0.5, "spatial_axis": 0}),
+        ("RandGaussianNoised", {"keys": ["image"], "prob": 0.5}),
+    )
+]
+DROPOUT = {
+    "target": "monai.networks.nets.UNet",
+    "args": {"channels": [4, 8], "strides": [2], "num_res_units": 1, "dropout": 0.2},
+}
+
+
+@pytest.fixture(scope="module")
+def phantom(tmp_path_factory):
+    """Four training cases of 5 slices, so that the last batch is smaller, and two test cases."""
+    root = tmp_path_factory.mktemp("data") / "phantom"
+    write_phantom_dataset(
+        root, train=4, test=2, seed=0, settings=PhantomSettings(shape=(5, 32, 32))
+    )
+    return root
+
+
+def tensors(content, prefix=""):
+    """Every tensor and number of a checkpoint, by name."""
+    if isinstance(content, dict):
+        items = content.items()
+    elif isinstance(content, (list, tuple)):
+        items = enumerate(content)
+    else:
+        return {prefix: content}
+    return {k: v for name, x in items for k, v in tensors(x, f"{prefix}.{name}").items()}
+
+
+def assert_same_state(a, b, *, but=("experiment",), exactly=True):
+    one, two = (
+        tensors({k: v for k, v in read_checkpoint(p).items() if k not in but}) for p in (a, b)
+    )
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        if isinstance(value, torch.Tensor):
+            rtol, atol = (0, 0) if exactly else (1e-4, 1e-6)
+            torch.testing.assert_close(value, two[name], rtol=rtol, atol=atol, msg=name)
+        elif isinstance(value, float) and not exactly:
+            assert value == pytest.approx(two[name], abs=1e-5), name
+        else:
+            assert value == two[name], name
+
+
+def test_a_training_learns_and_keeps_the_best_epoch(tmp_path, phantom):
+    states = []
+    path = write_config(tmp_path, phantom)
+    done = run(path, "training.epochs=4", "scheduler.target=torch.optim.lr_scheduler.StepLR",
+               "scheduler.args={step_size: 3}", advance=states.append)  # fmt: skip
+    records = EpochLog(done.folder).records()
+    assert [r["epoch"] for r in records] == [0, 1, 2, 3]
+    assert [r["lr"] for r in records] == pytest.approx([0.01] * 3 + [0.001])
+    assert len(states) == 4 * 4  # 15 slices in batches of 4
+    for phase in ("train", "val"):
+        assert set(records[0][phase]) == {"cross_entropy", "soft_dice", "crac"}
+        assert records[-1][phase]["cross_entropy"] < 0.8 * records[0][phase]["cross_entropy"]
+    lam = np.array([r["crac"]["lam"] for r in records])
+    assert lam.shape == (4, 2, 4)
+    assert [r["crac"]["step"] for r in records] == [1, 2, 3, 4]
+    assert not np.array_equal(lam[0], lam[-1])
+    mious = [r["miou"] for r in records]
+    assert done.best_epoch == int(np.argmax(mious))
+    assert done.best_miou == max(mious)
+    best = read_checkpoint(done.folder / "checkpoint_best.pt")
+    assert best["epoch"] == done.best_epoch + 1
+    # saved after the update of its epoch
+    saved = best["objective"]["terms.crac.lam"].tolist()
+    assert saved == records[done.best_epoch]["crac"]["lam"]
+    made = json.loads((done.folder / "run.json").read_text())
+    assert made["seed"] == 1
+    assert len(made["cases"]["train"]) == 3
+    assert {"torch", "monai", "segcal"} < made["versions"].keys()
+    assert load_experiment(done.folder / "config.yaml").training.epochs == 4
+    assert (done.folder / "segcal_progress.png").stat().st_size > 10_000
+    with pytest.raises(ValueError, match=r"run: holds a training; go on with --resume"):
+        run(path)
+
+
+def test_logged_metrics_are_those_of_the_predictions(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 1})
+    done = run(path)
+    (record,) = EpochLog(done.folder).records()
+    predictor = Predictor(load_experiment(path), "last")
+    (case,) = predictor.cases(None, validation=True)
+    p, _ = predictor.predict(case)
+    p, y = p.numpy().astype(np.float64), read_labels(case.label).array
+    top = p.argmax(0)
+    ious = [
+        ((top == k) & (y == k)).sum() / ((top == k) | (y == k)).sum()
+        for k in (1, 2, 3)
+        if ((top == k) | (y == k)).any()
+    ]
+    assert record["miou"] == pytest.approx(np.mean(ious), rel=1e-12)
+    bins = np.clip(np.ceil(p.max(0) * 15).astype(int) - 1, 0, 14)
+    ece = sum(abs((top == y)[bins == b].sum() - p.max(0)[bins == b].sum()) for b in range(15))
+    assert record["ece"] == pytest.approx(ece / y.size, abs=1e-6)
+    ce = -np.log(np.take_along_axis(p, y[None].astype(int), 0)).mean()
+    assert record["val"]["cross_entropy"] == pytest.approx(ce, rel=1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["crac", "bwcr"])
+def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, phantom, recipe):
+    data = {"size": [24, 24], "crop": "random", "foreground": 0.5, "augment": AUGMENT}
+    path = write_config(
+        tmp_path,
+        phantom,
+        data=data,
+        network=DROPOUT,
+        recipe=recipe,
+        scheduler={"target": "torch.optim.lr_scheduler.StepLR", "args": {"step_size": 2}},
+        training={"epochs": 3},
+    )
+    whole = run(path, f"output={tmp_path}/whole")
+    calls = []
+
+    def killed(state):
+        calls.append(state)
+        if len(calls) == 6:  # in the second epoch
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(path, f"output={tmp_path}/killed", advance=killed)
+    log = EpochLog(tmp_path / "killed")
+    with log.path.open("a") as file:
+        file.write('{"epoch": 1, "tr')  # as if killed while it wrote
+    (tmp_path / "killed" / ".segcal-abcdefgh-checkpoint_last.pt").write_bytes(b"half")
+    again = run(path, f"output={tmp_path}/killed", resume=True)
+    assert again.epochs == whole.epochs == 3
+    assert not list((tmp_path / "killed").glob(".segcal-*"))
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        assert_same_state(whole.folder / name, again.folder / name)
+    one, two = (EpochLog(t.folder).records() for t in (whole, again))
+    for record in (*one, *two):
+        del record["seconds"]
+    assert one == two
+    finished = run(path, f"output={tmp_path}/killed", resume=True)
+    assert finished == again  # nothing is left to do
+
+
+def test_a_training_goes_on_only_as_it_began(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 1})
+    done = run(path)
+    with pytest.raises(ValueError, match=r"was trained with optimizer.args = .*0.01.*, not .*0.5"):
+        run(path, "optimizer.args.lr=0.5", resume=True)
+    fewer = tmp_path / "fewer"
+    shutil.copytree(phantom, fewer)
+    name = json.loads((done.folder / "run.json").read_text())["cases"]["train"][0]
+    (fewer / "imagesTr" / f"{name}_0000.nii.gz").unlink()
+    (fewer / "labelsTr" / f"{name}.nii.gz").unlink()
+    with pytest.raises(ValueError, match=r"last\.pt: was trained and validated on other cases"):
+        run(path, f"data.root={fewer}", resume=True)
+    assert run(path, "training.epochs=2", resume=True).epochs == 2
+
+
+def test_seeds_and_not_workers_make_the_difference(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 1})
+    for name, seed, workers in (("a", 1, 0), ("b", 1, 1), ("c", 2, 0)):
+        run(path, f"output={tmp_path}/{name}", f"training.seed={seed}",
+            f"training.workers={workers}")  # fmt: skip
+    last = "checkpoint_last.pt"
+    assert_same_state(tmp_path / "a" / last, tmp_path / "b" / last)
+    with pytest.raises(AssertionError):
+        assert_same_state(tmp_path / "a" / last, tmp_path / "c" / last)
+
+
+def test_early_stop(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 9, "early_stop": 2})
+    done = run(path, "optimizer.args.lr=0.0")
+    assert done.early
+    assert (done.epochs, done.best_epoch) == (3, 0)
+    assert run(path, "optimizer.args.lr=0.0", resume=True) == done
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("bwcr_published", []),
+        ("svls", []),
+        ("nacl", ["terms.nacl.kernel=image_l1"]),
+        ("cals", ["training.precision=bf16"]),
+    ],
+)
+def test_recipes_of_every_kind(tmp_path, phantom, recipe, settings):
+    path = write_config(tmp_path, phantom, recipe=recipe, training={"epochs": 1})
+    done = run(path, *settings)
+    (record,) = EpochLog(done.folder).records()
+    assert np.isfinite(list(record["train"].values())).all()
+    assert ("bwcr" in record["train"]) == (recipe == "bwcr_published")
+    assert ("cals" in record) == (recipe == "cals")
+
+
+def test_3d_patches_and_resampling(tmp_path, phantom):
+    data = {
+        "size": [4, 16, 16], "units": "patches", "crop": "random", "foreground": 0.5,
+        "per_volume": 2, "spacing_mm": [None, 2.0, 2.0],
+    }  # fmt: skip
+    path = write_config(tmp_path, phantom, data=data, training={"epochs": 1, "batch_size": 2})
+    states = []
+    done = run(path, advance=states.append)
+    assert len(states) == 3  # 3 volumes, 2 patches of each
+    predictor = Predictor(load_experiment(path), "best")
+    cases = predictor.cases(None)
+    predict_cases(predictor, cases, done.folder / "p", "nifti")
+    for case in cases:
+        written = read_volume(done.folder / "p" / f"{case.name}.nii.gz")
+        assert not written.geometry.differences(read_volume(case.images[0]).geometry, 1e-4)
+        np.testing.assert_allclose(written.array.sum(0), 1, atol=1e-5)
+
+
+def test_a_collapse_is_told_once(tmp_path, phantom):
+    # logits w_k x: only the classes of the largest and the smallest w are ever predicted
+    lines = {"target": "torch.nn.Conv2d", "args": {"kernel_size": 1, "bias": False}}
+    path = write_config(tmp_path, phantom, network=lines, recipe="ce", training={"epochs": 4})
+    said = []
+    run(path, "optimizer.args.lr=0.0", said=said)
+    assert said[0] == "Checking and reading 3 training and 1 validation cases"
+    told = [text for text in said if "labelled in validation but not predicted" in text]
+    assert len(told) == 1
+    assert told[0].startswith("epoch 2: ")
+    assert " for 3 epochs or more: the network may have collapsed" in told[0]
+    state = rf"epoch 0: mean IoU 0\.\d+, ECE 0\.\d+; train {TERMS}; val {TERMS}; \d+\.\d s"
+    assert re.fullmatch(state, said[1])
+
+
+def test_a_network_that_is_lost_stops_the_training(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, recipe="ce")
+    with pytest.raises(FloatingPointError, match="logits are no longer finite"):
+        run(path, "optimizer.args.lr=1.0e+30")
+    assert not (tmp_path / "run" / "checkpoint_last.pt").exists()
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path, phantom):
+    # Adam would blow up the rounding of biases before a normalisation, whose gradient is 0
+    path = write_config(
+        tmp_path, phantom, training={"epochs": 2, "val_batch_size": 2},
+        optimizer={"target": "torch.optim.SGD", "args": {"lr": 0.1, "momentum": 0.9}},
+    )  # fmt: skip
+    one = run(path, f"output={tmp_path}/one")
+    jobs = [
+        (free_port(), path, [f"output={tmp_path}/two"]),
+        (free_port(), path, [f"output={tmp_path}/views", "recipe=bwcr", "training.epochs=1"]),
+    ]
+    mp.spawn(rank_main, (jobs,), nprocs=2)
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        assert_same_state(one.folder / name, tmp_path / "two" / name, exactly=False)
+    a, b = (EpochLog(folder).records() for folder in (one.folder, tmp_path / "two"))
+    assert len(a) == len(b) == 2
+    for x, y in zip(a, b, strict=True):
+        assert x["train"] == pytest.approx(y["train"], rel=1e-5)
+        assert x["val"] == pytest.approx(y["val"], rel=1e-5)
+        assert x["crac"]["count"] == y["crac"]["count"]
+        assert (x["miou"], x["ece"]) == pytest.approx((y["miou"], y["ece"]), abs=1e-5)
+    assert json.loads((tmp_path / "two" / "run.json").read_text())["processes"] == 2
+    assert len(EpochLog(tmp_path / "views").records()) == 1
+
+
+OBLIQUE = Geometry(
+    shape=(7, 41, 37),
+    spacing_mm=(5.0, 0.7, 1.3),
+    origin_mm=(-31.0, 12.5, 88.0),
+    direction=np.linalg.qr(np.array([[1.0, 0.2, 0.1], [-0.3, 1.0, 0.2], [0.1, -0.1, -1.0]]))[0],
+)
+
+
+@pytest.fixture
+def oblique(tmp_path):
+    """Two images of random values on an oblique, anisotropic grid, and their labels."""
+    random = np.random.default_rng(0)
+    for name in ("p1_a", "p2_a"):
+        image = random.normal(100, 20, OBLIQUE.shape)
+        write_nifti(tmp_path / "images" / f"{name}.nii.gz", image, OBLIQUE)
+        write_nifti(tmp_path / "labels" / f"{name}.nii.gz", (image > 110).astype(np.uint8), OBLIQUE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("units", "axis", "size", "crop"),
+    [
+        ("slices", "z", [32, 32], "center"),
+        ("slices", "y", [4, 48], "random"),
+        ("slices", "x", [8, 16], "random"),
+        ("patches", "z", [8, 16, 48], "random"),
+    ],
+)
+def test_probabilities_lie_where_the_image_does(oblique, units, axis, size, crop):
+    data = {
+        "images": str(oblique / "images"), "labels": str(oblique / "labels"),
+        "classes": ["background", "bright"], "units": units, "axis": axis, "size": size,
+        "crop": crop, "split": {"validation": 0.5},
+    }  # fmt: skip
+    path = write_config(oblique, None, data=data, recipe="ce", training={"epochs": 1})
+    run(path)
+    predictor = Predictor(load_experiment(path), "best")
+    # voxel by voxel the logit is the intensity, whatever the windows
+    predictor.network = lambda x: torch.cat([torch.zeros_like(x), x], 1)
+    (case, _) = predictor.cases(oblique / "images")
+    predict_cases(predictor, [case], oblique / "out", "nifti")
+    predict_cases(predictor, [case], oblique / "out2", "npz")
+    image = read_volume(case.images[0])
+    x = image.array.astype(np.float64)
+    expected = 1 / (1 + np.exp(-(x - x.mean()) / x.std()))
+    written = read_volume(oblique / "out" / "p1_a.nii.gz")
+    assert not written.geometry.differences(image.geometry, 1e-4)
+    np.testing.assert_allclose(written.array, [1 - expected, expected], atol=1e-5)
+    stored = np.load(oblique / "out2" / "p1_a.npz")["probabilities"]
+    np.testing.assert_array_equal(stored, written.array)
+    top = read_labels(oblique / "out2" / "p1_a.nii.gz")
+    np.testing.assert_array_equal(top.array, stored.argmax(0))
+    assert not top.geometry.differences(image.geometry, 1e-4)
+
+
+def test_windows_are_averaged_as_probabilities(oblique):
+    data = {
+        "images": str(oblique / "images"), "labels": str(oblique / "labels"),
+        "classes": ["background", "bright"], "size": [41, 20], "crop": "random",
+    }  # fmt: skip
+    network = {
+        "target": "monai.networks.nets.UNet",
+        "args": {"channels": [4, 8], "strides": [1], "num_res_units": 1},
+    }
+    path = write_config(
+        oblique, None, data=data, network=network, recipe="ce", training={"epochs": 1},
+        inference={"overlap": 0.15, "blend": "constant"},
+    )  # fmt: skip
+    run(path)
+    predictor = Predictor(load_experiment(path), "best")
+
+    def mean_as_logit(x):
+        logit = 30 * x.mean((1, 2, 3), keepdim=True).expand_as(x)
+        return torch.cat([torch.zeros_like(x), logit], 1)
+
+    predictor.network = mean_as_logit
+    case = predictor.cases(oblique / "images")[0]
+    probs, _ = predictor.predict(case)
+    x = read_volume(case.images[0]).array.astype(np.float64)
+    x = (x - x.mean()) / x.std()
+    p = 1 / (1 + np.exp(-30 * np.stack([x[:, :, :20].mean((1, 2)), x[:, :, 17:].mean((1, 2))])))
+    np.testing.assert_allclose(probs[1, :, 5, 10], p[0], atol=1e-4)
+    np.testing.assert_allclose(probs[1, :, 5, 30], p[1], atol=1e-4)
+    np.testing.assert_allclose(probs[1, :, 5, 18], p.mean(0), atol=1e-4)
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_train_predict_evaluate(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, output=f"{tmp_path}/runs/{{recipe}}")
+    settings = ("--set", "recipe=nacl", "--set", "training.epochs=2")
+    out = invoke("train", path, *settings)
+    assert "2 epochs, done. Best: epoch" in out
+    assert "Next: segcal predict" in out
+    invoke("predict", path, *settings, "-o", tmp_path / "npz")
+    invoke("predict", path, *settings, "-o", tmp_path / "nii", "--format", "nifti")
+    invoke("predict", tmp_path / "runs" / "nacl" / "config.yaml", "--validation", "--checkpoint",
+           "last")  # fmt: skip
+    assert len(list((tmp_path / "runs" / "nacl" / "predictions").glob("*.npz"))) == 1
+    made = json.loads((tmp_path / "npz" / "segcal_predict.json").read_text())
+    assert made["average"] == "prob"
+    invoke("evaluate", tmp_path / "npz", tmp_path / "nii", phantom / "labelsTs", "-o",
+           tmp_path / "report", "-p", 1)  # fmt: skip
+    one, two = (
+        json.loads((tmp_path / "report" / name / "summary.json").read_text())
+        for name in ("npz", "nii")
+    )
+    assert one["pooled"] == two["pooled"]
+    assert "left ventricle" in json.dumps(one)
+    result = CliRunner().invoke(app, ["predict", str(path)])
+    assert result.exit_code == 2
+    assert "checkpoint_best.pt: no such file; train first" in result.output
+
+
+def test_tensorboard(tmp_path, phantom):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = run(write_config(tmp_path, phantom))
+    events = EventAccumulator(str(done.folder / "tensorboard"))
+    events.Reload()
+    records = EpochLog(done.folder).records()
+    scalars = [(e.step, e.value) for e in events.Scalars("ece")]
+    assert scalars == [(r["epoch"], pytest.approx(r["ece"])) for r in records]
+    assert "crac/lam_0/background" in events.Tags()["scalars"]
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, training={"epochs": 1, "val_batch_size": 2})
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port",
+         str(free_port()), "-m", "segcal", "train", str(path)],
+        check=True, timeout=600,
+    )  # fmt: skip
+    assert len(EpochLog(tmp_path / "run").records()) == 1
