@@ -182,10 +182,13 @@ def build(component: Component, **runtime: Any) -> Any:
 
 
 def _build_argument(value: Any, runtime: Mapping[str, Any]) -> Any:
-    """`value`, or what it describes if it is a target with arguments."""
-    if isinstance(value, dict) and "target" in value:
-        return build(Component.model_validate(value), **runtime)
-    return value
+    """`value`, or what it describes if it is a target with arguments: a class of segcal."""
+    if not (isinstance(value, dict) and "target" in value):
+        return value
+    component = validated(value, Component, str(value["target"]))
+    if not (component.target.startswith("segcal.") and inspect.isclass(target(component))):
+        raise ValueError(f"{component.target}: as an argument, only classes of segcal are built")
+    return build(component, **runtime)
 
 
 def resolve_terms(

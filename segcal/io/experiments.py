@@ -4,24 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import yaml
 from pydantic import BaseModel
 
-from segcal.io.config import Component, build, config_root, read_yaml, target
+from segcal.io.config import Component, build, config_root, read_yaml, target, validated
 from segcal.io.files import write_text
 
 CONFIG_NAME = "config.yaml"
 """Name of the resolved experiment beside its results."""
 Part = TypeVar("Part")
+Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_content(config: str | Path, kind: str, settings: Sequence[str] = ()) -> dict[str, Any]:
+def load(config: str | Path, model: type[Model], kind: str, settings: Sequence[str] = ()) -> Model:
+    """Read an experiment.
+
+    Args:
+        config: a YAML file, or the name of a shipped one.
+        model: what it is to be.
+        kind: folder of the shipped ones.
+        settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
+
+    Raises:
+        ValueError: no such file or name, or something that does not fit, with all that there is.
+    """
+    name = f"{config} with {' '.join(settings)}" if settings else str(config)
+    return validated(read_content(config, model, kind, settings), model, name)
+
+
+def read_content(
+    config: str | Path, model: type[BaseModel], kind: str, settings: Sequence[str] = ()
+) -> dict[str, Any]:
     """Read what a YAML file says, with settings of the user's put in.
 
     Args:
         config: a YAML file, or the name of a shipped one.
+        model: what it is to be.
         kind: folder of the shipped ones.
         settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
 
@@ -32,13 +52,13 @@ def read_content(config: str | Path, kind: str, settings: Sequence[str] = ()) ->
     if path.suffix not in (".yaml", ".yml"):
         if str(config) not in shipped(kind):
             raise ValueError(
-                f"{config}: no YAML file, and none of that name comes with segcal; there are "
+                f"{config}: no YAML file and no shipped experiment; there are "
                 f"{', '.join(shipped(kind))}"
             )
         path = config_root() / kind / f"{config}.yaml"
     content = read_yaml(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected keys and values, got {type(content).__name__}")
+        raise ValueError(f"{path}: expected keys {', '.join(model.model_fields)}")
     for setting in settings:
         _put(content, setting)
     return content
@@ -81,14 +101,18 @@ def _put(content: dict[str, Any], setting: str) -> None:
         raise ValueError(f"--set {setting}: its value is no YAML ({error})") from None
 
 
+def to_yaml(experiment: BaseModel) -> str:
+    """All settings of an experiment, defaults included, as a YAML file of one's own would say."""
+    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
+
+
 def write_resolved(experiment: BaseModel, folder: Path) -> None:
     """Write the resolved experiment as ``config.yaml``."""
-    text = yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
-    write_text(folder / CONFIG_NAME, text)
+    write_text(folder / CONFIG_NAME, to_yaml(experiment))
 
 
 def build_part(component: Component, kind: type[Part], name: str, **runtime: Any) -> Part:
-    """Build what `component` names, a `kind` or a function that returns one.
+    """Build what `component` names, a `kind` or a function that is annotated to return one.
 
     Args:
         component: target and arguments.
@@ -100,18 +124,24 @@ def build_part(component: Component, kind: type[Part], name: str, **runtime: Any
         ValueError: it is not, or its arguments do not fit.
     """
     what = target(component)
-    expected = f"a {kind.__module__}.{kind.__qualname__}"
-    if isinstance(what, type) and not issubclass(what, kind):
-        raise ValueError(f"{name}: {component.target} is not {expected}")
+    made = what if isinstance(what, type) else _annotated(what)
+    if not (isinstance(made, type) and issubclass(made, kind)):
+        raise ValueError(
+            f"{name}: {component.target} is not a {kind.__module__}.{kind.__qualname__}"
+        )
     try:
-        part = build(component, **runtime)
+        part: Part = build(component, **runtime)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    if not isinstance(part, kind):
-        raise ValueError(
-            f"{name}: {component.target} returns {type(part).__name__}, not {expected}"
-        )
     return part
+
+
+def _annotated(what: Any) -> Any:
+    """What a function says that it returns, before it is called: not every one may be."""
+    try:
+        return get_type_hints(what).get("return")
+    except (TypeError, NameError, AttributeError):
+        return None
 
 
 def differences(before: BaseModel, now: BaseModel, parts: Mapping[str, Sequence[str]]) -> list[str]:

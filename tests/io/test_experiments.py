@@ -13,7 +13,7 @@ from segcal.io.experiments import build_part, differences, merged, read_content,
 def test_settings_are_put_in(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("a: 1\nb: {c: 2, d: [1, 2]}\n")
-    content = read_content(path, "classify", ["b.c=0.5", "b.e.f=[x, y]", "g=null"])
+    content = read_content(path, Whole, "classify", ["b.c=0.5", "b.e.f=[x, y]", "g=null"])
     assert content == {"a": 1, "b": {"c": 0.5, "d": [1, 2], "e": {"f": ["x", "y"]}}, "g": None}
 
 
@@ -22,20 +22,20 @@ def test_settings_that_are_none(tmp_path, setting):
     path = tmp_path / "a.yaml"
     path.write_text("a: 1\n")
     with pytest.raises(ValueError, match="expected key=value"):
-        read_content(path, "classify", [setting])
+        read_content(path, Whole, "classify", [setting])
     with pytest.raises(ValueError, match="its value is no YAML"):
-        read_content(path, "classify", ["a=[1"])
+        read_content(path, Whole, "classify", ["a=[1"])
 
 
 def test_unknown_names_and_files(tmp_path):
     assert "digits" in shipped("classify")
     with pytest.raises(ValueError, match=r"there are .*digits"):
-        read_content("digit", "classify")
+        read_content("digit", Whole, "classify")
     with pytest.raises(ValueError, match="no such file"):
-        read_content(tmp_path / "a.yaml", "classify")
+        read_content(tmp_path / "a.yaml", Whole, "classify")
     (tmp_path / "a.yaml").write_text("- 1\n")
-    with pytest.raises(ValueError, match="expected keys and values, got list"):
-        read_content(tmp_path / "a.yaml", "classify")
+    with pytest.raises(ValueError, match="expected keys training, recipe"):
+        read_content(tmp_path / "a.yaml", Whole, "classify")
 
 
 def test_merging_goes_mapping_by_mapping_but_never_mixes_targets():
@@ -53,9 +53,19 @@ def test_parts_are_what_they_should_be():
     assert built.weight.shape == (3, 2)
     with pytest.raises(ValueError, match=r"optimizer: torch\.nn\.Linear is not a torch\.optim"):
         build_part(layer, torch.optim.Optimizer, "optimizer")
-    number = Component(target="segcal.io.experiments.shipped", args={"kind": "classify"})
-    with pytest.raises(ValueError, match=r"network: segcal.*shipped returns list, not a"):
-        build_part(number, nn.Module, "network")
+    made = build_part(Component(target="torchvision.models.squeezenet1_1"), nn.Module, "network")
+    assert made.num_classes == 1000
+    for function in ("torch.load", "torch.hub.load", "segcal.io.experiments.shipped"):
+        with pytest.raises(ValueError, match=rf"network: {function} is not a torch\.nn"):
+            build_part(Component(target=function, args={"f": "a"}), nn.Module, "network")
+
+
+def test_arguments_that_are_targets_are_classes_of_segcal():
+    for target in ("torch.load", "torch.nn.Linear", "segcal.io.files.write_text"):
+        inner = {"target": target, "args": {"path": "a", "text": "b"}}
+        layer = Component(target="torch.nn.Linear", args={"in_features": inner, "out_features": 1})
+        with pytest.raises(ValueError, match="as an argument, only classes of segcal are built"):
+            build_part(layer, nn.Module, "network")
 
 
 class Part(Strict):

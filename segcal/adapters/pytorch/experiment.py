@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from segcal.io.config import Component, Strict, build, load_objective, names, validated
-from segcal.io.experiments import read_content
+from segcal.io.config import Component, Strict, build, load_objective, names
+from segcal.io.experiments import load
 
 KIND = "classify"
 """Folder of the shipped experiments."""
@@ -170,5 +170,4 @@ def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experim
     Raises:
         ValueError: no such file or name, or something that does not fit, with all that there is.
     """
-    name = f"{config} with {' '.join(settings)}" if settings else str(config)
-    return validated(read_content(config, KIND, settings), Experiment, name)
+    return load(config, Experiment, KIND, settings)

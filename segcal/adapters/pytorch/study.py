@@ -24,6 +24,7 @@ from segcal.adapters.pytorch.training import TrainingRun, build_objective
 from segcal.evaluation.classification import record
 from segcal.io.config import Strict, validated
 from segcal.io.epoch_log import EpochLog
+from segcal.io.experiments import load as load_file
 from segcal.io.experiments import merged, read_content
 from segcal.io.files import read_json, write_json
 from segcal.reporting.study import Run
@@ -121,8 +122,7 @@ def load_study(config: str | Path, settings: Sequence[str] = ()) -> Study:
     Raises:
         ValueError: no such file or name, or something that does not fit.
     """
-    name = f"{config} with {' '.join(settings)}" if settings else str(config)
-    return validated(read_content(config, KIND, settings), Study, name)
+    return load_file(config, Study, KIND, settings)
 
 
 def cells(study: Study) -> list[Cell]:
@@ -143,7 +143,7 @@ def cells(study: Study) -> list[Cell]:
                 if study.splits == "seed":
                     own["data"] = {"split": {"seed": seed}}
                 try:
-                    content = read_content(one.config, EXPERIMENTS)
+                    content = read_content(one.config, Experiment, EXPERIMENTS)
                     for changes in (study.changes, one.changes, own):
                         content = merged(content, changes)
                     content["terms"] = study.terms.get(recipe, {})  # not those of another recipe

@@ -234,7 +234,7 @@ class TrainingRun:
             "epoch": self.epoch,
             "train": train,
             "val": terms,
-            **{k: v if v == v else None for k, v in outcome.metrics.items()},
+            **outcome.metrics,
             "lr": rates[0],
             "seconds": round(time.monotonic() - started, 3),
             **{name: vars(step) for name, step in steps.items()},
