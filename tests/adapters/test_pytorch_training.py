@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.adapters.pytorch.data import Augment, load
+from segcal.adapters.pytorch.data import Augment, Part, Parted, load
 from segcal.adapters.pytorch.experiment import Data, load_experiment
 from segcal.adapters.pytorch.networks import GPoolCNN, SmallCNN, Standardise
 from segcal.adapters.pytorch.testing import evaluate_classifier
@@ -311,3 +311,31 @@ def test_predictions_are_kept(tmp_path, labels):
         np.testing.assert_array_equal(kept["targets"], data["targets"][kept["index"]])
         close(kept["probabilities_sigmoid"], torch.sigmoid(tested.logits), rtol=1e-5)
         close(kept["probabilities_link"], tested.loss.probabilities(tested.logits), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "changes"),
+    [
+        ("cifar10", (3, 32, 32), []),
+        ("cifar10", (3, 32, 32), ["network.target=torchvision.models.vgg16_bn"]),
+        ("cifar10", (3, 32, 32), ["network.target=torchvision.models.efficientnet_b0"]),
+        ("medmnist", (3, 28, 28), []),
+        ("images", (3, 64, 64), []),
+        ("slices", (1, 64, 64), []),
+        ("digits", (1, 8, 8), []),
+        ("arff", (294,), []),
+        ("docstrings", (60,), []),
+        ("newsgroups", (500,), []),
+    ],
+)
+def test_networks_of_shipped_experiments(name, shape, changes):
+    experiment = load_experiment(name, changes)
+    words = name in ("docstrings", "newsgroups")
+    part = Part(
+        torch.zeros(2, *shape, dtype=torch.long if words else torch.float32),
+        torch.zeros(2, dtype=torch.long), torch.arange(2),
+    )  # fmt: skip
+    names = tuple("abcdefg")
+    network = build_network(experiment, Parted({"train": part}, names, False, 20000))
+    with torch.no_grad():
+        assert network.eval()(part.inputs).shape == (2, 7)
