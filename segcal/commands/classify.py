@@ -150,6 +150,7 @@ def evaluate(
             save_predictions=tested.save,
         )
     console.print(outcome_table(tested.outcomes, f"{len(tested.part)} {part.value} samples"))
+    say(console, "Fractions of 1; nll in nats.")
     for note in tested.notes():
         say(console, note, "yellow")
     say(console, f"Written to {output}: {', '.join(files)}")

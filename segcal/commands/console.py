@@ -97,7 +97,6 @@ def outcome_table(outcomes: Mapping[str, Outcome], title: str) -> Table:
         table.add_column(kind, justify="right", no_wrap=True)
     for name in next(iter(outcomes.values())).metrics:
         table.add_row(name, *(number(o.metrics[name], 4) for o in outcomes.values()))
-    table.caption = "fractions of 1; nll in nats"
     return table
 
 
