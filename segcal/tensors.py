@@ -19,6 +19,8 @@ from torch import Tensor
 HALF = (torch.float16, torch.bfloat16)
 PROBABILITY_TOLERANCE = 1e-3
 """How far outside [0, 1] a probability may lie."""
+UNKNOWN = -1
+"""Target of a label of which nobody knows whether it applies."""
 Reduction = Literal["mean", "sum", "none"]
 ClassReduction = Literal["mean", "sum"]
 
@@ -102,6 +104,39 @@ def check_channels(
     if num_classes is not None:
         check_num_classes(logits, num_classes)
     check_label_values(labels, 2, ignore_index)
+
+
+def label_masks(logits: Tensor, targets: Tensor, *, name: str = "logits") -> tuple[Tensor, Tensor]:
+    """Return where multi-label `targets` are 1, and where they are 0; -1 is unknown, in neither.
+
+    Args:
+        logits: floating ``(B, T)``, a score per sample and label.
+        targets: ``(B, T)`` of 0, 1 and -1, integer, bool or floating.
+        name: what messages call the first argument.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    if not logits.is_floating_point() or logits.ndim != 2:
+        raise ValueError(
+            f"{name}: expected floating (B, T), a value per sample and label, got {logits.dtype} "
+            f"{tuple(logits.shape)}"
+        )
+    if targets.shape != logits.shape or targets.is_complex():
+        raise ValueError(
+            f"targets: expected 0, 1 or -1 like {name} {tuple(logits.shape)}, got {targets.dtype} "
+            f"{tuple(targets.shape)}"
+        )
+    if not targets.is_floating_point():
+        targets = targets.long()  # comparing uint8 with -1 would wrap around
+    positive, negative = targets == 1, targets == 0
+    wrong = ~(positive | negative | (targets == UNKNOWN))
+    if wrong.any():
+        raise ValueError(
+            f"targets: expected 0, 1 or {UNKNOWN} (unknown), got "
+            f"{torch.unique(targets[wrong])[:5].tolist()} in {int(wrong.sum())} entries"
+        )
+    return positive, negative
 
 
 def check_background(include_background: bool, per_channel: bool) -> None:
@@ -204,6 +239,27 @@ def reduce_classes(values: Tensor, reduction: ClassReduction) -> Tensor:
     raise ValueError(
         f"class_reduction: expected one of {get_args(ClassReduction)}, got {reduction!r}"
     )
+
+
+def reduce_labels(
+    values: Tensor, known: Tensor, reduction: Reduction, class_reduction: ClassReduction
+) -> Tensor:
+    """Reduce `values` ``(B, T)`` over the `known` entries; 0 with zero gradient if there is none.
+
+    Args:
+        values: one per sample and label.
+        known: entries that count.
+        reduction: as in :func:`reduce_voxels`.
+        class_reduction: what a mean does with the labels: ``mean`` divides by the entries,
+            ``sum`` by the samples that have one, as papers print it.
+
+    Raises:
+        ValueError: an unknown reduction.
+    """
+    check_choice("class_reduction", class_reduction, get_args(ClassReduction))
+    if reduction == "mean" and class_reduction == "sum":
+        return torch.where(known, values, 0.0).sum() / known.any(1).sum().clamp(min=1)
+    return reduce_voxels(values, known, reduction)
 
 
 def as_array(x: Any) -> NDArray[Any]:

@@ -15,8 +15,8 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 import segcal
-names = "tensors compiling penalty neighbourhood binning surface collapse alm".split()
-for package in ("losses", "penalties", "metrics", "sweep"):
+names = "tensors compiling penalty neighbourhood binning surface collapse alm ranking".split()
+for package in ("losses", "losses.multilabel", "penalties", "metrics", "sweep"):
     module = importlib.import_module(f"segcal.{package}")
     names += [f"{package}.{m.name}" for m in pkgutil.iter_modules(module.__path__)]
 for name in names:

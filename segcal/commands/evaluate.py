@@ -232,7 +232,7 @@ def evaluate(
             chosen=tuple(chosen if roi is None or "roi" in chosen else [*chosen, "roi"]),
             compat=None if compat is None else compat.value,
         )
-        forms = _forms(formats or [])
+        forms = table_forms(formats or [])
         if images is not None and not images.is_dir():
             raise ValueError(f"--images: {images}: no such folder")
         *predictions, references = paths
@@ -281,7 +281,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _forms(formats: list[str]) -> list[str]:
+def table_forms(formats: list[str]) -> list[str]:
     """Check which files of tables are asked for.
 
     Raises:

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from segcal import __version__
-from segcal.commands import check, convert, evaluate, methods, nnunet, phantom, predict, train
+from segcal.commands import (
+    check,
+    classify,
+    convert,
+    evaluate,
+    methods,
+    nnunet,
+    phantom,
+    predict,
+    study,
+    train,
+)
 
 app = typer.Typer(
     name="segcal",
@@ -23,6 +34,8 @@ app.command()(train.train)
 app.command()(predict.predict)
 app.command()(phantom.phantom)
 app.command()(methods.methods)
+app.command()(study.study)
+app.add_typer(classify.app, name="classify")
 app.add_typer(nnunet.app, name="nnunet")
 app.add_typer(convert.app, name="convert")
 

@@ -17,7 +17,13 @@ from rich.text import Text
 
 from segcal.commands.errors import user_errors
 
-SINGULAR = {"losses": "loss", "penalties": "penalty", "recipes": "recipe"}
+SINGULAR = {
+    "losses": "loss",
+    "penalties": "penalty",
+    "multilabel": "multi-label loss",
+    "recipes": "recipe",
+}
+TITLES = {"multilabel": "losses of labels (segcal classify)"}
 
 
 def methods(
@@ -49,7 +55,7 @@ def methods(
 def _names() -> dict[str, list[str]]:
     from segcal.io.config import names
 
-    return {kind: names(kind) for kind in ("losses", "penalties", "recipes")}
+    return {kind: names(kind) for kind in SINGULAR}  # type: ignore[arg-type]
 
 
 def _kinds(name: str) -> list[str]:
@@ -70,7 +76,9 @@ def _kinds(name: str) -> list[str]:
 
 def _list(console: Console) -> None:
     for kind, found in _names().items():
-        table = Table(title=kind, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+        table = Table(
+            title=TITLES.get(kind, kind), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left"
+        )
         table.add_column("name", no_wrap=True)
         table.add_column("what" if kind == "recipes" else "what, and its paper")
         table.add_column("defaults" if kind != "recipes" else "terms")
@@ -144,4 +152,11 @@ def _documentation(target: str) -> list[Any]:
 
 
 def _arguments(arguments: dict[str, Any]) -> str:
-    return ", ".join(f"{k}={v}" for k, v in arguments.items())
+    return ", ".join(f"{k}={_value(v)}" for k, v in arguments.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict) and "target" in value:
+        name = value["target"].rpartition(".")[2]
+        return f"{name}({_arguments(value.get('args', {}))})"
+    return str(value)

@@ -67,8 +67,9 @@ def train(
     """
     console = Console()
     with user_errors():
-        from segcal.adapters.monai.experiment import load_experiment, to_yaml
+        from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.training import TrainingRun, processes
+        from segcal.io.experiments import to_yaml
 
         experiment = load_experiment(config, settings or [])
     if show:

@@ -1,7 +1,8 @@
 """Configuration: YAML that names a target and its arguments, checked before work starts.
 
 A method is one file, ``configs/losses/NAME.yaml`` or ``configs/penalties/NAME.yaml``; a recipe,
-``configs/recipes/NAME.yaml``, is a weighted sum of them.
+``configs/recipes/NAME.yaml``, is a weighted sum of them. Losses of multi-label classification are
+``configs/multilabel/NAME.yaml``. An argument may be a target with arguments of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
-ALLOWED_ROOTS = ("segcal.", "torch.", "monai.")
+ALLOWED_ROOTS = ("segcal.", "torch.", "torchvision.", "monai.")
 """Only targets below these are imported and called."""
-Kind = Literal["losses", "penalties", "recipes"]
+ComponentKind = Literal["losses", "penalties", "multilabel"]
+Kind = Literal[ComponentKind, "recipes"]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -76,7 +78,7 @@ def names(kind: Kind) -> list[str]:
     return sorted(path.stem for path in (config_root() / kind).glob("*.yaml"))
 
 
-def load_component(kind: Literal["losses", "penalties"], name: str) -> Component:
+def load_component(kind: ComponentKind, name: str) -> Component:
     """Load one loss or penalty by name.
 
     Raises:
@@ -157,6 +159,7 @@ def build(component: Component, **runtime: Any) -> Any:
             f"{component.target}: has no form per channel (region-based labels, a sigmoid each); "
             "use labels that exclude each other, or a method that has one"
         )
+    own = {k: _build_argument(v, runtime) for k, v in component.args.items()}
     runtime = {k: v for k, v in runtime.items() if k in accepted and v is not None}
     for name in set(runtime) & set(component.args):
         if component.args[name] != runtime[name]:
@@ -164,8 +167,9 @@ def build(component: Component, **runtime: Any) -> Any:
                 f"{component.target}: {name} is {component.args[name]!r} in the config but "
                 f"{runtime[name]!r} here"
             )
-    arguments = {**component.args, **runtime}
-    if unknown := sorted(set(arguments) - set(accepted)):
+    arguments = {**own, **runtime}
+    unknown = sorted(set(arguments) - set(accepted))
+    if unknown and not hands_on(what):
         raise ValueError(
             f"{component.target}: takes no {', '.join(unknown)}; it takes {', '.join(accepted)}"
         )
@@ -176,6 +180,16 @@ def build(component: Component, **runtime: Any) -> Any:
         return what(**arguments)
     except TypeError as error:  # e.g. "0.1" where 0.1 was meant
         raise ValueError(f"{component.target}: {error}; given {arguments}") from error
+
+
+def _build_argument(value: Any, runtime: Mapping[str, Any]) -> Any:
+    """`value`, or what it describes if it is a target with arguments: a class of segcal."""
+    if not (isinstance(value, dict) and "target" in value):
+        return value
+    component = validated(value, Component, str(value["target"]))
+    if not (component.target.startswith("segcal.") and inspect.isclass(target(component))):
+        raise ValueError(f"{component.target}: as an argument, only classes of segcal are built")
+    return build(component, **runtime)
 
 
 def resolve_terms(
@@ -196,7 +210,7 @@ def resolve_terms(
         ValueError: an override for a term that the recipe lacks, or no config of a name.
     """
     overrides = overrides or {}
-    kinds: dict[str, Literal["losses", "penalties"]] = {
+    kinds: dict[str, ComponentKind] = {
         **dict.fromkeys(recipe.base, "losses"),
         **dict.fromkeys(recipe.penalties, "penalties"),
     }
@@ -227,6 +241,13 @@ def accepted_arguments(what: Any) -> dict[str, inspect.Parameter]:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
+
+
+def hands_on(what: Any) -> bool:
+    """Whether this is a function that hands arguments on to another that it does not name."""
+    if inspect.isclass(what):
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(what).parameters.values())
 
 
 def _path(kind: Kind, name: str) -> Path:

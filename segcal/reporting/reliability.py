@@ -17,11 +17,19 @@ TITLE_WIDTH = 34
 BAR, OVER, UNDER, LINE = "#3b6ea5", "#c0504d", "#d9a13b", "#555555"
 STRIP, FLOOR = 0.3, 1e-5
 """Height of the strip of shares below a small diagram, and the share at its bottom."""
+NARROWEST = 5.6
+"""Width in inches that a legend needs."""
 ONE_BLOCK = 6
 """Classes up to which the small diagrams stand in one block."""
 
 
-def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> Figure:
+def plot_reliability(
+    diagrams: Mapping[str, BinStatistics],
+    title: str = "",
+    *,
+    unit: str = "voxels",
+    axes_names: tuple[str, str] = ("confidence", "accuracy"),
+) -> Figure:
     """Draw one reliability diagram per scope, with the share of voxels per bin below.
 
     The number in each panel is the ECE of exactly the statistics that are drawn (all cases
@@ -30,6 +38,8 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
     Args:
         diagrams: bin statistics of equal-width bins, by scope.
         title: of the whole figure.
+        unit: what is counted.
+        axes_names: what was promised and what came true.
     """
     n = max(len(diagrams), 1)
     figure = Figure(figsize=(3.6 * n + 0.3, 5.2), layout="constrained")
@@ -41,9 +51,9 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
         m = len(statistics.count)
         left, width = np.arange(m) / m, 1 / m
         top.plot([0, 1], [0, 1], color=LINE, linestyle="--", linewidth=1, label="calibrated")
-        _draw_bins(top, statistics, "accuracy")
+        _draw_bins(top, statistics, axes_names[1])
         error = statistics.expected_error()
-        top.text(0.04, 0.95, f"ECE {error:.4f}" if np.isfinite(error) else "no voxels",
+        top.text(0.04, 0.95, f"ECE {error:.4f}" if np.isfinite(error) else f"no {unit}",
                  transform=top.transAxes, va="top",
                  bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
         top.set(xlim=(0, 1), ylim=(0, 1))
@@ -52,10 +62,10 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
         bottom.bar(left, np.asarray(statistics.count) / total, width, align="edge", color=BAR,
                    edgecolor="white", linewidth=0.6)  # fmt: skip
         _log_shares(bottom, 1e-5, 1.5)
-        bottom.set_xlabel("confidence")
+        bottom.set_xlabel(axes_names[0])
         if column == 0:
-            top.set_ylabel("accuracy")
-            bottom.set_ylabel("share of voxels")
+            top.set_ylabel(axes_names[1])
+            bottom.set_ylabel(f"share of {unit}")
     _legend(figure, axes[0])
     if title:
         figure.suptitle(title)
@@ -63,7 +73,13 @@ def plot_reliability(diagrams: Mapping[str, BinStatistics], title: str = "") -> 
 
 
 def plot_class_reliability(
-    diagrams: Mapping[str, Sequence[BinStatistics]], names: Sequence[str], title: str = ""
+    diagrams: Mapping[str, Sequence[BinStatistics]],
+    names: Sequence[str],
+    title: str = "",
+    *,
+    unit: str = "voxels",
+    axes_names: tuple[str, str] = ("probability", "frequency"),
+    blocks: int | None = None,
 ) -> Figure:
     """Draw a small reliability diagram of ``p_k`` against ``y = k`` per class and scope.
 
@@ -75,14 +91,20 @@ def plot_class_reliability(
         diagrams: bin statistics of equal-width bins, one per class, by scope.
         names: of the classes.
         title: of the whole figure.
+        unit: what is counted.
+        axes_names: what was promised and what came true.
+        blocks: side by side; None chooses one or two.
     """
-    blocks = 1 if len(names) <= ONE_BLOCK else 2
-    rows, columns = max(-(-len(names) // blocks), 1), max(blocks * len(diagrams), 1)
-    height = 1.8 * rows + 1.45
-    figure = Figure(figsize=(2.1 * columns + 0.6 * blocks, height))
+    blocks = min(blocks or (1 if len(names) <= ONE_BLOCK else 2), max(len(names), 1))
+    rows = max(-(-len(names) // blocks), 1)
+    columns = max(-(-len(names) // rows) * len(diagrams), 1)
+    legend_columns, legend_height = (3, 1.0) if columns > 2 else (2, 1.2)
+    height = 1.8 * rows + 0.45 + legend_height
+    width = max(2.1 * columns + 0.6 * blocks, NARROWEST)
+    figure = Figure(figsize=(width, height))
     figure.subplots_adjust(
-        left=0.55 / (2.1 * columns), right=0.98, bottom=1.0 / height, top=1 - 0.6 / height,
-        hspace=0.24, wspace=0.12,
+        left=0.65 / width, right=0.98, bottom=legend_height / height,
+        top=1 - 0.6 / height, hspace=0.24, wspace=0.12,
     )  # fmt: skip
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axis in axes.flat:
@@ -92,15 +114,21 @@ def plot_class_reliability(
         for column, (scope, classes) in enumerate(diagrams.items()):
             axis = axes[row, block * len(diagrams) + column]
             axis.set_axis_on()
-            _draw_small(axis, classes[index])
-            axis.set_title(f"{name}, {scope}", fontsize=8, parse_math=False, pad=3)
+            _draw_small(axis, classes[index], unit, axes_names[1])
+            axis.set_title(
+                f"{name}, {scope}" if scope else name, fontsize=8, parse_math=False, pad=3
+            )
             if row == rows - 1 or index == len(names) - 1:
-                axis.set_xlabel("probability", fontsize=8)
+                axis.set_xlabel(axes_names[0], fontsize=8)
                 axis.tick_params(labelbottom=True)
             if block == column == 0:
-                axis.set_ylabel("frequency", fontsize=8)
+                axis.set_ylabel(axes_names[1], fontsize=8)
     figure.legend(
-        *_entries(axes.flat), loc="lower center", ncols=3, frameon=False, fontsize="small"
+        *_entries(axes.flat),
+        loc="lower center",
+        ncols=legend_columns,
+        frameon=False,
+        fontsize="small",
     )
     if title:
         figure.suptitle(title, y=1 - 0.1 / height, va="top", fontsize=11)
@@ -175,17 +203,17 @@ def _draw_bins(axis: Axes, statistics: BinStatistics, true: str) -> None:
               clip_on=False, zorder=5)  # fmt: skip
 
 
-def _draw_small(axis: Axes, statistics: BinStatistics) -> None:
+def _draw_small(axis: Axes, statistics: BinStatistics, unit: str, true: str) -> None:
     """One diagram with its strip of shares in one axis: many axes are slow to lay out."""
     n, m = int(statistics.count.sum()), len(statistics.count)
     axis.plot([0, 1], [0, 1], color=LINE, linestyle="--", linewidth=0.8, label="calibrated")
-    _draw_bins(axis, statistics, "frequency")
+    _draw_bins(axis, statistics, true)
     share = np.maximum(statistics.count / max(n, 1), FLOOR)
     height = STRIP * (1 - np.log10(share) / np.log10(FLOOR))
     axis.bar(np.arange(m) / m, height, 1 / m, -STRIP - 0.03, align="edge", color="0.6",
-             label="share of voxels, log, 1e-5 to 1")  # fmt: skip
+             label=f"share of {unit}, log, 1e-5 to 1")  # fmt: skip
     error = statistics.expected_error()
-    axis.text(0.03, 0.97, f"ECE {error:.4f}\nn {n:,}" if n else "no voxels",
+    axis.text(0.03, 0.97, f"ECE {error:.4f}\nn {n:,}" if n else f"no {unit}",
               transform=axis.transAxes, va="top", fontsize=7,
               bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1})  # fmt: skip
     axis.set(xlim=(0, 1), ylim=(-STRIP - 0.03, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))

@@ -115,10 +115,10 @@ def class_table(summary: Mapping[str, Any]) -> Table:
                 _mean(block["iou"], 3),
                 _count(hd["missed"]),
                 _count(hd["false_alarms"]),
-                _cell(hd["mean_of_found"], 2),
-                _cell(hd95["mean_of_found"], 2),
-                _cell(hd95["penalised_mean"], 2),
-                _cell(block["assd_pooled_mm"]["mean_of_found"], 2),
+                number_cell(hd["mean_of_found"], 2),
+                number_cell(hd95["mean_of_found"], 2),
+                number_cell(hd95["penalised_mean"], 2),
+                number_cell(block["assd_pooled_mm"]["mean_of_found"], 2),
                 _mean(block["nsd"], 3),
                 _mean(block["volume_difference_ml"], 2),
             ]
@@ -148,7 +148,7 @@ def calibration_table(summary: Mapping[str, Any], scopes: Sequence[str]) -> Tabl
         head = Cell(f"{name} ↓", definition=meanings[key])
         rows.append([head, *(_mean(metrics[f"{key}_{scope}"], 4) for scope in scopes)])
         if key == "ece":
-            rows.append([pooled, *(_cell(summary["pooled"][f"ece_{s}"], 4) for s in scopes)])
+            rows.append([pooled, *(number_cell(summary["pooled"][f"ece_{s}"], 4) for s in scopes)])
     reference = [_mean(metrics["tace_ref"], 4) if s == "fg" else Cell("") for s in scopes]
     rows.append([Cell("TACE ref ↓", definition=conventions["tace_ref"]), *reference])
     caption = f"Fractions of 1, NLL in nats. {INTERVALS}"
@@ -185,7 +185,7 @@ def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
     chosen = ["dsc", *(c for c in rows.columns if c.startswith("dsc/"))]
     chosen += [c for c in rows.columns if c.startswith(CASE_COLUMNS) and "/" not in c]
     body = [
-        [Cell(str(name), str(name)), *(_cell(float(row[c]), 4) for c in chosen)]
+        [Cell(str(name), str(name)), *(number_cell(float(row[c]), 4) for c in chosen)]
         for name, row in rows.iterrows()
     ]
     columns = [Column("case")]
@@ -218,7 +218,7 @@ def method_table(means: Sequence[SharedMean], conventions: Mapping[str, str]) ->
     for metric in metrics:
         column, digits = _method_column(metric, meanings)
         shown = [_shared(found.get((name, metric)), digits) for name in methods]
-        for row, cell in zip(cells, _mark(shown, higher=column.better == "↑"), strict=True):
+        for row, cell in zip(cells, mark(shown, higher=column.better == "↑"), strict=True):
             row.append(cell)
         columns.append(column)
         counts.append(_count(max(m.n for m in means if m.metric == metric)))
@@ -242,7 +242,7 @@ def difference_table(differences: Sequence[Mapping[str, Any]]) -> Table:
             Cell(d["method"], d["method"]),
             Cell(d["metric"], d["metric"]),
             _count(d["n"]),
-            _cell(d["mean"], 4, "+"),
+            number_cell(d["mean"], 4, "+"),
             Cell("-") if d["ci95"] is None
             else Cell(f"{d['ci95'][0]:+.4f} to {d['ci95'][1]:+.4f}", repr(d["ci95"][0])),
             Cell("-") if d["p_wilcoxon"] is None
@@ -274,7 +274,7 @@ def _shared(mean: SharedMean | None, digits: int) -> Cell:
     return Cell("-") if mean is None else _mean({"mean": mean.mean, "ci95": mean.ci95}, digits)
 
 
-def _mark(cells: Sequence[Cell], *, higher: bool) -> list[Cell]:
+def mark(cells: Sequence[Cell], *, higher: bool) -> list[Cell]:
     """Mark what prints like the best, unless all print alike."""
     defined = [c for c in cells if c.value]
     if len({c.text for c in defined}) < 2:
@@ -288,14 +288,15 @@ def _count(value: int) -> Cell:
 
 
 def _mean(block: Mapping[str, Any], digits: int) -> Cell:
-    cell = _cell(block["mean"], digits)
+    cell = number_cell(block["mean"], digits)
     if block.get("ci95") is None:
         return cell
     low, high = block["ci95"]
     return replace(cell, extra=f"[{low:.{digits}f}, {high:.{digits}f}]")
 
 
-def _cell(value: float | None, digits: int, sign: str = "") -> Cell:
+def number_cell(value: float | None, digits: int, sign: str = "") -> Cell:
+    """A number, or a dash where it is undefined."""
     if value is None or math.isnan(value):
         return Cell("-")
     text = "inf" if math.isinf(value) else f"{value:{sign}.{digits}f}"

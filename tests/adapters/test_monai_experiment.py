@@ -11,18 +11,14 @@ import yaml
 from typer.testing import CliRunner
 
 from segcal.adapters.monai.cases import find_cases, split_names
-from segcal.adapters.monai.experiment import (
-    Split,
-    load_experiment,
-    shipped_experiments,
-    write_experiment,
-)
+from segcal.adapters.monai.experiment import KIND, Split, load_experiment
 from segcal.adapters.monai.inference import Predictor, predict_cases
 from segcal.adapters.monai.training import build_network, check_network
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.io.cases import read_label_set
 from segcal.io.config import load_objective, resolve_terms
+from segcal.io.experiments import shipped, write_resolved
 from segcal.io.volumes import read_labels, write_nifti
 from tests.adapters.monai_experiments import run, write_config
 
@@ -46,8 +42,8 @@ def phantom(tmp_path, original):
 
 
 def test_shipped_experiments_state_the_published_protocol():
-    assert shipped_experiments() == ["acdc/dynunet", "acdc/unet", "flare/dynunet", "flare/unet"]
-    for name in shipped_experiments():
+    assert shipped(KIND) == ["acdc/dynunet", "acdc/unet", "flare/dynunet", "flare/unet"]
+    for name in shipped(KIND):
         experiment = load_experiment(name)
         data, network = name.split("/")
         assert experiment.data.size == (192, 192)
@@ -90,7 +86,7 @@ def test_settings_on_the_command_line(tmp_path):
     assert experiment.scheduler is None
     assert experiment.data.split.fold == 2
     assert str(experiment.folder) == "runs/crac_2_1"
-    write_experiment(experiment, tmp_path)
+    write_resolved(experiment, tmp_path)
     assert load_experiment(tmp_path / "config.yaml") == experiment
 
 
@@ -127,7 +123,7 @@ def test_experiments_that_do_not_fit(settings, message):
 def test_numbers_with_exponents_are_numbers(tmp_path, text):
     experiment = load_experiment("acdc/unet", [f"scheduler.args.gamma={text}"])
     assert experiment.scheduler.args["gamma"] == 1e-3
-    write_experiment(experiment, tmp_path)
+    write_resolved(experiment, tmp_path)
     assert load_experiment(tmp_path / "config.yaml") == experiment
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.multiprocessing as mp
 from typer.testing import CliRunner
 
-from segcal.adapters.monai.checkpoints import read_checkpoint
+from segcal.adapters.monai.checkpoints import read_training
 from segcal.adapters.monai.experiment import load_experiment
 from segcal.adapters.monai.inference import Predictor, predict_cases
 from segcal.commands.main import app
@@ -62,7 +62,7 @@ def tensors(content, prefix=""):
 
 def assert_same_state(a, b, *, but=("experiment",), exactly=True):
     one, two = (
-        tensors({k: v for k, v in read_checkpoint(p).items() if k not in but}) for p in (a, b)
+        tensors({k: v for k, v in read_training(p).items() if k not in but}) for p in (a, b)
     )
     assert one.keys() == two.keys()
     for name, value in one.items():
@@ -94,7 +94,7 @@ def test_a_training_learns_and_keeps_the_best_epoch(tmp_path, phantom):
     mious = [r["miou"] for r in records]
     assert done.best_epoch == int(np.argmax(mious))
     assert done.best_miou == max(mious)
-    best = read_checkpoint(done.folder / "checkpoint_best.pt")
+    best = read_training(done.folder / "checkpoint_best.pt")
     assert best["epoch"] == done.best_epoch + 1
     # saved after the update of its epoch
     saved = best["objective"]["terms.crac.lam"].tolist()

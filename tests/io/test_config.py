@@ -118,3 +118,29 @@ def test_only_known_targets_are_built():
         build_component(Component(target="segcal.penalties.crac.CRaC"))
     with pytest.raises(ValueError, match="Field required"):
         Recipe.model_validate({})
+
+
+def test_an_argument_may_be_a_component():
+    spec = {
+        "target": "segcal.losses.multilabel.lpr.LPR",
+        "args": {
+            "base": {
+                "target": "segcal.losses.multilabel.bce.BCE",
+                "args": {"scheme": "balanced"},
+            },
+            "weight": 0.5,
+        },
+    }
+    counts = {"positives": [1, 3], "negatives": [3, 1]}
+    built = build_component(Component.model_validate(spec), **counts)
+    close(built.base.positive_weight, [2.0, 2 / 3])
+    assert built.weight == 0.5
+    for inner, message in (
+        ({"target": "os.system"}, "only targets below"),
+        ({"target": "segcal.losses.multilabel.bce.No"}, "cannot be found"),
+        ({"target": "segcal.losses.multilabel.bce.BCE", "args": {"gamma": 1}}, "takes no gamma"),
+        ({"target": "segcal.losses.multilabel.bce.BCE", "extra": 1}, "extra"),
+    ):
+        spec["args"]["base"] = inner
+        with pytest.raises(ValueError, match=message):
+            build_component(Component.model_validate(spec))

@@ -1,21 +1,16 @@
-"""Checkpoints of the MONAI trainer: tensors and plain values, whole or not there."""
+"""Checkpoints of the MONAI trainer: what they are of."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from segcal import __version__
-from segcal.adapters.monai.experiment import Experiment, differences
+from segcal.adapters.monai.experiment import Experiment
+from segcal.io.checkpoints import read_checkpoint
 from segcal.io.config import validated
-from segcal.io.files import whole_file
+from segcal.io.experiments import differences
 
-BEST_NAME = "checkpoint_best.pt"
-LAST_NAME = "checkpoint_last.pt"
 MUST_BE_SAME: Mapping[str, Sequence[str]] = {
     "data": ("cache", "root", "images", "labels"),
     "network": ("summary", "paper"),
@@ -36,28 +31,13 @@ MUST_BE_SAME: Mapping[str, Sequence[str]] = {
 """Parts of an experiment that a resumed training may not change, but for these of their keys."""
 
 
-def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write tensors and plain values; a killed process leaves the file before."""
-    with whole_file(path) as temporary:
-        torch.save({"segcal": __version__, **content}, temporary)
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU.
+def read_training(path: Path) -> dict[str, Any]:
+    """Read a checkpoint of a training onto the CPU.
 
     Raises:
-        ValueError: no such file, damaged, or one that holds more than tensors and plain values.
+        ValueError: no such file, damaged, or one of something else.
     """
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path}: not a whole checkpoint of segcal train ({reason})") from None
-    if not isinstance(content, dict) or {"segcal", "experiment", "network"} - content.keys():
-        raise ValueError(f"{path}: not a checkpoint of segcal train")
-    return content
+    return read_checkpoint(path, ("experiment", "network", "classes"))
 
 
 def experiment_of(content: dict[str, Any], path: Path) -> Experiment:

@@ -27,7 +27,8 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, Sampler
 
 from segcal.adapters.monai.cases import CaseFiles
-from segcal.adapters.monai.experiment import AXES, Data, build_part
+from segcal.adapters.monai.experiment import AXES, Data
+from segcal.io.experiments import build_part
 from segcal.io.volumes import Geometry, read_geometry, read_labels, read_volume
 
 Item = dict[str, Tensor]

@@ -6,30 +6,18 @@ Relative paths are relative to the working directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
-from segcal.io.config import (
-    Component,
-    Loader,
-    Strict,
-    build,
-    config_root,
-    load_objective,
-    read_yaml,
-    target,
-    validated,
-)
-from segcal.io.files import write_text
+from segcal.io.config import Component, Strict, load_objective
+from segcal.io.experiments import load
 
-CONFIG_NAME = "config.yaml"
-"""Name of the resolved experiment beside its results."""
+KIND = "experiments"
+"""Folder of the shipped experiments."""
 AXES = ("z", "y", "x")
-Part = TypeVar("Part")
 
 
 class Split(Strict):
@@ -241,87 +229,4 @@ def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experim
     Raises:
         ValueError: no such file or name, or something that does not fit, with all that there is.
     """
-    path = Path(config)
-    if path.suffix not in (".yaml", ".yml"):
-        if str(config) not in shipped_experiments():
-            raise ValueError(
-                f"{config}: no YAML file and no shipped experiment; there are "
-                f"{', '.join(shipped_experiments())}"
-            )
-        path = config_root() / "experiments" / f"{config}.yaml"
-    content = read_yaml(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected keys {', '.join(Experiment.model_fields)}")
-    for setting in settings:
-        _set(content, setting)
-    name = f"{path} with {' '.join(settings)}" if settings else str(path)
-    return validated(content, Experiment, name)
-
-
-def shipped_experiments() -> list[str]:
-    """Names of the experiments that come with segcal."""
-    folder = config_root() / "experiments"
-    return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
-
-
-def _set(content: dict[str, Any], setting: str) -> None:
-    key, equals, text = setting.partition("=")
-    if not equals or not all(key.split(".")):
-        raise ValueError(f"--set {setting}: expected key=value, e.g. training.epochs=3")
-    *above, last = key.split(".")
-    place = content
-    for name in above:
-        inner = place.get(name)
-        place[name] = place = dict(inner) if isinstance(inner, dict) else {}
-    try:
-        place[last] = yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
-        raise ValueError(f"--set {setting}: its value is no YAML ({error})") from None
-
-
-def to_yaml(experiment: Experiment) -> str:
-    """All settings of an experiment, defaults included, as a YAML file of one's own would say."""
-    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
-
-
-def write_experiment(experiment: Experiment, folder: Path) -> None:
-    """Write the resolved experiment as ``config.yaml``."""
-    write_text(folder / CONFIG_NAME, to_yaml(experiment))
-
-
-def build_part(component: Component, kind: type[Part], name: str, **runtime: Any) -> Part:
-    """Build what `component` names, which must be a `kind`.
-
-    Raises:
-        ValueError: it is not, or its arguments do not fit.
-    """
-    what = target(component)
-    if not (isinstance(what, type) and issubclass(what, kind)):
-        raise ValueError(
-            f"{name}: {component.target} is not a {kind.__module__}.{kind.__qualname__}"
-        )
-    try:
-        return build(component, **runtime)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def differences(
-    before: Experiment, now: Experiment, parts: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """Sentences on what differs of some parts.
-
-    Args:
-        before: an experiment.
-        now: another one.
-        parts: names of the parts that are compared, and what of each does not count.
-    """
-    a, b = before.model_dump(mode="json"), now.model_dump(mode="json")
-    found = []
-    for part, ignored in parts.items():
-        both = [d[part] if isinstance(d[part], dict) else {"": d[part]} for d in (a, b)]
-        for key in dict.fromkeys((*both[0], *both[1])):
-            if key not in ignored and both[0].get(key) != both[1].get(key):
-                name = f"{part}.{key}".rstrip(".")
-                found.append(f"{name} = {both[0].get(key)!r}, not {both[1].get(key)!r}")
-    return found
+    return load(config, Experiment, KIND, settings)

@@ -17,16 +17,11 @@ from torch import Tensor, nn
 
 from segcal import __version__
 from segcal.adapters.monai.cases import CaseFiles, check_images, find_cases, find_images
-from segcal.adapters.monai.checkpoints import (
-    BEST_NAME,
-    LAST_NAME,
-    check_same,
-    experiment_of,
-    read_checkpoint,
-)
+from segcal.adapters.monai.checkpoints import check_same, experiment_of, read_training
 from segcal.adapters.monai.data import Preprocess, resample
 from segcal.adapters.monai.experiment import AXES, Data, Experiment
 from segcal.adapters.monai.training import build_network, choose_device
+from segcal.io.checkpoints import BEST_NAME, LAST_NAME
 from segcal.io.files import whole_file, write_json
 from segcal.io.volumes import Geometry, write_nifti
 
@@ -51,7 +46,7 @@ class Predictor:
         self.path = experiment.folder / name
         if not self.path.is_file():
             raise ValueError(f"{self.path}: no such file; train first: segcal train")
-        content = read_checkpoint(self.path)
+        content = read_training(self.path)
         check_same(content, experiment, self.path, PREDICTED)
         trained = experiment_of(content, self.path)
         self.experiment = experiment

@@ -39,13 +39,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from segcal.adapters.monai.cases import check_cases, find_cases
-from segcal.adapters.monai.checkpoints import (
-    BEST_NAME,
-    LAST_NAME,
-    check_same,
-    read_checkpoint,
-    write_checkpoint,
-)
+from segcal.adapters.monai.checkpoints import check_same, read_training
 from segcal.adapters.monai.data import (
     EpochBatches,
     Samples,
@@ -54,11 +48,13 @@ from segcal.adapters.monai.data import (
     crops,
     units,
 )
-from segcal.adapters.monai.experiment import Data, Experiment, build_part, write_experiment
+from segcal.adapters.monai.experiment import Data, Experiment
 from segcal.adapters.monai.validation import TermMeans, ValidationPass
 from segcal.collapse import REMEDY, CollapseWatch
+from segcal.io.checkpoints import BEST_NAME, LAST_NAME, write_checkpoint
 from segcal.io.config import load_objective
 from segcal.io.epoch_log import EpochLog
+from segcal.io.experiments import build_part, write_resolved
 from segcal.io.files import read_json, remove_leftovers, write_json
 from segcal.objective import build
 from segcal.penalty import sum_over_ranks
@@ -190,7 +186,7 @@ class TrainingRun:
             raise ValueError("training.precision: fp16 needs a GPU; use fp32 or bf16")
         checkpoint = None
         if resume and last.exists():
-            checkpoint = read_checkpoint(last)
+            checkpoint = read_training(last)
             check_same(checkpoint, experiment, last)
         self.cases = find_cases(data)
         if checkpoint is not None and checkpoint["cases"] != self.cases.names:
@@ -290,7 +286,7 @@ class TrainingRun:
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
         EpochLog(self.folder).forget_from(self.epoch)
-        write_experiment(self.experiment, self.folder)
+        write_resolved(self.experiment, self.folder)
         path = self.folder / RUN_NAME
         before = read_json(path)["runs"] if resumed and path.exists() else []
         run = {

@@ -1,0 +1,1 @@
+"""Classification in plain PyTorch: networks, training, and studies of many trainings."""

@@ -1,0 +1,156 @@
+"""Small networks for features, small images and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+AT_ONCE = 1024
+"""Samples whose values are summed up in float64 at a time."""
+CONSTANT = 1e-7
+"""A deviation that is smaller than this share of the mean is rounding."""
+
+
+class MLP(nn.Sequential):
+    """Fully connected layers with ReLU and dropout between them.
+
+    Args:
+        in_features: F; of images, all their values.
+        num_classes: K.
+        hidden: widths of the layers between.
+        dropout: after each of them.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        hidden: Sequence[int] = (128, 128),
+        dropout: float = 0.0,
+    ) -> None:
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, width in zip((in_features, *hidden), hidden, strict=False):
+            layers += [nn.Linear(before, width), nn.ReLU(), nn.Dropout(dropout)]
+        super().__init__(*layers, nn.Linear((in_features, *hidden)[-1], num_classes))
+
+
+class SmallCNN(nn.Sequential):
+    """Blocks of two 3 x 3 convolutions and a halving of the size, then a mean over the image.
+
+    Args:
+        in_channels: C.
+        num_classes: K.
+        widths: channels of the blocks.
+        dropout: before the last layer.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        widths: Sequence[int] = (16, 32),
+        dropout: float = 0.0,
+    ) -> None:
+        layers: list[nn.Module] = []
+        for before, width in zip((in_channels, *widths), widths, strict=False):
+            for channels in (before, width):
+                layers += [
+                    nn.Conv2d(channels, width, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(width),
+                    nn.ReLU(),
+                ]
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))
+        end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout)]
+        super().__init__(*layers, *end, nn.Linear(widths[-1], num_classes))
+
+
+class GPoolCNN(nn.Module):
+    """Words as vectors, convolutions along the text, the maximum over it, a linear layer.
+
+    Args:
+        num_words: size of the vocabulary; 0 is no word.
+        num_classes: K.
+        embedding: length of a word's vector.
+        widths: channels of the convolutions.
+        kernel_size: of the convolutions, odd.
+        dropout: before the last layer.
+    """
+
+    def __init__(
+        self,
+        num_words: int,
+        num_classes: int,
+        embedding: int = 64,
+        widths: Sequence[int] = (128,),
+        kernel_size: int = 3,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_words, embedding, padding_idx=0)
+        layers: list[nn.Module] = []
+        for before, width in zip((embedding, *widths), widths, strict=False):
+            layers += [nn.Conv1d(before, width, kernel_size, padding=kernel_size // 2), nn.ReLU()]
+        self.convolutions = nn.Sequential(*layers)
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(widths[-1], num_classes))
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Return logits ``(N, K)`` of words ``(N, L)``."""
+        along: Tensor = self.convolutions(self.embedding(words).transpose(1, 2))
+        return self.head(along.amax(2))
+
+
+class Standardise(nn.Module):
+    """Bring inputs to mean 0 and deviation 1, each feature or channel by that of the training set.
+
+    Words pass as they are; images of bytes are taken as fractions of 255.
+
+    Args:
+        inputs: of the training set.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, inputs: Tensor) -> None:
+        super().__init__()
+        self.words = inputs.dtype == torch.int64
+        mean, deviation = torch.zeros(1), torch.ones(1)
+        if not self.words:
+            mean, deviation = _moments(inputs)
+        constant = deviation <= CONSTANT * mean.abs()
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("deviation", torch.where(constant, 1.0, deviation).float())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the network sees."""
+        return inputs if self.words else (_fractions(inputs) - self.mean) / self.deviation
+
+
+def _moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each feature or channel in float64, a part of the samples at a time."""
+    axes = [0, *range(2, inputs.ndim)]
+    count = inputs.numel() // inputs.shape[1]
+    parts = torch.split(inputs, AT_ONCE)
+    mean = sum(_fractions(x).double().sum(axes, keepdim=True) for x in parts) / count
+    squares = sum(((_fractions(x) - mean) ** 2).sum(axes, keepdim=True) for x in parts)
+    return torch.as_tensor(mean), torch.as_tensor(squares / count).sqrt()
+
+
+def _fractions(inputs: Tensor) -> Tensor:
+    return inputs / 255 if inputs.dtype == torch.uint8 else inputs
+
+
+class Standardised(nn.Module):
+    """A network with what its inputs go through before, and logits alone as its output."""
+
+    def __init__(self, standardise: Standardise, network: nn.Module) -> None:
+        super().__init__()
+        self.standardise = standardise
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits ``(N, K)``; the first of several outputs (ViT's)."""
+        output = self.network(self.standardise(inputs))
+        return output[0] if isinstance(output, tuple) else output

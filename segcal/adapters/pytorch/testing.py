@@ -1,0 +1,111 @@
+"""A trained classifier on samples that it was not trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from segcal.adapters.pytorch.data import Part, Parted, load
+from segcal.adapters.pytorch.experiment import Experiment
+from segcal.adapters.pytorch.training import (
+    KEYS,
+    build_network,
+    build_objective,
+    choose_device,
+    label_loss,
+    predict,
+)
+from segcal.datasets.classification.samples import PARTS
+from segcal.evaluation.classification import Outcome, measure, probabilities
+from segcal.io.checkpoints import BEST_NAME, read_checkpoint
+from segcal.io.config import validated
+from segcal.io.files import whole_file
+from segcal.losses.multilabel.posterior import MultiLabelLoss
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a classifier says of a part of the samples, and what that is worth.
+
+    Attributes:
+        experiment: of the training.
+        epoch: that the checkpoint was written after, from 0.
+        data: the samples.
+        part: those that were evaluated.
+        logits: ``(N, K)``.
+        loss: of labels; None of classes.
+        outcomes: numbers by the kind of probabilities.
+    """
+
+    experiment: Experiment
+    epoch: int
+    data: Parted
+    part: Part
+    logits: Tensor
+    loss: MultiLabelLoss | None
+    outcomes: dict[str, Outcome]
+
+    def notes(self) -> list[str]:
+        """What a reader of the numbers should know."""
+        if self.loss is None or not self.loss.no_posterior:
+            return []
+        return [
+            f"No posterior goes with {self.experiment.recipe} ({self.loss.no_posterior}): "
+            "calibration of its sigmoid is shown for comparison alone."
+        ]
+
+    def save(self, path: Path) -> None:
+        """Write logits, probabilities of every kind, targets and numbers of the samples."""
+        kinds = {
+            f"probabilities_{kind}": p.numpy().astype(np.float32)
+            for kind, p in probabilities(self.logits, self.loss).items()
+        }
+        arrays: dict[str, Any] = {
+            "logits": self.logits.numpy(),
+            "targets": self.part.targets.numpy(),
+            "index": self.part.index.numpy(),
+            "names": np.array(self.data.names),
+            **kinds,
+        }
+        with whole_file(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+
+def evaluate_classifier(
+    folder: Path, *, part: str = "test", checkpoint: str = BEST_NAME, device: str = "auto"
+) -> Tested:
+    """Evaluate a classifier.
+
+    Args:
+        folder: of its training.
+        part: ``test``, ``validation`` or ``train``.
+        checkpoint: name of the file.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``.
+
+    Raises:
+        ValueError: no such part, checkpoint or device; data that have changed.
+    """
+    if part not in PARTS:
+        raise ValueError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
+    path = folder / checkpoint
+    content = read_checkpoint(path, KEYS)
+    experiment = validated(content["experiment"], Experiment, str(path))
+    data = load(experiment.data)
+    if list(data.names) != content["names"]:
+        raise ValueError(
+            f"{path}: was trained on {', '.join(content['names'])}, and the data have "
+            f"{', '.join(data.names)}"
+        )
+    network, objective = build_network(experiment, data), build_objective(experiment, data)
+    network.load_state_dict(content["network"])
+    objective.load_state_dict(content["objective"])
+    place = choose_device(device)
+    chosen, loss = data.parts[part], label_loss(objective)
+    logits = predict(network.to(place), chosen.to(place)).cpu()
+    outcomes = measure(logits, chosen.targets, data.names, loss)
+    epoch = int(content["epoch"]) - 1
+    return Tested(experiment, epoch, data, chosen, logits, loss, outcomes)

@@ -1,0 +1,425 @@
+"""The training of an experiment of classification, in one process.
+
+An epoch: training batches; a pass over the validation set, at whose end the multipliers are
+updated; then the log, and the checkpoint with all that a resumed training needs to go on as if it
+had not been stopped.
+"""
+
+from __future__ import annotations
+
+import copy
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from segcal.adapters.pytorch.data import Augment, Part, Parted, load
+from segcal.adapters.pytorch.experiment import Experiment
+from segcal.adapters.pytorch.networks import Standardise, Standardised
+from segcal.evaluation.classification import HIGHER_IS_BETTER, Outcome, measure
+from segcal.io.checkpoints import BEST_NAME, LAST_NAME, read_checkpoint, write_checkpoint
+from segcal.io.config import build as build_component
+from segcal.io.config import hands_on, load_component, names, target, validated
+from segcal.io.epoch_log import EpochLog
+from segcal.io.experiments import build_part, differences, write_resolved
+from segcal.io.files import remove_leftovers, write_json
+from segcal.losses.multilabel.posterior import MultiLabelLoss
+from segcal.objective import Objective, build
+from segcal.penalty import DualStep
+from segcal.reporting.picture import draw
+from segcal.reporting.progress import FIGURE_NAME, plot_progress
+
+RUN_NAME = "run.json"
+LIBRARIES = ("segcal", "torch", "numpy", "scipy")
+KEYS = ("experiment", "network", "objective", "names")
+"""What a checkpoint of a classifier has at least."""
+MUST_BE_SAME: Mapping[str, Sequence[str]] = {
+    "data": (),
+    "network": ("summary", "paper"),
+    "recipe": (),
+    "terms": (),
+    "optimizer": (),
+    "scheduler": (),
+    "training": ("epochs", "early_stop", "device"),
+}
+"""Parts of an experiment that a resumed training may not change, but for these of their keys."""
+FIGURE_SECONDS = 20.0
+"""The figure of a training is drawn anew no more often than this, and at the end."""
+EVALUATED_AT_ONCE = 1024
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a training.
+
+    Attributes:
+        folder: of the results.
+        epochs: that have been trained, those before a resume included.
+        best_epoch: number of the best one, from 0.
+        metric: by which it is the best.
+        best: its value in validation.
+        early: whether patience ended it.
+    """
+
+    folder: Path
+    epochs: int
+    best_epoch: int
+    metric: str
+    best: float
+    early: bool
+
+
+class TrainingRun:
+    """A training that has been checked and is ready to run.
+
+    Example::
+
+        trained = TrainingRun(load_experiment("digits")).run()
+
+    Args:
+        experiment: what to do.
+        resume: go on from the last checkpoint; from the beginning where there is none yet.
+        say: told what a user should read.
+
+    Raises:
+        ValueError: something does not fit.
+    """
+
+    def __init__(
+        self, experiment: Experiment, *, resume: bool = False, say: Say = lambda text: None
+    ) -> None:
+        self.experiment, self.say, self.folder = experiment, say, experiment.folder
+        settings = experiment.training
+        self.device = choose_device(settings.device)
+        last, log = self.folder / LAST_NAME, EpochLog(self.folder)
+        if not resume and (last.exists() or log.path.exists()):
+            raise ValueError(
+                f"{self.folder}: holds a training; go on with --resume, or choose another output, "
+                "e.g. with --set output=FOLDER"
+            )
+        checkpoint = None
+        if resume and last.exists():
+            checkpoint = read_checkpoint(last, KEYS)
+            _check_same(checkpoint, experiment, last)
+            if checkpoint["epoch"] > settings.epochs:
+                raise ValueError(
+                    f"{last}: has been trained for {checkpoint['epoch']} epochs, more than "
+                    f"training.epochs {settings.epochs}; choose another output"
+                )
+        self.data = load(experiment.data)
+        self.metric = settings.metric or ("map_class" if self.data.multilabel else "accuracy")
+        if (self.metric in HIGHER_IS_BETTER) and (
+            (self.metric == "accuracy") == self.data.multilabel
+        ):
+            raise ValueError(f"training.metric: there is no {self.metric} of this data")
+        self.parts = {name: part.to(self.device) for name, part in self.data.parts.items()}
+        self.objective = build_objective(experiment, self.data).to(self.device)
+        self.augment = Augment(experiment.data.augment)
+        torch.manual_seed(settings.seed)
+        self.network = build_network(experiment, self.data).to(self.device)
+        self._check_network()
+        self.optimizer = build_part(
+            experiment.optimizer, Optimizer, "optimizer", params=list(self.network.parameters())
+        )
+        self.scheduler = None
+        if experiment.scheduler is not None:
+            self.scheduler = build_part(
+                experiment.scheduler, LRScheduler, "scheduler", optimizer=self.optimizer
+            )
+        self.epoch, self.best_epoch, self.best = 0, -1, float("-inf")
+        self._drawn = time.monotonic()
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self._begin(resumed=checkpoint is not None)
+
+    @torch.no_grad()
+    def _check_network(self) -> None:
+        """Raise ValueError unless logits come out, in both modes, that the loss can take."""
+        few, targets = self.parts["train"].inputs[:2], self.parts["train"].targets[:2]
+        expected = (len(few), len(self.data.names))
+        for training in (False, True):
+            trial = copy.deepcopy(self.network).train(training)  # batch norm keeps what it sees
+            try:
+                output = trial(self.augment(few))
+            except (RuntimeError, ValueError, TypeError) as error:
+                raise ValueError(
+                    f"network: fails on inputs {tuple(few.shape)} ({error}); for grey images in a "
+                    "network of colours set data.channels=3"
+                ) from None
+            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            if shape != expected:
+                raise ValueError(
+                    f"network: expected logits {expected} for inputs {tuple(few.shape)}, got "
+                    f"{shape}; say how many classes there are in its arguments"
+                )
+        try:
+            self.objective.evaluate(output.float(), targets)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"recipe: {self.experiment.recipe} is not for samples without pixels ({error})"
+            ) from None
+
+    def _begin(self, *, resumed: bool) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.folder)
+        EpochLog(self.folder).forget_from(self.epoch)
+        write_resolved(self.experiment, self.folder)
+        write_json(
+            self.folder / RUN_NAME,
+            {
+                "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "resumed_at_epoch": self.epoch if resumed else None,
+                "seed": self.experiment.training.seed,
+                "device": str(self.device),
+                "versions": {
+                    "python": platform.python_version(),
+                    **{name: version(name) for name in LIBRARIES},
+                },
+                "samples": {name: len(part) for name, part in self.parts.items()},
+                "train": _frequencies(self.data),
+                "metric": self.metric,
+            },
+        )
+
+    @property
+    def epochs_left(self) -> int:
+        """Epochs that are still to be trained, unless patience ends it before."""
+        return max(0, self.experiment.training.epochs - self.epoch)
+
+    def run(self, advance: Callable[[str], None] = lambda state: None) -> Trained:
+        """Train.
+
+        Args:
+            advance: called after every epoch with how it went.
+
+        Raises:
+            FloatingPointError: the loss is no longer finite.
+        """
+        while self.epochs_left and not self._out_of_patience:
+            advance(self._run_epoch())
+        self._draw()
+        return Trained(
+            self.folder,
+            self.epoch,
+            self.best_epoch,
+            self.metric,
+            self.best if self.metric in HIGHER_IS_BETTER else -self.best,
+            self._out_of_patience,
+        )
+
+    def _run_epoch(self) -> str:
+        started = time.monotonic()
+        seed = self.experiment.training.seed + 1000003 * (self.epoch + 1)
+        torch.manual_seed(seed)
+        train = self._train(seed)
+        outcome, terms, steps = self._validate()
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        value = outcome.metrics[self.metric]
+        score = value if self.metric in HIGHER_IS_BETTER else -value
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(score)
+        elif self.scheduler is not None:
+            self.scheduler.step()
+        record = {
+            "epoch": self.epoch,
+            "train": train,
+            "val": terms,
+            **outcome.metrics,
+            "lr": rates[0],
+            "seconds": round(time.monotonic() - started, 3),
+            **{name: vars(step) for name, step in steps.items()},
+        }
+        best = self.best_epoch < 0 or score > self.best
+        if best:
+            self.best, self.best_epoch = score, self.epoch
+        for name, step in steps.items():
+            for note in step.notes:
+                self.say(f"epoch {self.epoch}: {name}: {note}")
+        self.epoch += 1
+        EpochLog(self.folder).append(record)
+        content = self._state_dict()
+        if best:
+            write_checkpoint(self.folder / BEST_NAME, content)
+        write_checkpoint(self.folder / LAST_NAME, content)
+        if time.monotonic() - self._drawn > FIGURE_SECONDS:
+            self._draw()
+        return f"{self.metric} {value:.4f}, ECE {outcome.metrics['ece']:.4f}"
+
+    def _train(self, seed: int) -> dict[str, float]:
+        settings = self.experiment.training
+        self.network.train()
+        self.objective.train()
+        sums: dict[str, float] = {}
+        count = 0
+        for inputs, targets in self.parts["train"].shuffled(settings.batch_size, seed):
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=settings.precision == "bf16"
+            ):
+                logits = self.network(self.augment(inputs))
+            total, values = self.objective.evaluate(logits.float(), targets)
+            if not torch.isfinite(total):
+                raise FloatingPointError(
+                    f"the loss is {total.item()} in epoch {self.epoch}; lower the learning rate or "
+                    "the weight of the penalty"
+                )
+            total.backward()  # type: ignore[no-untyped-call]
+            if settings.clip_grad is not None:
+                nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip_grad)
+            self.optimizer.step()
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * len(targets)
+            count += len(targets)
+        return {name: value / count for name, value in sums.items()}
+
+    @torch.no_grad()
+    def _validate(self) -> tuple[Outcome, dict[str, float], dict[str, DualStep]]:
+        part = self.parts["validation"]
+        logits = predict(self.network, part)
+        self.objective.eval()
+        self.objective.start_pass()
+        _, terms = self.objective.evaluate(logits, part.targets)
+        self.objective.observe(logits, part.targets)
+        steps = self.objective.dual_step()
+        outcomes = measure(
+            logits.cpu(), part.targets.cpu(), self.data.names, label_loss(self.objective)
+        )
+        outcome = list(outcomes.values())[-1]  # the posterior, where the loss has one
+        return outcome, {name: float(value) for name, value in terms.items()}, steps
+
+    def _draw(self) -> None:
+        records = EpochLog(self.folder).records()
+        if records:
+            draw(plot_progress(records, self.data.names), "").save(self.folder / FIGURE_NAME)
+        self._drawn = time.monotonic()
+
+    @property
+    def _out_of_patience(self) -> bool:
+        patience = self.experiment.training.early_stop
+        return patience is not None and self.epoch - 1 - self.best_epoch >= patience
+
+    def _state_dict(self) -> dict[str, Any]:
+        return {
+            "experiment": self.experiment.model_dump(mode="json"),
+            "names": list(self.data.names),
+            "epoch": self.epoch,
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "network": self.network.state_dict(),
+            "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+        }
+
+    def _restore(self, content: dict[str, Any]) -> None:
+        self.epoch, self.best = content["epoch"], content["best"]
+        self.best_epoch = content["best_epoch"]
+        self.network.load_state_dict(content["network"])
+        self.objective.load_state_dict(content["objective"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(content["scheduler"])
+
+
+@torch.no_grad()
+def predict(network: nn.Module, part: Part) -> Tensor:
+    """Logits ``(N, K)`` float32 of all samples of a part, in eval mode."""
+    network.eval()
+    return torch.cat([network(b.inputs).float() for b in part.batches(EVALUATED_AT_ONCE)])
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that a name means.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"training.device: {name} was asked for and torch finds no GPU")
+    return torch.device(name)
+
+
+def build_objective(experiment: Experiment, data: Parted) -> Objective:
+    """Build the loss of an experiment.
+
+    Raises:
+        ValueError: a recipe of labels for classes or the other way round, unknown terms, or
+            arguments that do not fit.
+    """
+    if not data.multilabel:
+        terms: dict[str, Any] = experiment.terms
+        return build(experiment.recipe, len(data.names), **terms)
+    recipe = experiment.recipe
+    if recipe not in names("multilabel"):
+        raise ValueError(
+            f"recipe: {recipe} is of classes, and these are labels; there are "
+            f"{', '.join(names('multilabel'))}"
+        )
+    if unknown := sorted(set(experiment.terms) - {recipe}):
+        raise ValueError(f"terms: no term {', '.join(unknown)}; there is {recipe}")
+    component = load_component("multilabel", recipe)
+    arguments = {**component.args, **experiment.terms.get(recipe, {})}
+    positives, negatives = data.counts()
+    loss = build_component(
+        component.model_copy(update={"args": arguments}), positives=positives, negatives=negatives
+    )
+    return Objective({recipe: loss})
+
+
+def label_loss(objective: Objective) -> MultiLabelLoss | None:
+    """The loss of labels in an objective; None where it is of classes."""
+    found = [t for t in objective.terms.values() if isinstance(t, MultiLabelLoss)]
+    return found[0] if found else None
+
+
+def build_network(experiment: Experiment, data: Parted) -> Standardised:
+    """Build the network of an experiment and what its inputs go through before.
+
+    Raises:
+        ValueError: not a network, or arguments that do not fit.
+    """
+    inputs, count = data.parts["train"].inputs, len(data.names)
+    component = experiment.network
+    if hands_on(target(component)) and "num_classes" not in component.args:
+        component = component.model_copy(update={"args": {**component.args, "num_classes": count}})
+    network = build_part(
+        component,
+        nn.Module,
+        "network",
+        num_classes=count,
+        in_features=inputs[0].numel(),
+        num_words=data.num_words,
+        in_channels=inputs.shape[1],
+        out_channels=count,
+        spatial_dims=2 if inputs.ndim == 4 else 1,
+    )
+    return Standardised(Standardise(inputs), network)
+
+
+def _frequencies(data: Parted) -> dict[str, int]:
+    """Training samples of every class or label."""
+    targets = data.parts["train"].targets
+    counts = data.counts()[0] if data.multilabel else torch.bincount(
+        targets, minlength=len(data.names))  # fmt: skip
+    return dict(zip(data.names, counts.tolist(), strict=True))
+
+
+def _check_same(content: dict[str, Any], experiment: Experiment, path: Path) -> None:
+    before = validated(content["experiment"], Experiment, str(path))
+    if found := differences(before, experiment, MUST_BE_SAME):
+        raise ValueError(
+            f"{path}: was trained with {'; '.join(found)}. Give the settings it was trained with "
+            "(config.yaml beside it), or choose another output"
+        )

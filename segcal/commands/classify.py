@@ -1,0 +1,240 @@
+"""``segcal classify``: classes and labels of images, tables and texts."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from segcal.commands.console import outcome_table, say
+from segcal.commands.errors import user_errors
+from segcal.commands.evaluate import table_forms
+from segcal.commands.progress import progress_bar
+
+if TYPE_CHECKING:
+    from segcal.adapters.pytorch.testing import Tested
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Train and evaluate classifiers: classes that exclude each other, or several labels.",
+)
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="A setting in place of that of the file: key=value, with dots "
+        "(training.epochs=3, terms.cals.margin=6); as often as needed.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on from the last checkpoint, as if the training had not been stopped; start where "
+        "there is none yet.",
+    ),
+]
+
+
+class SamplePart(str, Enum):
+    """Which samples are evaluated."""
+
+    test = "test"
+    validation = "validation"
+    train = "train"
+
+
+@app.command()
+def train(
+    config: Annotated[
+        str,
+        typer.Argument(
+            help="The experiment: a YAML file, or the name of one that comes with segcal (digits, "
+            "digits_lt, arff, slices, ...)."
+        ),
+    ],
+    settings: Settings = None,
+    resume: Resume = False,
+) -> None:
+    """Train a classifier; all about it stands in one YAML file.
+
+    Examples: segcal classify train digits --set recipe=cals
+
+    segcal classify train arff --set data.args.path=scene.arff.gz --set recipe=spa_lpr
+
+    The output folder gets config.yaml and run.json (all settings, seed, versions),
+    segcal_log.jsonl (one line an epoch: terms of the loss, multipliers, metrics of the validation
+    set), segcal_progress.png, checkpoint_best.pt and checkpoint_last.pt. Files and settings are
+    checked before training begins. Then: segcal classify evaluate FOLDER -o REPORT.
+    """
+    console = Console()
+    with user_errors():
+        from segcal.adapters.pytorch.experiment import load_experiment
+        from segcal.adapters.pytorch.training import TrainingRun
+
+        experiment = load_experiment(config, settings or [])
+        training = TrainingRun(experiment, resume=resume, say=lambda text: say(console, text))
+    try:
+        with progress_bar("Training", training.epochs_left) as advance:
+            done = training.run(advance)  # what fails in there keeps its traceback
+    except KeyboardInterrupt:
+        say(console, "Interrupted: the same command with --resume goes on from there.", "red")
+        raise typer.Exit(130) from None
+    except FloatingPointError as error:
+        say(console, f"Stopped: {error}.", "red")
+        raise typer.Exit(1) from None
+    ended = f"no better one for {experiment.training.early_stop} epochs" if done.early else "done"
+    say(
+        console,
+        f"{done.epochs} epochs, {ended}. Best: epoch {done.best_epoch}, validation {done.metric} "
+        f"{done.best:.4f}. Written: {done.folder}",
+    )
+    say(console, f"Next: segcal classify evaluate {done.folder} -o {done.folder}/test")
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="Folder of a training.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Folder of the report: HTML, CSV, JSON, PNG."),
+    ],
+    part: Annotated[SamplePart, typer.Option(help="Which samples.")] = SamplePart.test,
+    last: Annotated[
+        bool, typer.Option("--last", help="The last checkpoint instead of the best one.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            help="Write the table as markdown (tables.md) or latex (tables.tex), too; give it "
+            "twice, or with a comma, for both.",
+        ),
+    ] = None,
+) -> None:
+    """Accuracy, rankings and calibration of a trained classifier.
+
+    Example: segcal classify evaluate runs/digits/cals_1 -o report
+
+    The report has index.html, summary.json, classes.csv (a row for each class or label),
+    reliability.png, reliability_classes.png and predictions.npz (logits, probabilities, targets).
+    Of labels, probabilities by the link of the loss (phi of focal and asymmetric losses) have rows
+    of their own beside the sigmoid's.
+    """
+    from segcal.adapters.pytorch.testing import evaluate_classifier
+    from segcal.io.checkpoints import BEST_NAME, LAST_NAME
+    from segcal.reporting.classification import FILES, write_classifier_report
+    from segcal.reporting.folder import ReportFolder
+
+    console = Console()
+    with user_errors():
+        forms = table_forms(formats or [])
+        if output.resolve() == folder.resolve():
+            raise ValueError(f"{output}: holds the training; name another folder for the report")
+        ReportFolder(output).check(FILES)
+        tested = evaluate_classifier(
+            folder, part=part.value, checkpoint=LAST_NAME if last else BEST_NAME, device=device
+        )
+        files = write_classifier_report(
+            output,
+            tested.outcomes,
+            names=tested.data.names,
+            multilabel=tested.data.multilabel,
+            header=_header(folder, part, tested),
+            notes=tested.notes(),
+            forms=forms,
+            save_predictions=tested.save,
+        )
+    console.print(outcome_table(tested.outcomes, f"{len(tested.part)} {part.value} samples"))
+    say(console, "Fractions of 1; nll in nats.")
+    for note in tested.notes():
+        say(console, note, "yellow")
+    say(console, f"Written to {output}: {', '.join(files)}")
+
+
+@app.command("from-segmentation")
+def from_segmentation(
+    root: Annotated[
+        Path,
+        typer.Argument(
+            help="A data set in nnU-Net's raw layout: dataset.json, imagesTr, labelsTr, and maybe "
+            "imagesTs and labelsTs, which are for testing."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, .npz.")],
+    size: Annotated[int, typer.Option(min=8, help="Height and width of the slices.")] = 64,
+    axis: Annotated[
+        str,
+        typer.Option(help="Along which slices follow each other, as files store them: z is last."),
+    ] = "z",
+    min_voxels: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Voxels of a label, at least, in a slice that shows it; with "
+            "fewer, but not none, it is unknown.",
+        ),
+    ] = 1,
+    window: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            help="Intensities that become black and white (of CT, e.g. -160 240); "
+            "default: those of each volume, without the outermost 0.5 %."
+        ),
+    ] = None,
+    patient: Annotated[
+        str | None,
+        typer.Option(
+            help="Regular expression for the patient at the beginning of a case's name "
+            "(patient\\d+); default: every case is one. Patients are never parted."
+        ),
+    ] = None,
+) -> None:
+    """Make a multi-label data set of a segmentation data set: which labels does a slice show?
+
+    Example: segcal classify from-segmentation $nnUNet_raw/Dataset038_CHAOST2 -o slices.npz
+
+    Then: segcal classify train slices --set data.args.path=slices.npz
+    """
+    from segcal.datasets.classification.archives import write_npz
+    from segcal.datasets.classification.presence import find_slice_cases, presence_of_labels
+
+    console = Console()
+    with user_errors():
+        if output.suffix != ".npz":
+            raise ValueError(f"--output {output}: expected the name of a file that ends in .npz")
+        cases = find_slice_cases(root, patient)
+        with progress_bar("Reading", len(cases)) as advance:
+            samples = presence_of_labels(
+                root,
+                size=size,
+                axis=axis,
+                min_voxels=min_voxels,
+                window=window,
+                patient=patient,
+                progress=advance,
+            )
+        write_npz(output, samples)
+    shown = ", ".join(
+        f"{name} {n}" for name, n in zip(samples.names, (samples.targets == 1).sum(0), strict=True)
+    )
+    none = int((samples.targets == 0).all(1).sum())
+    say(console, f"{len(samples)} slices of {len(cases)} cases: {shown}; none {none}")
+    say(console, f"Written: {output}")
+    say(console, f"Next: segcal classify train slices --set data.args.path={output}")
+
+
+def _header(folder: Path, part: SamplePart, tested: Tested) -> dict[str, object]:
+    experiment = tested.experiment
+    return {
+        "name": f"{experiment.recipe} on {experiment.data.source}",
+        "predictions": f"{folder.resolve()}, epoch {tested.epoch}",
+        "references": f"{part.value} samples of {experiment.data.source} {experiment.data.args}",
+        "samples": len(tested.part),
+        "recipe": experiment.recipe,
+        "seed": experiment.training.seed,
+    }

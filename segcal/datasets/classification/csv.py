@@ -1,0 +1,59 @@
+"""Tables of numbers as CSV, with a column for the class or several for labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from segcal.datasets.classification.samples import PARTS, Samples
+
+
+def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = None) -> Samples:
+    """Read a table; all columns that are not named here are features.
+
+    Args:
+        path: of the file, which may be packed (``.csv.gz``).
+        target: column of the class; or a list of columns of labels, 0 or 1, empty if unknown.
+        part: column that says train, validation or test.
+
+    Raises:
+        ValueError: naming the file: not readable, no column of that name, features that are no
+            numbers.
+    """
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read as CSV ({error})") from None
+    targets = [target] if isinstance(target, str) else list(target)
+    named = [*targets, *([] if part is None else [part])]
+    if unknown := [name for name in named if name not in table.columns]:
+        raise ValueError(
+            f"{path}: has no column {', '.join(unknown)}; it has {', '.join(table.columns[:20])}"
+        )
+    features = table.drop(columns=named)
+    wrong = [str(n) for n, t in features.dtypes.items() if not pd.api.types.is_numeric_dtype(t)]
+    if wrong or not len(features.columns):
+        raise ValueError(
+            f"{path}: expected features that are numbers, got {', '.join(wrong[:5]) or 'none'}"
+        )
+    names: Sequence[str]
+    if not isinstance(target, str):
+        labels = table[targets].fillna(-1).to_numpy()
+        if not np.isin(labels, (-1, 0, 1)).all():
+            raise ValueError(f"{path}: {', '.join(targets)}: expected 0, 1, or empty (unknown)")
+        classes, names = labels.astype(np.int8), targets
+    else:
+        codes, found = pd.factorize(table[target], sort=True)
+        if (codes < 0).any():
+            raise ValueError(f"{path}: {target}: {int((codes < 0).sum())} rows have no class")
+        classes, names = codes.astype(np.int64), [str(name) for name in found]
+    parts = None
+    if part is not None:
+        said = table[part].map({name: i for i, name in enumerate(PARTS)})
+        if said.isna().any():
+            raise ValueError(f"{path}: {part}: expected {', '.join(PARTS)}")
+        parts = said.to_numpy(np.int64)
+    return Samples(features.to_numpy(np.float32), classes, tuple(names), parts).check(str(path))

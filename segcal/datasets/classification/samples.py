@@ -1,0 +1,158 @@
+"""Samples with their classes or labels, in memory, and which of them train, validate and test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PARTS = ("train", "validation", "test")
+"""What samples are for; a part is an index of this."""
+UNSAID = -1
+"""Part of samples of which the data set does not say what they are for."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A data set.
+
+    Attributes:
+        inputs: features ``(N, F)`` float32; images ``(N, C, H, W)``, uint8 or float32; words
+            ``(N, L)`` int64, 0 where a text has ended.
+        targets: classes ``(N,)`` int64; or labels ``(N, T)`` int8 of 0, 1, and -1 where unknown.
+        names: of the classes or labels.
+        parts: ``(N,)`` as the data set has them, -1 where it does not say; None says nothing.
+        groups: ``(N,)``; samples of a group (slices of a patient) are never parted.
+    """
+
+    inputs: NDArray[Any]
+    targets: NDArray[Any]
+    names: tuple[str, ...]
+    parts: NDArray[np.int64] | None = None
+    groups: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.inputs)
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether a sample may have several labels, or none."""
+        return self.targets.ndim == 2
+
+    def check(self, source: str) -> Samples:
+        """Return the samples if they are consistent.
+
+        Args:
+            source: what messages begin with.
+
+        Raises:
+            ValueError: what is not.
+        """
+        n, count = len(self.inputs), len(self.names)
+        wrong = ""
+        if not n or len(self.targets) != n:
+            wrong = f"expected samples and a target of each, got {n} and {len(self.targets)}"
+        elif count < (1 if self.multilabel else 2):
+            wrong = f"expected names of classes or labels, got {count}"
+        elif self.multilabel and (
+            self.targets.shape[1] != count or not np.isin(self.targets, (-1, 0, 1)).all()
+        ):
+            wrong = f"expected targets 0, 1 or -1 (unknown) of {count} labels"
+        elif not self.multilabel and not 0 <= self.targets.min() <= self.targets.max() < count:
+            wrong = f"expected classes 0 to {count - 1}, got up to {self.targets.max()}"
+        elif self.inputs.dtype.kind == "f" and not np.isfinite(self.inputs).all():
+            wrong = "holds NaN or infinite values; fill in what is missing first"
+        elif any(x is not None and len(x) != n for x in (self.parts, self.groups)):
+            wrong = "expected a part and a group of each sample"
+        if wrong:
+            raise ValueError(f"{source}: {wrong}")
+        return self
+
+    def take(self, index: NDArray[Any]) -> Samples:
+        """Return some samples."""
+        return replace(
+            self,
+            inputs=self.inputs[index],
+            targets=self.targets[index],
+            parts=None if self.parts is None else self.parts[index],
+            groups=None if self.groups is None else self.groups[index],
+        )
+
+
+def split(samples: Samples, *, validation: float, test: float, seed: int) -> NDArray[np.int64]:
+    """Part of every sample ``(N,)``; what the data set itself says stays.
+
+    Where it names no test samples a share is taken at random, then of the rest for validation.
+    Groups are not parted. Of classes, each gives its share (rounded down; nothing of one with too
+    few samples); labels are not balanced.
+
+    Args:
+        samples: to part.
+        validation: share of all samples that are to be parted.
+        test: as before.
+        seed: of the choice.
+
+    Raises:
+        ValueError: a part without a sample.
+    """
+    rng = np.random.default_rng(seed)
+    parts = np.full(len(samples), UNSAID) if samples.parts is None else samples.parts.copy()
+    said = set(np.unique(parts).tolist())
+    open_ = np.flatnonzero(parts == UNSAID if UNSAID in said else parts == 0)
+    shares = {2: test, 1: validation}
+    drawn = {part: share for part, share in shares.items() if part not in said}
+    for units in _strata(samples, open_):
+        order = [units[i] for i in rng.permutation(len(units))]
+        begin = 0
+        for part, share in drawn.items():
+            end = begin + int(share * len(units))
+            parts[np.concatenate([*order[begin:end], np.empty(0, int)]).astype(int)] = part
+            begin = end
+    parts[parts == UNSAID] = 0
+    counts = np.bincount(parts, minlength=len(PARTS))
+    if empty := [name for name, n in zip(PARTS, counts, strict=True) if not n]:
+        raise ValueError(
+            f"data.split: no sample for {', '.join(empty)} of {len(samples)}; give larger shares"
+        )
+    return parts
+
+
+def _strata(samples: Samples, index: NDArray[np.int64]) -> list[list[NDArray[np.int64]]]:
+    """Units that stay together, by what is to be split evenly."""
+    if samples.groups is not None:
+        groups = samples.groups[index]
+        return [[index[groups == g] for g in np.unique(groups)]]
+    if samples.multilabel:
+        return [[index[i : i + 1] for i in range(len(index))]]
+    classes = samples.targets[index]
+    return [[one[None] for one in index[classes == c]] for c in np.unique(classes)]
+
+
+def long_tailed(
+    classes: NDArray[np.int64], count: int, ratio: float, seed: int
+) -> NDArray[np.int64]:
+    """Indices of a subset whose class k keeps ``n ratio^{-k / (K - 1)}`` samples, in order.
+
+    n is the size of the smallest class, so that class 0 has `ratio` times as many as the last.
+
+    Args:
+        classes: ``(N,)``.
+        count: K.
+        ratio: of the largest to the smallest class, >= 1.
+        seed: of the choice.
+
+    Raises:
+        ValueError: a class without a sample.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = np.bincount(classes, minlength=count)
+    if not sizes.all():
+        raise ValueError(f"data.long_tail: class {int(sizes.argmin())} has no training sample")
+    kept = []
+    for k in range(count):
+        size = max(1, round(sizes.min() * ratio ** (-k / (count - 1))))
+        kept.append(rng.permutation(np.flatnonzero(classes == k))[:size])
+    return np.sort(np.concatenate(kept))

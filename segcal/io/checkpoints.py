@@ -1,0 +1,43 @@
+"""Checkpoints of a training: tensors and plain values, whole or not there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from segcal import __version__
+from segcal.io.files import whole_file
+
+BEST_NAME = "checkpoint_best.pt"
+LAST_NAME = "checkpoint_last.pt"
+
+
+def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
+    """Write tensors and plain values; a killed process leaves the file that was there before."""
+    with whole_file(path) as temporary:
+        torch.save({"segcal": __version__, **content}, temporary)
+
+
+def read_checkpoint(path: Path, keys: Collection[str]) -> dict[str, Any]:
+    """Read a checkpoint onto the CPU.
+
+    Args:
+        path: of the file.
+        keys: that it must have.
+
+    Raises:
+        ValueError: no such file, damaged, or one that holds more than tensors and plain values.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the reader
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path}: not a whole checkpoint of segcal ({reason})") from None
+    if not isinstance(content, dict) or {"segcal", *keys} - content.keys():
+        raise ValueError(f"{path}: not a checkpoint of this command of segcal")
+    return content

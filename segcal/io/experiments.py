@@ -1,0 +1,163 @@
+"""Experiments: settings in place of those of a file, parts that they name, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import yaml
+from pydantic import BaseModel
+
+from segcal.io.config import Component, Loader, build, config_root, read_yaml, target, validated
+from segcal.io.files import write_text
+
+CONFIG_NAME = "config.yaml"
+"""Name of the resolved experiment beside its results."""
+Part = TypeVar("Part")
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load(config: str | Path, model: type[Model], kind: str, settings: Sequence[str] = ()) -> Model:
+    """Read an experiment.
+
+    Args:
+        config: a YAML file, or the name of a shipped one.
+        model: what it is to be.
+        kind: folder of the shipped ones.
+        settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
+
+    Raises:
+        ValueError: no such file or name, or something that does not fit, with all that there is.
+    """
+    name = f"{config} with {' '.join(settings)}" if settings else str(config)
+    return validated(read_content(config, model, kind, settings), model, name)
+
+
+def read_content(
+    config: str | Path, model: type[BaseModel], kind: str, settings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Read what a YAML file says, with settings of the user's put in.
+
+    Args:
+        config: a YAML file, or the name of a shipped one.
+        model: what it is to be.
+        kind: folder of the shipped ones.
+        settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
+
+    Raises:
+        ValueError: no such file or name, with the names that there are; settings that are none.
+    """
+    path = Path(config)
+    if path.suffix not in (".yaml", ".yml"):
+        if str(config) not in shipped(kind):
+            raise ValueError(
+                f"{config}: no YAML file and no shipped experiment; there are "
+                f"{', '.join(shipped(kind))}"
+            )
+        path = config_root() / kind / f"{config}.yaml"
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected keys {', '.join(model.model_fields)}")
+    for setting in settings:
+        _put(content, setting)
+    return content
+
+
+def shipped(kind: str) -> list[str]:
+    """Names of the experiments of a kind that come with segcal."""
+    folder = config_root() / kind
+    return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
+
+
+def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with `changes` in it, mapping by mapping; of a new target, no old arguments."""
+    result = dict(content)
+    for key, value in changes.items():
+        old = result.get(key)
+        if (
+            isinstance(value, Mapping)
+            and isinstance(old, Mapping)
+            and value.get("target", old.get("target")) == old.get("target")
+        ):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _put(content: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ValueError(f"--set {setting}: expected key=value, e.g. training.epochs=3")
+    *above, last = key.split(".")
+    place = content
+    for name in above:
+        inner = place.get(name)
+        place[name] = place = dict(inner) if isinstance(inner, dict) else {}
+    try:
+        place[last] = yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {setting}: its value is no YAML ({error})") from None
+
+
+def to_yaml(experiment: BaseModel) -> str:
+    """All settings of an experiment, defaults included, as a YAML file of one's own would say."""
+    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
+
+
+def write_resolved(experiment: BaseModel, folder: Path) -> None:
+    """Write the resolved experiment as ``config.yaml``."""
+    write_text(folder / CONFIG_NAME, to_yaml(experiment))
+
+
+def build_part(component: Component, kind: type[Part], name: str, **runtime: Any) -> Part:
+    """Build what `component` names, a `kind` or a function that is annotated to return one.
+
+    Args:
+        component: target and arguments.
+        kind: what must come of it.
+        name: what messages call it.
+        runtime: as of :func:`segcal.io.config.build`.
+
+    Raises:
+        ValueError: it is not, or its arguments do not fit.
+    """
+    what = target(component)
+    made = what if isinstance(what, type) else _annotated(what)
+    if not (isinstance(made, type) and issubclass(made, kind)):
+        raise ValueError(
+            f"{name}: {component.target} is not a {kind.__module__}.{kind.__qualname__}"
+        )
+    try:
+        part: Part = build(component, **runtime)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return part
+
+
+def _annotated(what: Any) -> Any:
+    """What a function says that it returns, before it is called: not every one may be."""
+    try:
+        return get_type_hints(what).get("return")
+    except (TypeError, NameError, AttributeError):
+        return None
+
+
+def differences(before: BaseModel, now: BaseModel, parts: Mapping[str, Sequence[str]]) -> list[str]:
+    """Sentences on what differs of some parts of two experiments.
+
+    Args:
+        before: an experiment.
+        now: another one.
+        parts: names of the parts that are compared, and what of each does not count.
+    """
+    a, b = before.model_dump(mode="json"), now.model_dump(mode="json")
+    found = []
+    for part, ignored in parts.items():
+        both = [d[part] if isinstance(d[part], dict) else {"": d[part]} for d in (a, b)]
+        for key in dict.fromkeys((*both[0], *both[1])):
+            if key not in ignored and both[0].get(key) != both[1].get(key):
+                name = f"{part}.{key}".rstrip(".")
+                found.append(f"{name} = {both[0].get(key)!r}, not {both[1].get(key)!r}")
+    return found

@@ -1,0 +1,71 @@
+"""Multi-similarity loss: positive and negative labels of a sample against zero."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from segcal.losses.multilabel.contrast import check_temperatures, masked_logsumexp
+from segcal.losses.multilabel.posterior import MultiLabelLoss
+from segcal.tensors import full_precision, label_masks
+
+
+def multi_similarity(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    temperature_pos: float = 1.0,
+    temperature_neg: float = 1.0,
+) -> Tensor:
+    """Softplus of the soft minimum of positive, plus that of the soft maximum of negative scores.
+
+    ``softplus(T_P log sum exp(-x_p / T_P)) + softplus(T_N log sum exp(x_n / T_N))`` per sample, the
+    mean over samples that have a known label (Kobayashi 2023, eq. 20, with both temperatures 1).
+    A set without labels adds 0.
+
+    Args:
+        logits: floating ``(B, T)``; half precision is promoted to float32.
+        targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is in neither set.
+        temperature_pos: T_P > 0.
+        temperature_neg: T_N > 0.
+
+    Returns:
+        scalar; 0 with zero gradient when nothing is known.
+
+    Raises:
+        ValueError: shapes, targets or options that do not fit.
+    """
+    check_temperatures(temperature_pos, temperature_neg)
+    positive, negative = label_masks(logits, targets)
+    with full_precision(logits) as x:
+        high, has_positive = masked_logsumexp(-x / temperature_pos, positive)
+        low, has_negative = masked_logsumexp(x / temperature_neg, negative)
+        values = torch.where(has_positive, F.softplus(temperature_pos * high), 0.0)
+        values = values + torch.where(has_negative, F.softplus(temperature_neg * low), 0.0)
+        return values.sum() / (has_positive | has_negative).sum().clamp(min=1)
+
+
+class MultiSimilarity(MultiLabelLoss):
+    """Module form of :func:`multi_similarity`.
+
+    Raises:
+        ValueError: temperatures out of range.
+    """
+
+    no_posterior = "each score is weighed by those of the other labels"
+
+    def __init__(self, temperature_pos: float = 1.0, temperature_neg: float = 1.0) -> None:
+        super().__init__()
+        check_temperatures(temperature_pos, temperature_neg)
+        self.temperature_pos = temperature_pos
+        self.temperature_neg = temperature_neg
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of `logits` ``(B, T)`` against `targets` ``(B, T)``."""
+        return multi_similarity(
+            logits,
+            targets,
+            temperature_pos=self.temperature_pos,
+            temperature_neg=self.temperature_neg,
+        )

@@ -1,0 +1,97 @@
+"""Courses over the epochs of several trainings: a metric by method, multipliers by class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+Records = Sequence[Mapping[str, Any]]
+STYLES = ("-", "--", ":", "-.")
+"""Of lines, when colours run out."""
+COLOURS = 10
+DECADES = 10.0
+"""Ratio of multipliers from which on their axis is logarithmic."""
+
+
+def plot_curves(
+    trainings: Mapping[str, Sequence[Records]], metric: str, ylabel: str, *, log: bool = False
+) -> Figure:
+    """Draw a metric of the validation set over the epochs, the mean of a method's trainings.
+
+    The band is one standard deviation over the trainings, up to the epoch that all of them reach.
+
+    Args:
+        trainings: lines of the logs of a method's trainings, by method.
+        metric: key of the lines.
+        ylabel: of the axis.
+        log: whether it is logarithmic.
+    """
+    figure = Figure(figsize=(8.4, 4.6), layout="constrained")
+    axis = figure.subplots()
+    for i, (method, logs) in enumerate(trainings.items()):
+        values = over_epochs([[r.get(metric) for r in log] for log in logs])
+        epochs = np.arange(values.shape[1])
+        mean = values.mean(0)
+        style, colour = STYLES[i // COLOURS % len(STYLES)], f"C{i % COLOURS}"
+        axis.plot(epochs, mean, style, color=colour, label=method, linewidth=1.3)
+        if len(values) > 1:
+            deviation = values.std(0, ddof=1)
+            low = np.maximum(mean - deviation, values.min(0)) if log else mean - deviation
+            axis.fill_between(epochs, low, mean + deviation, color=colour, alpha=0.12, linewidth=0)
+    if log:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.tick_params(axis="y", which="minor", labelsize=7)
+    axis.set(xlabel="epoch", ylabel=ylabel, xlim=(0, None))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    return figure
+
+
+def plot_multipliers(
+    trainings: Mapping[str, Sequence[Records]], names: Sequence[str], title: str
+) -> Figure:
+    """Draw the multipliers of every class over the epochs, a panel a method.
+
+    Thick lines are means over a method's trainings, thin ones the trainings.
+
+    Args:
+        trainings: lines of the logs by method, each with the method's name as a key.
+        names: of the classes.
+        title: of the figure.
+    """
+    n = len(trainings)
+    figure = Figure(figsize=(4.6 * n + 1.2, 3.9), layout="constrained")
+    axes = figure.subplots(1, n, squeeze=False)[0]
+    colours = mpl.colormaps["viridis"](np.linspace(0, 0.92, len(names)))
+    for axis, (method, logs) in zip(axes, trainings.items(), strict=True):
+        values = over_epochs([[r[method]["lam"][0] for r in log if method in r] for log in logs])
+        for k, name in enumerate(names):
+            for one in values:
+                axis.plot(one[:, k], color=colours[k], linewidth=0.5, alpha=0.5)
+            axis.plot(values[:, :, k].mean(0), color=colours[k], linewidth=1.8, label=name)
+        if (values > 0).all() and values.max() > DECADES * values.min():
+            axis.set_yscale("log")
+        axis.set(xlabel="epoch", ylabel="multiplier", title=method)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.spines[["top", "right"]].set_visible(False)
+    lines, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        lines, labels, loc="outside right upper", frameon=False, fontsize="small", title="class"
+    )
+    figure.suptitle(title)
+    return figure
+
+
+def over_epochs(courses: Sequence[Sequence[Any]]) -> NDArray[np.float64]:
+    """Courses as an array ``(trainings, epochs, ...)``, cut to the shortest; None is NaN."""
+    shortest = min(map(len, courses))
+    return np.array([list(course)[:shortest] for course in courses], dtype=np.float64)

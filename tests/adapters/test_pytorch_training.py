@@ -1,0 +1,341 @@
+"""Trainings of classifiers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from segcal.adapters.pytorch.data import Augment, Part, Parted, load
+from segcal.adapters.pytorch.experiment import Data, load_experiment
+from segcal.adapters.pytorch.networks import GPoolCNN, SmallCNN, Standardise
+from segcal.adapters.pytorch.testing import evaluate_classifier
+from segcal.adapters.pytorch.training import TrainingRun, build_network
+from segcal.datasets.classification.archives import write_npz
+from segcal.datasets.classification.samples import Samples
+from segcal.io.config import names
+from segcal.io.epoch_log import EpochLog
+from segcal.io.experiments import shipped
+from segcal.losses.multilabel.bce import frequency_weights
+from tests.adapters.classifiers import write_classes, write_config, write_labels
+from tests.conftest import close
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+RECIPES = ("ce", "ecp", "ls", "fl", "flsd", "mmce", "cpc", "mbls", "logit_norm", "cals_hr", "cals")
+
+
+@pytest.fixture
+def classes(tmp_path):
+    return write_classes(tmp_path / "classes.npz")
+
+
+@pytest.fixture
+def labels(tmp_path):
+    return write_labels(tmp_path / "labels.npz")
+
+
+def run(path, *settings, resume=False):
+    return TrainingRun(load_experiment(path, settings), resume=resume).run()
+
+
+def test_it_learns_and_says_how(tmp_path, classes):
+    done = run(write_config(tmp_path, classes), "training.epochs=8")
+    assert (done.epochs, done.metric, done.early) == (8, "accuracy", False)
+    assert done.best > 0.8
+    assert {p.name for p in done.folder.iterdir()} == {
+        "config.yaml", "run.json", "segcal_log.jsonl", "segcal_progress.png",
+        "checkpoint_best.pt", "checkpoint_last.pt"}  # fmt: skip
+    records = EpochLog(done.folder).records()
+    assert records[done.best_epoch]["accuracy"] == done.best
+    assert max(r["accuracy"] for r in records) == done.best
+    assert {"cross_entropy", "cals"} == records[0]["train"].keys() == records[0]["val"].keys()
+    told = json.loads((done.folder / "run.json").read_text())
+    assert told["samples"] == {"train": 72, "validation": 24, "test": 24}
+    assert told["train"] == {"class 0": 24, "class 1": 24, "class 2": 24}
+    tested = evaluate_classifier(done.folder, device="cpu")
+    assert tested.epoch == done.best_epoch
+    assert tested.outcomes["softmax"].metrics["accuracy"] > 0.8
+
+
+def test_a_resumed_training_is_the_same(tmp_path, classes):
+    """Multipliers, moments, schedule and dropout go on as if nothing had happened."""
+    schedule = {"target": "torch.optim.lr_scheduler.StepLR", "args": {"step_size": 2}}
+    path = write_config(tmp_path, classes, scheduler=schedule, terms={"cals": {"margin": 0.5}})
+    whole = run(path, f"output={tmp_path / 'whole'}", "training.epochs=5")
+    run(path, f"output={tmp_path / 'parts'}", "training.epochs=2")
+    parts = run(path, f"output={tmp_path / 'parts'}", "training.epochs=5", resume=True)
+    a, b = (
+        torch.load(done.folder / "checkpoint_last.pt", weights_only=True) for done in (whole, parts)
+    )
+    for key in ("network", "objective", "optimizer", "scheduler"):
+        assert json.dumps(_plain(a[key])) == json.dumps(_plain(b[key])), key
+    logs = [
+        [{k: v for k, v in r.items() if k != "seconds"} for r in EpochLog(done.folder).records()]
+        for done in (whole, parts)
+    ]
+    assert logs[0] == logs[1]
+    assert len({str(r["cals"]["lam"]) for r in logs[0]}) == 5  # the multipliers did move
+    assert whole.best == parts.best
+
+
+def _plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def test_what_is_there_is_not_overwritten(tmp_path, classes):
+    path = write_config(tmp_path, classes)
+    run(path, "training.epochs=1")
+    with pytest.raises(ValueError, match="holds a training; go on with --resume"):
+        run(path, "training.epochs=1")
+    with pytest.raises(ValueError, match=r"was trained with recipe = 'cals', not 'ce'"):
+        run(path, "recipe=ce", resume=True)
+    done = run(path, "training.epochs=1", "training.early_stop=3", resume=True)
+    assert done.epochs == 1  # nothing left to do
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_loss_of_classes(tmp_path, classes, recipe):
+    done = run(write_config(tmp_path, classes), f"recipe={recipe}", "training.epochs=2")
+    (_, record) = EpochLog(done.folder).records()
+    assert all(np.isfinite([*record["train"].values(), *record["val"].values()]))
+    if recipe.startswith("cals"):
+        assert np.array(record[recipe]["lam"]).shape == (1, 3)
+        assert record[recipe]["count"] == [24]  # learned on the validation samples
+
+
+@pytest.mark.parametrize("recipe", names("multilabel"))
+def test_every_loss_of_labels(tmp_path, labels, recipe):
+    done = run(write_config(tmp_path, labels), f"recipe={recipe}", "training.epochs=2")
+    assert done.metric == "map_class"
+    (_, record) = EpochLog(done.folder).records()
+    assert np.isfinite([record["train"][recipe], record["val"][recipe]]).all()
+    tested = evaluate_classifier(done.folder, device="cpu", part="validation")
+    posterior = list(tested.outcomes.values())[-1].metrics
+    best = EpochLog(done.folder).records()[done.best_epoch]
+    for key in ("ace", "map_class", "nll"):
+        close(posterior[key], best[key], rtol=1e-6)
+    assert bool(tested.notes()) == ("sigmoid" in tested.outcomes and bool(tested.loss.no_posterior))
+
+
+def test_frequencies_are_those_of_the_training_samples(tmp_path, labels):
+    experiment = load_experiment(write_config(tmp_path, labels), ["recipe=bce_balanced"])
+    training = TrainingRun(experiment)
+    targets = load(experiment.data).parts["train"].targets
+    positive, negative = frequency_weights((targets == 1).sum(0), (targets == 0).sum(0))
+    (loss,) = training.objective.terms.values()
+    close(loss.positive_weight, positive)
+    close(loss.negative_weight, negative)
+
+
+def test_a_fixed_seed_and_another(tmp_path, classes):
+    path = write_config(tmp_path, classes)
+    logs = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        done = run(path, f"output={tmp_path / name}", f"training.seed={seed}", "training.epochs=1")
+        logs.append(EpochLog(done.folder).records()[0]["train"])
+    assert logs[0] == logs[1] != logs[2]
+
+
+def test_patience(tmp_path, classes):
+    path = write_config(tmp_path, classes, optimizer={"target": "torch.optim.SGD", "args": {
+        "lr": 1e-12}})  # fmt: skip
+    done = run(path, "training.epochs=9", "training.early_stop=2")
+    assert (done.epochs, done.best_epoch, done.early) == (3, 0, True)
+
+
+def test_a_loss_that_is_lost_stops_it(tmp_path, classes):
+    path = write_config(tmp_path, classes, optimizer={"target": "torch.optim.SGD", "args": {
+        "lr": 1e30}}, recipe="ce")  # fmt: skip
+    with pytest.raises(FloatingPointError, match="the loss is nan in epoch 0"):
+        run(path)
+
+
+def test_metric_that_chooses(tmp_path, labels, classes):
+    done = run(write_config(tmp_path, labels), "recipe=bce", "training.metric=nll")
+    assert done.metric == "nll"
+    assert done.best == min(r["nll"] for r in EpochLog(done.folder).records())
+    path = write_config(tmp_path, classes)
+    with pytest.raises(ValueError, match="there is no map_class of this data"):
+        run(path, "training.metric=map_class", f"output={tmp_path / 'other'}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["recipe=nothing"], "no recipe, penalty or loss is called 'nothing'.*bce"),
+        (["recipe=spa"], "spa"),
+        (["recipe=nacl"], "recipe: nacl is not for samples without pixels"),
+        (["recipe=bwcr"], "recipe: bwcr is not for samples without pixels"),
+        (["terms.cals.magin=3"], "takes no magin"),
+        (["data.source=web"], "expected one of arff"),
+        (["data.args.file=a"], "data: .*takes no file"),
+        (["data.channels=3"], "channels and augment are of images"),
+        (["data.long_tail=0.5"], "greater than 1"),
+        (["training.epoch=3"], "training.epoch: unknown; there are epochs"),
+        (["optimizer.target=torch.nn.Linear"], "is not a torch.optim"),
+        (["network.args.hiden=[3]"], "takes no hiden"),
+        (["network.target=builtins.eval"], "only targets below"),
+        (["data.split.test=0.001"], "no sample for test"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_work_starts(tmp_path, classes, settings, message):
+    with pytest.raises(ValueError, match=message):
+        run(write_config(tmp_path, classes), *settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_losses_of_classes_are_not_for_labels(tmp_path, labels):
+    with pytest.raises(ValueError, match="cals is of classes, and these are labels; there are"):
+        run(write_config(tmp_path, labels))
+    with pytest.raises(ValueError, match="no term bce; there is spa"):
+        run(write_config(tmp_path, labels), "recipe=spa", "terms.bce.scheme=balanced")
+
+
+def test_a_long_tail_is_of_training_alone(tmp_path):
+    data = Data(source="npz", args={"path": str(write_classes(tmp_path / "a.npz"))}, long_tail=4)
+    counts = {n: torch.bincount(p.targets).tolist() for n, p in load(data).parts.items()}
+    assert counts == {"train": [24, 12, 6], "validation": [8, 8, 8], "test": [8, 8, 8]}
+
+
+def test_standardised_by_the_training_set():
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) * 4 + 2
+    x[:, 1] = 5.0  # a feature that is always the same
+    y = Standardise(x)(x)
+    close(y.mean(0), [0, 0, 0], atol=1e-6)
+    close(y.std(0, correction=0), [1, 0, 1], rtol=1e-6)
+    images = torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8)
+    y = Standardise(images)(images)
+    close(y.mean((0, 2, 3)), [0, 0, 0], atol=1e-6)
+    close(y.std((0, 2, 3), correction=0), [1, 1, 1], rtol=1e-6)
+    words = torch.tensor([[3, 0]])
+    assert Standardise(words)(words) is words
+
+
+@pytest.fixture
+def images(tmp_path):
+    rng = np.random.default_rng(0)
+    targets = np.arange(30) % 2
+    inputs = rng.integers(0, 100, (30, 1, 32, 32)) + 100 * targets[:, None, None, None]
+    write_npz(tmp_path / "i.npz", Samples(inputs.astype(np.uint8), targets, ("dark", "light")))
+    return tmp_path / "i.npz"
+
+
+FLIP = {"target": "torchvision.transforms.v2.RandomHorizontalFlip"}
+
+
+@pytest.mark.parametrize(
+    ("network", "channels"),
+    [
+        ({"target": "segcal.adapters.pytorch.networks.SmallCNN", "args": {"widths": [4]}}, 1),
+        ({"target": "torchvision.models.resnet18"}, 3),
+        (
+            {
+                "target": "monai.networks.nets.ViT",
+                "args": {
+                    "img_size": [32, 32], "patch_size": 16, "classification": True,
+                    "hidden_size": 12, "mlp_dim": 12, "num_layers": 1, "num_heads": 2,
+                },
+            },
+            1,
+        ),
+    ],
+    ids=["small", "torchvision", "monai"],
+)  # fmt: skip
+def test_networks_of_images(tmp_path, images, network, channels):
+    path = write_config(tmp_path, images, network=network, recipe="ce",
+                        data={"channels": channels, "augment": [FLIP]})  # fmt: skip
+    experiment = load_experiment(path, ["training.epochs=1"])
+    network = build_network(experiment, load(experiment.data)).eval()
+    assert network(torch.zeros(2, channels, 32, 32)).shape == (2, 2)
+    if channels == 1:
+        assert run(path, "training.epochs=1").epochs == 1
+
+
+def test_a_network_of_colours_for_grey_images(tmp_path, images):
+    path = write_config(tmp_path, images, network={"target": "torchvision.models.resnet18"})
+    with pytest.raises(ValueError, match=r"for grey images in a network of colours set data\.chan"):
+        run(path)
+
+
+def test_every_image_is_turned_by_itself():
+    turned = Augment(Data(source="digits", augment=[FLIP]).augment)
+    torch.manual_seed(0)
+    image = torch.arange(4.0).view(1, 1, 2, 2)
+    found = turned(image.expand(40, -1, -1, -1))
+    flipped = (found[:, 0, 0, 0] == 1).sum()
+    assert 5 < flipped < 35
+    assert turned(image).shape == image.shape
+
+
+def test_networks_of_texts():
+    """Words beyond the end of a text are 0, whose vector is 0 and stays so."""
+    network = GPoolCNN(50, 4, embedding=8, widths=[6], kernel_size=3)
+    assert network(torch.randint(0, 50, (3, 9))).shape == (3, 4)
+    assert not network.embedding.weight[0].any()
+    assert SmallCNN(3, 5)(torch.zeros(2, 3, 9, 7)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", shipped("classify"))
+def test_shipped_experiments_fit(name):
+    experiment = load_experiment(name)
+    assert experiment.summary
+    assert "{recipe}" in experiment.output
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path, classes):
+    done = run(write_config(tmp_path, classes), "training.epochs=1")
+    with pytest.raises(ValueError, match="part: expected one of train"):
+        evaluate_classifier(done.folder, part="tests")
+    with pytest.raises(ValueError, match=r"none\.pt: no such file"):
+        evaluate_classifier(done.folder, checkpoint="none.pt")
+    (done.folder / "checkpoint_best.pt").write_bytes(b"half")
+    with pytest.raises(ValueError, match="not a whole checkpoint"):
+        evaluate_classifier(done.folder)
+    torch.save({"segcal": "0", "network": {}}, done.folder / "checkpoint_best.pt")
+    with pytest.raises(ValueError, match="not a checkpoint of this command"):
+        evaluate_classifier(done.folder)
+
+
+def test_predictions_are_kept(tmp_path, labels):
+    done = run(write_config(tmp_path, labels), "recipe=spa", "training.epochs=1")
+    tested = evaluate_classifier(done.folder, device="cpu")
+    tested.save(tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as kept, np.load(labels) as data:
+        assert kept["names"].tolist() == ["a", "b", "c"]
+        np.testing.assert_array_equal(kept["targets"], data["targets"][kept["index"]])
+        close(kept["probabilities_sigmoid"], torch.sigmoid(tested.logits), rtol=1e-5)
+        close(kept["probabilities_link"], tested.loss.probabilities(tested.logits), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "changes"),
+    [
+        ("cifar10", (3, 32, 32), []),
+        ("cifar10", (3, 32, 32), ["network.target=torchvision.models.vgg16_bn"]),
+        ("cifar10", (3, 32, 32), ["network.target=torchvision.models.efficientnet_b0"]),
+        ("medmnist", (3, 28, 28), []),
+        ("images", (3, 64, 64), []),
+        ("slices", (1, 64, 64), []),
+        ("digits", (1, 8, 8), []),
+        ("arff", (294,), []),
+        ("docstrings", (60,), []),
+        ("newsgroups", (500,), []),
+    ],
+)
+def test_networks_of_shipped_experiments(name, shape, changes):
+    experiment = load_experiment(name, changes)
+    words = name in ("docstrings", "newsgroups")
+    part = Part(
+        torch.zeros(2, *shape, dtype=torch.long if words else torch.float32),
+        torch.zeros(2, dtype=torch.long), torch.arange(2),
+    )  # fmt: skip
+    names = tuple("abcdefg")
+    network = build_network(experiment, Parted({"train": part}, names, False, 20000))
+    with torch.no_grad():
+        assert network.eval()(part.inputs).shape == (2, 7)

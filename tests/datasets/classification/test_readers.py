@@ -1,0 +1,329 @@
+"""Readers of data sets for classification."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from segcal.datasets.classification.archives import read_npz, write_npz
+from segcal.datasets.classification.arff import read_arff
+from segcal.datasets.classification.cifar import read_cifar10
+from segcal.datasets.classification.csv import read_csv
+from segcal.datasets.classification.images import read_images
+from segcal.datasets.classification.samples import Samples
+from segcal.datasets.classification.texts import read_docstrings, read_texts, words
+from tests.data_paths import real_data
+
+ARFF = """@relation music
+@attribute tempo numeric
+@attribute key numeric
+@attribute happy {0,1}
+@attribute sad {0,1}
+@data
+1.5,2,1,0
+-3,4e1,0,?
+"""
+
+
+class Trap:
+    """What a stranger's pickle could hold: loading it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return (Path.mkdir, (self.folder,))
+
+
+def test_labels_of_a_table_as_arff(tmp_path):
+    plain, packed = tmp_path / "music.arff", tmp_path / "music.arff.gz"
+    plain.write_text(ARFF)
+    packed.write_bytes(gzip.compress(ARFF.encode()))
+    xml = tmp_path / "music.xml"
+    xml.write_text(
+        '<?xml version="1.0"?><!-- of Mulan --><labels xmlns="http://mulan.sourceforge.net/labels">'
+        '<label name="happy"></label><label name="sad"></label></labels>'
+    )
+    for path, labels in ((plain, 2), (packed, ["happy", "sad"]), (packed, str(xml))):
+        read = read_arff(path, labels)
+        assert read.names == ("happy", "sad")
+        assert read.inputs.tolist() == [[1.5, 2.0], [-3.0, 40.0]]
+        assert read.targets.tolist() == [[1, 0], [0, -1]]
+
+
+def test_labels_in_the_first_columns(tmp_path):
+    path = tmp_path / "a.arff"
+    path.write_text("@relation a\n@attribute l numeric\n@attribute x numeric\n@data\n1,7\n0,8\n")
+    read = read_arff(path, -1)
+    assert (read.names, read.inputs.tolist()) == (("l",), [[7.0], [8.0]])
+    assert read.targets.tolist() == [[1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "message"),
+    [
+        (ARFF, 4, "labels 4 of 4 columns leave none"),
+        (ARFF, ["angry"], "has no column angry"),
+        (ARFF, ["sad"], "features that are no numbers: happy"),
+        (ARFF, ["key", "happy", "sad"], "label key: expected 0, 1 or"),
+        (ARFF.replace("1.5,2,1,0", "{0 1.5, 2 1}"), 2, "not an ARFF file of plain columns"),
+        ("tempo,key\n1,2\n", 1, "not an ARFF file"),
+    ],
+)
+def test_unfit_arff_is_refused(tmp_path, text, labels, message):
+    path = tmp_path / "music.arff"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_arff(path, labels)
+
+
+def test_xml_with_declarations_is_refused(tmp_path):
+    path, xml = tmp_path / "music.arff", tmp_path / "music.xml"
+    path.write_text(ARFF)
+    xml.write_text('<!DOCTYPE labels [<!ENTITY a "b">]><labels><label name="&a;"/></labels>')
+    with pytest.raises(ValueError, match="without declarations"):
+        read_arff(path, str(xml))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "features", "positive"),
+    [
+        ("emotions", 593, 72, [173, 166, 264, 148, 168, 189]),
+        ("scene", 2407, 294, [427, 364, 397, 433, 533, 431]),
+    ],
+)
+def test_published_tables(name, rows, features, positive):
+    read = read_arff(real_data("multilabel") / f"{name}.arff.gz", 6)
+    assert read.inputs.shape == (rows, features)
+    assert (read.targets == 1).sum(0).tolist() == positive
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,kind,y,use\n1,b,4,train\n2,a,5,test\n3,b,6,validation\n")
+    read = read_csv(path, "kind", part="use")
+    assert (read.names, read.targets.tolist()) == (("a", "b"), [1, 0, 1])
+    assert read.inputs.tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert read.parts.tolist() == [0, 2, 1]
+    path.write_text("x,l,m\n1,0,1\n2,,0\n")
+    read = read_csv(path, ["l", "m"])
+    assert (read.names, read.targets.tolist()) == (("l", "m"), [[0, 1], [-1, 0]])
+    for target, message in (("k", "has no column k"), ("m", "rows have no class|no column")):
+        path.write_text("x,l,m\n1,0,\n2,1,0\n")
+        with pytest.raises(ValueError, match=message):
+            read_csv(path, target)
+    path.write_text("x,l\nred,0\nblue,1\n")
+    with pytest.raises(ValueError, match="features that are numbers, got x"):
+        read_csv(path, "l")
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("labels", [1, 3])
+def test_medmnist(tmp_path, colour, labels):
+    rng = np.random.default_rng(0)
+    arrays, sizes = {}, {"train": 4, "val": 2, "test": 3}
+    for part, n in sizes.items():
+        arrays[f"{part}_images"] = rng.integers(
+            0, 256, (n, 8, 8, 3) if colour else (n, 8, 8), np.uint8
+        )
+        arrays[f"{part}_labels"] = np.arange(n * labels).reshape(n, labels) % 2
+    np.savez(tmp_path / "a.npz", **arrays)
+    read = read_npz(tmp_path / "a.npz")
+    assert read.parts.tolist() == [0] * 4 + [1] * 2 + [2] * 3
+    first = arrays["val_images"][0]
+    expected = first.transpose(2, 0, 1) if colour else first[None]
+    assert read.inputs.dtype == np.uint8
+    np.testing.assert_array_equal(read.inputs[4], expected)
+    assert read.multilabel == (labels == 3)
+    targets = np.concatenate([arrays[f"{part}_labels"] for part in sizes])
+    np.testing.assert_array_equal(read.targets.reshape(targets.shape), targets)
+
+
+def test_archive_round_trip(tmp_path):
+    given = Samples(
+        np.arange(24, dtype=np.uint8).reshape(3, 1, 2, 4),
+        np.array([[0, 1], [1, -1], [0, 0]], np.int8),
+        ("liver", "spleen"),
+        np.array([0, 2, -1]),
+        np.array([0, 1, 1]),
+    )
+    write_npz(tmp_path / "a.npz", given)
+    read = read_npz(tmp_path / "a.npz")
+    assert read.names == given.names
+    for key in ("inputs", "targets", "parts", "groups"):
+        np.testing.assert_array_equal(getattr(read, key), getattr(given, key))
+
+
+def test_nothing_in_an_archive_is_run(tmp_path):
+    trap = tmp_path / "sprung"
+    np.savez(
+        tmp_path / "a.npz", inputs=np.zeros((2, 1)), targets=np.array([Trap(trap)] * 2, object)
+    )
+    with pytest.raises(ValueError, match=r"not an \.npz of plain arrays"):
+        read_npz(tmp_path / "a.npz")
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros(3)}, "inputs and targets, got x"),
+        ({"inputs": np.zeros((2, 2, 2, 2, 2)), "targets": np.zeros(2)}, "expected numbers"),
+        (
+            {"inputs": np.zeros((2, 1)), "targets": np.arange(2), "parts": np.array(["a", "b"])},
+            "parts: expected train",
+        ),
+    ],
+)
+def test_unfit_archives_are_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        read_npz(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match=r"not an \.npz"):
+        read_npz(tmp_path / "none.npz")
+
+
+BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+
+
+def cifar(seed: int) -> tuple[np.ndarray, list[int]]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (2, 3072), np.uint8), [seed, 9 - seed]
+
+
+def python2_pickle(images: np.ndarray, labels: list[int]) -> bytes:
+    """The instructions that Python 2 wrote for a batch, protocol 2, by hand."""
+
+    def short(text: bytes) -> bytes:
+        return b"U" + bytes([len(text)]) + text
+
+    data = images.tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + short(b"b")
+        + b"\x87R(K\x01K\x02M\x00\x0c\x86cnumpy\ndtype\n" + short(b"u1") + b"K\x00K\x01\x87R(K\x03"
+        + short(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
+        + struct.pack("<I", len(data)) + data + b"tb"
+    )  # fmt: skip
+    numbers = b"](" + b"".join(b"K" + bytes([n]) for n in labels) + b"e"
+    entries = short(b"batch_label") + short(b"batch 1 of 5") + short(b"labels") + numbers
+    entries += short(b"data") + array + short(b"filenames") + b"](" + short(b"a.png") + b"e"
+    return b"\x80\x02}(" + entries + b"u."
+
+
+def test_the_pickle_by_hand_is_one():
+    images, labels = cifar(3)
+    content = pickle.loads(python2_pickle(images, labels), encoding="bytes")
+    assert content[b"labels"] == labels
+    np.testing.assert_array_equal(content[b"data"], images)
+
+
+@pytest.mark.parametrize("form", ["binary", "python 2", "python 3"])
+def test_cifar10(tmp_path, form):
+    for i, name in enumerate(BATCHES):
+        images, labels = cifar(i)
+        if form == "binary":
+            rows = np.concatenate([np.array(labels, np.uint8)[:, None], images], 1)
+            (tmp_path / f"{name}.bin").write_bytes(rows.tobytes())
+        elif form == "python 2":
+            (tmp_path / name).write_bytes(python2_pickle(images, labels))
+        else:
+            content = {b"batch_label": b"b", b"labels": labels, b"data": images, b"filenames": []}
+            (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
+    read = read_cifar10(tmp_path)
+    assert read.targets.tolist() == [c for i in range(6) for c in cifar(i)[1]]
+    assert read.parts.tolist() == [0] * 10 + [2] * 2
+    np.testing.assert_array_equal(read.inputs[4], cifar(2)[0][0].reshape(3, 32, 32))
+    assert read.names[3] == "cat"
+
+
+def test_pickles_of_strangers_are_not_run(tmp_path):
+    trap = tmp_path / "sprung"
+    for i, name in enumerate(BATCHES):
+        images, labels = cifar(i)
+        content = {b"batch_label": b"b", b"labels": [*labels, Trap(trap)], b"data": images}
+        (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
+    read_cifar10(tmp_path)
+    assert not trap.exists()
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(Trap(trap)))
+    with pytest.raises(ValueError, match="take the binary version"):
+        read_cifar10(tmp_path)
+    assert not trap.exists()
+
+
+def test_unfit_cifar10_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"expected data_batch_1\.bin"):
+        read_cifar10(tmp_path)
+    for name in BATCHES:
+        (tmp_path / f"{name}.bin").write_bytes(b"\x00" * 100)
+    with pytest.raises(ValueError, match="images of 3073 bytes, got 100"):
+        read_cifar10(tmp_path)
+
+
+def test_images_in_folders(tmp_path):
+    for part, (kind, value) in zip(
+        ("train", "train", "val", "test"), (("cat", 10), ("dog", 200), ("cat", 30), ("dog", 40)),
+        strict=True,
+    ):  # fmt: skip
+        folder = tmp_path / part / kind
+        folder.mkdir(parents=True)
+        Image.new("RGB", (7, 5), (value, 0, 0)).save(folder / "a.png")
+    read = read_images(tmp_path, (4, 6))
+    assert read.names == ("cat", "dog")
+    assert read.inputs.shape == (4, 3, 4, 6)
+    found = {(p, k, v) for p, k, v in zip(
+        read.parts.tolist(), read.targets.tolist(), read.inputs[:, 0, 0, 0].tolist(), strict=True
+    )}  # fmt: skip
+    assert found == {(0, 0, 10), (0, 1, 200), (1, 0, 30), (2, 1, 40)}
+    assert read_images(tmp_path / "train", 8, colour=False).parts is None
+    (tmp_path / "train" / "cat" / "b.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"b\.png: not an image"):
+        read_images(tmp_path, 8)
+    with pytest.raises(ValueError, match="found no image"):
+        read_images(tmp_path / "train" / "cat", 8)
+
+
+def test_words():
+    found = words(["The cat, the CAT-2 a", "dog"], vocabulary=100, length=4)
+    the, cat, dog = (1 + zlib.crc32(w) % 99 for w in (b"the", b"cat", b"dog"))
+    assert found.tolist() == [[the, cat, the, cat], [dog, 0, 0, 0]]
+
+
+def test_texts(tmp_path):
+    for part, kind, text in (
+        ("20news-bydate-train", "sci.med", "my heart"),
+        ("20news-bydate-train", "sci.space", "the moon"),
+        ("20news-bydate-test", "sci.med", "a doctor"),
+    ):
+        folder = tmp_path / part / kind
+        folder.mkdir(parents=True)
+        (folder / "1").write_bytes(text.encode() + b" \xff")
+    read = read_texts(tmp_path, length=3)
+    assert read.names == ("sci.med", "sci.space")
+    assert sorted(zip(read.parts.tolist(), read.targets.tolist(), strict=True)) == [
+        (0, 0), (0, 1), (2, 0)]  # fmt: skip
+    assert read_texts(tmp_path / "20news-bydate-train").parts is None
+    table = tmp_path / "t.csv"
+    table.write_text('text,label\n"the moon, again",b\nmy heart,a\n,a\n')
+    read = read_texts(table, length=3)
+    assert (read.names, read.targets.tolist()) == (("a", "b"), [1, 0])
+    with pytest.raises(ValueError, match="has no column topic"):
+        read_texts(table, target="topic")
+
+
+def test_docstrings_of_installed_packages():
+    read = read_docstrings(["segcal", "nibabel"], most=20, length=30)
+    assert read.names == ("nibabel", "segcal")
+    assert np.bincount(read.targets).tolist() == [20, 20]
+    numbers = {1 + zlib.crc32(w) % 19999 for w in (b"segcal", b"nibabel")}
+    assert not numbers & set(read.inputs.ravel().tolist())  # the names are taken out
+    again = read_docstrings(["segcal", "nibabel"], most=20, length=30)
+    np.testing.assert_array_equal(read.inputs, again.inputs)
+    with pytest.raises(ValueError, match="nothing_of_that_name is not installed"):
+        read_docstrings(["nothing_of_that_name"])
