@@ -9,6 +9,7 @@ from pathlib import Path
 import segcal
 from segcal.adapters.nnunet.discovery import ext_path
 from segcal.io.config import config_root, names
+from segcal.io.experiments import shipped
 from segcal.objective import build
 
 
@@ -18,11 +19,14 @@ def main() -> None:
         importlib.import_module(name)
     if Path(segcal.__file__).parent not in config_root().parents:
         raise SystemExit(f"configs come from {config_root()}, not from the installed package")
-    for kind in ("losses", "penalties", "recipes"):
+    for kind in ("losses", "penalties", "recipes", "multilabel"):
         if not names(kind):  # type: ignore[arg-type]
             raise SystemExit(f"no {kind} in {config_root()}")
     for recipe in names("recipes"):
         build(recipe, num_classes=4)
+    for kind in ("experiments", "classify", "studies"):
+        if not shipped(kind):
+            raise SystemExit(f"no {kind} in {config_root()}")
     if not list(ext_path().glob("*.py")):
         raise SystemExit(f"{ext_path()} is empty: nnU-Net would not find the trainers")
     print(f"{len(modules)} modules import from {Path(segcal.__file__).parent}")
