@@ -156,6 +156,44 @@ def test_a_loss_that_is_lost_stops_it(tmp_path, classes):
         run(path)
 
 
+def test_logits_that_are_lost_stop_it(tmp_path, classes):
+    """The last step of an epoch can lose what its loss did not show."""
+    path = write_config(tmp_path, classes, optimizer={"target": "torch.optim.SGD", "args": {
+        "lr": 1e30}}, recipe="ce", training={"batch_size": 72})  # fmt: skip
+    with pytest.raises(FloatingPointError, match="the logits of validation samples are not finite"):
+        run(path)
+
+
+PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+
+
+def test_a_plateau_is_one_of_the_metric(tmp_path, classes):
+    """The rate falls once, after the first epoch that is not better, and not before."""
+    args = {"mode": "max", "patience": 0, "factor": 0.5, "threshold": 0.0, "cooldown": 100}
+    path = write_config(tmp_path, classes, scheduler={"target": PLATEAU, "args": args})
+    done = run(path, "training.epochs=8")
+    records = EpochLog(done.folder).records()
+    value, worse = [r["accuracy"] for r in records], []
+    for i in range(1, 8):
+        worse.append(value[i] <= max(value[:i]))
+    first = worse.index(True) + 1
+    assert first > 1  # it did become better before
+    assert [r["lr"] for r in records] == [0.02] * (first + 1) + [0.01] * (7 - first)
+    for mode, metric, right in (("min", "accuracy", "max"), ("max", "nll", "min")):
+        with pytest.raises(ValueError, match=f"validation {metric}; set mode: {right}"):
+            run(path, f"scheduler.args.mode={mode}", f"training.metric={metric}",
+                f"output={tmp_path / mode}")  # fmt: skip
+
+
+def test_validation_samples_without_any_label_are_refused(tmp_path):
+    parts, targets = np.arange(30) % 3, np.ones((30, 2), np.int8)
+    targets[parts == 1] = 0
+    inputs = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    write_npz(tmp_path / "none.npz", Samples(inputs, targets, ("a", "b"), parts))
+    with pytest.raises(ValueError, match="no validation sample has a label"):
+        run(write_config(tmp_path, tmp_path / "none.npz"), "recipe=bce")
+
+
 def test_metric_that_chooses(tmp_path, labels, classes):
     done = run(write_config(tmp_path, labels), "recipe=bce", "training.metric=nll")
     assert done.metric == "nll"

@@ -126,6 +126,7 @@ class Experiment(Strict):
         terms: arguments of its terms, by name.
         optimizer: a class of torch.optim.
         scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
+            ReduceLROnPlateau is shown the metric that chooses the best epoch.
         training: see :class:`Training`.
         output: folder of the results; ``{recipe}`` and ``{seed}`` are replaced.
     """

@@ -122,6 +122,11 @@ class TrainingRun:
             (self.metric == "accuracy") == self.data.multilabel
         ):
             raise ValueError(f"training.metric: there is no {self.metric} of this data")
+        if self.data.multilabel and not (self.data.parts["validation"].targets == 1).any():
+            raise ValueError(
+                "data.split: no validation sample has a label, so no epoch is better than another; "
+                "give another seed or a larger share"
+            )
         self.parts = {name: part.to(self.device) for name, part in self.data.parts.items()}
         self.objective = build_objective(experiment, self.data).to(self.device)
         self.augment = Augment(experiment.data.augment)
@@ -136,6 +141,12 @@ class TrainingRun:
             self.scheduler = build_part(
                 experiment.scheduler, LRScheduler, "scheduler", optimizer=self.optimizer
             )
+            mode = "max" if self.metric in HIGHER_IS_BETTER else "min"
+            if isinstance(self.scheduler, ReduceLROnPlateau) and self.scheduler.mode != mode:
+                raise ValueError(
+                    f"scheduler: ReduceLROnPlateau is shown the validation {self.metric}; set mode: "
+                    f"{mode} in its arguments"
+                )
         self.epoch, self.best_epoch, self.best = 0, -1, float("-inf")
         self._drawn = time.monotonic()
         if checkpoint is not None:
@@ -227,7 +238,7 @@ class TrainingRun:
         value = outcome.metrics[self.metric]
         score = value if self.metric in HIGHER_IS_BETTER else -value
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(score)
+            self.scheduler.step(value)
         elif self.scheduler is not None:
             self.scheduler.step()
         record = {
@@ -286,6 +297,11 @@ class TrainingRun:
     def _validate(self) -> tuple[Outcome, dict[str, float], dict[str, DualStep]]:
         part = self.parts["validation"]
         logits = predict(self.network, part)
+        if not torch.isfinite(logits).all():
+            raise FloatingPointError(
+                f"the logits of validation samples are not finite in epoch {self.epoch}; lower the "
+                "learning rate"
+            )
         self.objective.eval()
         self.objective.start_pass()
         _, terms = self.objective.evaluate(logits, part.targets)
