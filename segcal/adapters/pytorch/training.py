@@ -144,8 +144,8 @@ class TrainingRun:
             mode = "max" if self.metric in HIGHER_IS_BETTER else "min"
             if isinstance(self.scheduler, ReduceLROnPlateau) and self.scheduler.mode != mode:
                 raise ValueError(
-                    f"scheduler: ReduceLROnPlateau is shown the validation {self.metric}; set mode: "
-                    f"{mode} in its arguments"
+                    f"scheduler: ReduceLROnPlateau is shown the validation {self.metric}; set "
+                    f"mode: {mode} in its arguments"
                 )
         self.epoch, self.best_epoch, self.best = 0, -1, float("-inf")
         self._drawn = time.monotonic()

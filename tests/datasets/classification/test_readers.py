@@ -180,6 +180,15 @@ def test_nothing_in_an_archive_is_run(tmp_path):
             {"inputs": np.zeros((2, 1)), "targets": np.arange(2), "parts": np.array(["a", "b"])},
             "parts: expected train",
         ),
+        ({"inputs": np.zeros((2, 1)), "targets": np.array([0.5, 1])}, "expected whole numbers"),
+        (
+            {"inputs": np.zeros((2, 1)), "targets": np.array([[0, 1], [np.nan, 1]])},
+            "expected whole numbers",
+        ),
+        ({"inputs": np.zeros((2, 1)), "targets": np.array([["a"], ["b"]])}, "whole numbers"),
+        ({"inputs": np.zeros((2, 1)), "targets": np.zeros((2, 1, 1))}, r"\(2, 1, 1\)"),
+        ({"inputs": np.zeros((2, 1)), "targets": np.array([[256], [1]])}, "targets 0, 1 or -1"),
+        ({"inputs": np.zeros((2, 1)), "targets": np.array([[255], [1]])}, "targets 0, 1 or -1"),
     ],
 )
 def test_unfit_archives_are_refused(tmp_path, arrays, message):
@@ -284,6 +293,10 @@ def test_images_in_folders(tmp_path):
     assert read_images(tmp_path / "train", 8, colour=False).parts is None
     (tmp_path / "train" / "cat" / "b.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"b\.png: not an image"):
+        read_images(tmp_path, 8)
+    deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    Image.fromarray(deep).save(tmp_path / "train" / "cat" / "b.png")
+    with pytest.raises(ValueError, match=r"b\.png: .*more than 8 bits"):
         read_images(tmp_path, 8)
     with pytest.raises(ValueError, match="found no image"):
         read_images(tmp_path / "train" / "cat", 8)
