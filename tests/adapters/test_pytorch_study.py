@@ -161,6 +161,8 @@ def test_several_processes_find_the_same(study):
         (["sets.clouds.recipes=[bce]"], "sets.clouds, bce: "),
         (["sets.halves.recipes=[ce]"], "sets.halves, ce: recipe: ce is of classes"),
         (["recipes=[ce, ce]"], "name each once"),
+        (["terms.calls.cals.margin=3"], "terms: no recipe, penalty or loss is called 'calls'"),
+        (["terms.cals.calls.margin=3"], "sets.clouds, cals: .*has no term calls"),
         (["seed=[3]"], "seed: unknown; there are summary, sets"),
     ],
 )

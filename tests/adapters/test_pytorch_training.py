@@ -218,6 +218,8 @@ def test_metric_that_chooses(tmp_path, labels, classes):
         (["training.epoch=3"], "training.epoch: unknown; there are epochs"),
         (["optimizer.target=torch.nn.Linear"], "is not a torch.optim"),
         (["network.args.hiden=[3]"], "takes no hiden"),
+        (["network.target=torch.pi"], r"network: torch\.pi is not a torch\.nn"),
+        (["network.target=torch.add"], r"network: torch\.add is not a torch\.nn"),
         (["network.target=builtins.eval"], "only targets below"),
         (["data.split.test=0.001"], "no sample for test"),
     ],
@@ -278,6 +280,7 @@ FLIP = {"target": "torchvision.transforms.v2.RandomHorizontalFlip"}
                 "args": {
                     "img_size": [32, 32], "patch_size": 16, "classification": True,
                     "hidden_size": 12, "mlp_dim": 12, "num_layers": 1, "num_heads": 2,
+                    "post_activation": "none",
                 },
             },
             1,
@@ -293,6 +296,19 @@ def test_networks_of_images(tmp_path, images, network, channels):
     assert network(torch.zeros(2, channels, 32, 32)).shape == (2, 2)
     if channels == 1:
         assert run(path, "training.epochs=1").epochs == 1
+
+
+def test_a_network_whose_outputs_have_bounds(tmp_path, images):
+    """MONAI's ViT ends with tanh unless it is told not to: no confidence above e^2 : 1."""
+    vit = {
+        "img_size": [32, 32], "patch_size": 16, "classification": True, "hidden_size": 12,
+        "mlp_dim": 12, "num_layers": 1, "num_heads": 2,
+    }  # fmt: skip
+    path = write_config(tmp_path, images, recipe="ce", data={"channels": 1},
+                        network={"target": "monai.networks.nets.ViT", "args": vit})  # fmt: skip
+    with pytest.raises(ValueError, match=r"network: ends with Tanh.*post_activation: none"):
+        run(path)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_network_of_colours_for_grey_images(tmp_path, images):

@@ -52,6 +52,8 @@ MUST_BE_SAME: Mapping[str, Sequence[str]] = {
     "training": ("epochs", "early_stop", "device"),
 }
 """Parts of an experiment that a resumed training may not change, but for these of their keys."""
+BOUNDED = (nn.Tanh, nn.Sigmoid, nn.Softmax)
+"""Modules whose outputs are no logits."""
 FIGURE_SECONDS = 20.0
 """The figure of a training is drawn anew no more often than this, and at the end."""
 EVALUATED_AT_ONCE = 1024
@@ -158,8 +160,14 @@ class TrainingRun:
         """Raise ValueError unless logits come out, in both modes, that the loss can take."""
         few, targets = self.parts["train"].inputs[:2], self.parts["train"].targets[:2]
         expected = (len(few), len(self.data.names))
+        bounded: list[tuple[str, Any]] = []
         for training in (False, True):
             trial = copy.deepcopy(self.network).train(training)  # batch norm keeps what it sees
+            for module in trial.modules():
+                if isinstance(module, BOUNDED):
+                    module.register_forward_hook(
+                        lambda module, _, out: bounded.append((type(module).__name__, out))
+                    )
             try:
                 output = trial(self.augment(few))
             except (RuntimeError, ValueError, TypeError) as error:
@@ -172,6 +180,11 @@ class TrainingRun:
                 raise ValueError(
                     f"network: expected logits {expected} for inputs {tuple(few.shape)}, got "
                     f"{shape}; say how many classes there are in its arguments"
+                )
+            if ends := [name for name, out in bounded if out is output]:
+                raise ValueError(
+                    f"network: ends with {ends[0]}, by which its outputs have bounds that logits "
+                    "have not; leave it out (of MONAI's ViT: post_activation: none)"
                 )
         try:
             self.objective.evaluate(output.float(), targets)
