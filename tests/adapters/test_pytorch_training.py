@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from segcal.adapters.pytorch import data as data_module
 from segcal.adapters.pytorch.data import Augment, Part, Parted, load
 from segcal.adapters.pytorch.experiment import Data, load_experiment
 from segcal.adapters.pytorch.networks import GPoolCNN, SmallCNN, Standardise
@@ -356,6 +357,22 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path, classes):
         evaluate_classifier(done.folder)
 
 
+def test_data_that_have_changed_are_refused(tmp_path, classes):
+    """More samples draw other parts: some that were trained on would be tested."""
+    path = write_config(tmp_path, classes)
+    done = run(path, "training.epochs=1")
+    write_classes(classes, n=150)
+    data_module._load.cache_clear()  # as in a new process
+    with pytest.raises(ValueError, match=r"checkpoint_best\.pt: was trained when its data set"):
+        evaluate_classifier(done.folder)
+    with pytest.raises(ValueError, match=r"checkpoint_last\.pt: was trained when its data set"):
+        run(path, "training.epochs=2", resume=True)
+    write_classes(classes)
+    data_module._load.cache_clear()
+    assert len(evaluate_classifier(done.folder).part) == 24
+    assert run(path, "training.epochs=2", resume=True).epochs == 2
+
+
 def test_predictions_are_kept(tmp_path, labels):
     done = run(write_config(tmp_path, labels), "recipe=spa", "training.epochs=1")
     tested = evaluate_classifier(done.folder, device="cpu")
@@ -390,6 +407,6 @@ def test_networks_of_shipped_experiments(name, shape, changes):
         torch.zeros(2, dtype=torch.long), torch.arange(2),
     )  # fmt: skip
     names = tuple("abcdefg")
-    network = build_network(experiment, Parted({"train": part}, names, False, 20000))
+    network = build_network(experiment, Parted({"train": part}, names, False, 20000, 0))
     with torch.no_grad():
         assert network.eval()(part.inputs).shape == (2, 7)

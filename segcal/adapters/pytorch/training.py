@@ -40,7 +40,7 @@ from segcal.reporting.progress import FIGURE_NAME, plot_progress
 
 RUN_NAME = "run.json"
 LIBRARIES = ("segcal", "torch", "numpy", "scipy")
-KEYS = ("experiment", "network", "objective", "names")
+KEYS = ("experiment", "network", "objective", "data", "epoch")
 """What a checkpoint of a classifier has at least."""
 MUST_BE_SAME: Mapping[str, Sequence[str]] = {
     "data": (),
@@ -119,6 +119,8 @@ class TrainingRun:
                     f"training.epochs {settings.epochs}; choose another output"
                 )
         self.data = load(experiment.data)
+        if checkpoint is not None:
+            check_data(checkpoint, self.data, last)
         self.metric = settings.metric or ("map_class" if self.data.multilabel else "accuracy")
         if (self.metric in HIGHER_IS_BETTER) and (
             (self.metric == "accuracy") == self.data.multilabel
@@ -340,7 +342,7 @@ class TrainingRun:
     def _state_dict(self) -> dict[str, Any]:
         return {
             "experiment": self.experiment.model_dump(mode="json"),
-            "names": list(self.data.names),
+            "data": self.data.checksum,
             "epoch": self.epoch,
             "best": self.best,
             "best_epoch": self.best_epoch,
@@ -443,6 +445,18 @@ def _frequencies(data: Parted) -> dict[str, int]:
     counts = data.counts()[0] if data.multilabel else torch.bincount(
         targets, minlength=len(data.names))  # fmt: skip
     return dict(zip(data.names, counts.tolist(), strict=True))
+
+
+def check_data(content: Mapping[str, Any], data: Parted, path: Path) -> None:
+    """Raise ValueError unless a checkpoint's samples and their parts are those of the data.
+
+    With others, what was trained on could be tested on.
+    """
+    if content["data"] != data.checksum:
+        raise ValueError(
+            f"{path}: was trained when its data set had other samples, targets or parts; bring "
+            "back the files it was trained on, or train anew"
+        )
 
 
 def _check_same(content: dict[str, Any], experiment: Experiment, path: Path) -> None:
