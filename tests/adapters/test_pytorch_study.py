@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 from segcal.adapters.pytorch.study import cells, check, load_study, run_cells, run_of
@@ -138,6 +139,17 @@ def test_a_training_that_fails_does_not_stop_the_others(study):
     reasons = [why for _, why in run_cells([first, found[1]], 1)]
     assert reasons[0].startswith("the loss is nan in epoch 0")
     assert reasons[1] == ""
+
+
+def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
+    found = cells(load_study(study))[:2]
+
+    def full(cell):
+        if cell == found[0]:
+            raise torch.OutOfMemoryError("2 GiB more")
+
+    monkeypatch.setattr("segcal.adapters.pytorch.study.run_cell", full)
+    assert [why for _, why in run_cells(found, 1)] == ["OutOfMemoryError: 2 GiB more", ""]
 
 
 @pytest.mark.slow

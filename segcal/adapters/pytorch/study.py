@@ -230,6 +230,8 @@ def _run_safely(cell: Cell) -> str:
         run_cell(cell)
     except (ValueError, FloatingPointError) as error:
         return str(error)
+    except (RuntimeError, OSError) as error:  # out of memory, a full disk
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
