@@ -124,6 +124,19 @@ def test_every_loss_of_labels(tmp_path, labels, recipe):
     assert bool(tested.notes()) == ("sigmoid" in tested.outcomes and bool(tested.loss.no_posterior))
 
 
+def test_validation_terms_are_of_batches_as_those_of_training(tmp_path, labels):
+    """The sums of a two-way loss run over the samples of a batch; more samples have larger ones."""
+    path = write_config(tmp_path, labels, training={"batch_size": 10})
+    done = run(path, "recipe=two_way", "training.epochs=1")
+    tested = evaluate_classifier(done.folder, device="cpu", part="validation")
+    expected = sum(
+        len(y) / 24 * tested.loss(x, y)
+        for x, y in zip(tested.logits.split(10), tested.part.targets.split(10), strict=True)
+    )
+    (record,) = EpochLog(done.folder).records()
+    close(record["val"]["two_way"], expected, rtol=1e-6)
+
+
 def test_frequencies_are_those_of_the_training_samples(tmp_path, labels):
     experiment = load_experiment(write_config(tmp_path, labels), ["recipe=bce_balanced"])
     training = TrainingRun(experiment)

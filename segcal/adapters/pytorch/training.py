@@ -303,8 +303,7 @@ class TrainingRun:
             if settings.clip_grad is not None:
                 nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip_grad)
             self.optimizer.step()
-            for name, value in values.items():
-                sums[name] = sums.get(name, 0.0) + float(value) * len(targets)
+            _add(sums, values, len(targets))
             count += len(targets)
         return {name: value / count for name, value in sums.items()}
 
@@ -319,14 +318,17 @@ class TrainingRun:
             )
         self.objective.eval()
         self.objective.start_pass()
-        _, terms = self.objective.evaluate(logits, part.targets)
+        terms: dict[str, float] = {}
+        size = self.experiment.training.batch_size  # pairs of samples count: batches as in training
+        for x, y in zip(torch.split(logits, size), torch.split(part.targets, size), strict=True):
+            _add(terms, self.objective.evaluate(x, y)[1], len(y) / len(part))
         self.objective.observe(logits, part.targets)
         steps = self.objective.dual_step()
         outcomes = measure(
             logits.cpu(), part.targets.cpu(), self.data.names, label_loss(self.objective)
         )
         outcome = list(outcomes.values())[-1]  # the posterior, where the loss has one
-        return outcome, {name: float(value) for name, value in terms.items()}, steps
+        return outcome, terms, steps
 
     def _draw(self) -> None:
         records = EpochLog(self.folder).records()
@@ -360,6 +362,11 @@ class TrainingRun:
         self.optimizer.load_state_dict(content["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(content["scheduler"])
+
+
+def _add(sums: dict[str, float], values: Mapping[str, Tensor], weight: float) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + float(value) * weight
 
 
 @torch.no_grad()
