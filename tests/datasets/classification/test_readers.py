@@ -72,6 +72,9 @@ def test_labels_in_the_first_columns(tmp_path):
         (ARFF, 4, "labels 4 of 4 columns leave none"),
         (ARFF, ["angry"], "has no column angry"),
         (ARFF, ["sad"], "features that are no numbers: happy"),
+        (ARFF, [], "music.arff: labels: expected names, .* got 0 of 4"),
+        (ARFF, ["happy", "happy"], "expected names, each once"),
+        (ARFF, ["tempo", "key", "happy", "sad"], "that leave features; got 4 of 4"),
         (ARFF, ["key", "happy", "sad"], "label key: expected 0, 1 or"),
         (ARFF.replace("1.5,2,1,0", "{0 1.5, 2 1}"), 2, "not an ARFF file of plain columns"),
         ("tempo,key\n1,2\n", 1, "not an ARFF file"),
@@ -122,6 +125,11 @@ def test_csv(tmp_path):
     path.write_text("x,l\nred,0\nblue,1\n")
     with pytest.raises(ValueError, match="features that are numbers, got x"):
         read_csv(path, "l")
+    packed = tmp_path / "half.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes())[:-12])
+    for read in (read_csv, read_texts):
+        with pytest.raises(ValueError, match=r"half\.csv\.gz: cannot be read as CSV"):
+            read(packed, target="l")
 
 
 @pytest.mark.parametrize("colour", [False, True])
