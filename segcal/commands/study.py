@@ -20,7 +20,7 @@ def study(
         str,
         typer.Argument(
             help="The study: a YAML file, or the name of one that comes with segcal (digits, "
-            "multilabel, slices, texts)."
+            "docstrings, multilabel, slices, cifar10)."
         ),
     ] = "digits",
     settings: Settings = None,

@@ -247,7 +247,11 @@ def hands_on(what: Any) -> bool:
     """Whether this is a function that hands arguments on to another that it does not name."""
     if inspect.isclass(what):
         return False
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(what).parameters.values())
+    try:
+        parameters = inspect.signature(what).parameters.values()
+    except (TypeError, ValueError):  # nothing that can be called, or not written in Python
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _path(kind: Kind, name: str) -> Path:

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 from segcal.adapters.pytorch.study import cells, check, load_study, run_cells, run_of
@@ -140,6 +141,17 @@ def test_a_training_that_fails_does_not_stop_the_others(study):
     assert reasons[1] == ""
 
 
+def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
+    found = cells(load_study(study))[:2]
+
+    def full(cell):
+        if cell == found[0]:
+            raise torch.OutOfMemoryError("2 GiB more")
+
+    monkeypatch.setattr("segcal.adapters.pytorch.study.run_cell", full)
+    assert [why for _, why in run_cells(found, 1)] == ["OutOfMemoryError: 2 GiB more", ""]
+
+
 @pytest.mark.slow
 def test_several_processes_find_the_same(study):
     found = cells(load_study(study))[:2]
@@ -161,6 +173,8 @@ def test_several_processes_find_the_same(study):
         (["sets.clouds.recipes=[bce]"], "sets.clouds, bce: "),
         (["sets.halves.recipes=[ce]"], "sets.halves, ce: recipe: ce is of classes"),
         (["recipes=[ce, ce]"], "name each once"),
+        (["terms.calls.cals.margin=3"], "terms: no recipe, penalty or loss is called 'calls'"),
+        (["terms.cals.calls.margin=3"], "sets.clouds, cals: .*has no term calls"),
         (["seed=[3]"], "seed: unknown; there are summary, sets"),
     ],
 )

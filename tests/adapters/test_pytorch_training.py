@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from segcal.adapters.pytorch import data as data_module
 from segcal.adapters.pytorch.data import Augment, Part, Parted, load
 from segcal.adapters.pytorch.experiment import Data, load_experiment
 from segcal.adapters.pytorch.networks import GPoolCNN, SmallCNN, Standardise
@@ -123,6 +124,19 @@ def test_every_loss_of_labels(tmp_path, labels, recipe):
     assert bool(tested.notes()) == ("sigmoid" in tested.outcomes and bool(tested.loss.no_posterior))
 
 
+def test_validation_terms_are_of_batches_as_those_of_training(tmp_path, labels):
+    """The sums of a two-way loss run over the samples of a batch; more samples have larger ones."""
+    path = write_config(tmp_path, labels, training={"batch_size": 10})
+    done = run(path, "recipe=two_way", "training.epochs=1")
+    tested = evaluate_classifier(done.folder, device="cpu", part="validation")
+    expected = sum(
+        len(y) / 24 * tested.loss(x, y)
+        for x, y in zip(tested.logits.split(10), tested.part.targets.split(10), strict=True)
+    )
+    (record,) = EpochLog(done.folder).records()
+    close(record["val"]["two_way"], expected, rtol=1e-6)
+
+
 def test_frequencies_are_those_of_the_training_samples(tmp_path, labels):
     experiment = load_experiment(write_config(tmp_path, labels), ["recipe=bce_balanced"])
     training = TrainingRun(experiment)
@@ -156,6 +170,44 @@ def test_a_loss_that_is_lost_stops_it(tmp_path, classes):
         run(path)
 
 
+def test_logits_that_are_lost_stop_it(tmp_path, classes):
+    """The last step of an epoch can lose what its loss did not show."""
+    path = write_config(tmp_path, classes, optimizer={"target": "torch.optim.SGD", "args": {
+        "lr": 1e30}}, recipe="ce", training={"batch_size": 72})  # fmt: skip
+    with pytest.raises(FloatingPointError, match="the logits of validation samples are not finite"):
+        run(path)
+
+
+PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
+
+
+def test_a_plateau_is_one_of_the_metric(tmp_path, classes):
+    """The rate falls once, after the first epoch that is not better, and not before."""
+    args = {"mode": "max", "patience": 0, "factor": 0.5, "threshold": 0.0, "cooldown": 100}
+    path = write_config(tmp_path, classes, scheduler={"target": PLATEAU, "args": args})
+    done = run(path, "training.epochs=8")
+    records = EpochLog(done.folder).records()
+    value, worse = [r["accuracy"] for r in records], []
+    for i in range(1, 8):
+        worse.append(value[i] <= max(value[:i]))
+    first = worse.index(True) + 1
+    assert first > 1  # it did become better before
+    assert [r["lr"] for r in records] == [0.02] * (first + 1) + [0.01] * (7 - first)
+    for mode, metric, right in (("min", "accuracy", "max"), ("max", "nll", "min")):
+        with pytest.raises(ValueError, match=f"validation {metric}; set mode: {right}"):
+            run(path, f"scheduler.args.mode={mode}", f"training.metric={metric}",
+                f"output={tmp_path / mode}")  # fmt: skip
+
+
+def test_validation_samples_without_any_label_are_refused(tmp_path):
+    parts, targets = np.arange(30) % 3, np.ones((30, 2), np.int8)
+    targets[parts == 1] = 0
+    inputs = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    write_npz(tmp_path / "none.npz", Samples(inputs, targets, ("a", "b"), parts))
+    with pytest.raises(ValueError, match="no validation sample has a label"):
+        run(write_config(tmp_path, tmp_path / "none.npz"), "recipe=bce")
+
+
 def test_metric_that_chooses(tmp_path, labels, classes):
     done = run(write_config(tmp_path, labels), "recipe=bce", "training.metric=nll")
     assert done.metric == "nll"
@@ -180,6 +232,8 @@ def test_metric_that_chooses(tmp_path, labels, classes):
         (["training.epoch=3"], "training.epoch: unknown; there are epochs"),
         (["optimizer.target=torch.nn.Linear"], "is not a torch.optim"),
         (["network.args.hiden=[3]"], "takes no hiden"),
+        (["network.target=torch.pi"], r"network: torch\.pi is not a torch\.nn"),
+        (["network.target=torch.add"], r"network: torch\.add is not a torch\.nn"),
         (["network.target=builtins.eval"], "only targets below"),
         (["data.split.test=0.001"], "no sample for test"),
     ],
@@ -240,6 +294,7 @@ FLIP = {"target": "torchvision.transforms.v2.RandomHorizontalFlip"}
                 "args": {
                     "img_size": [32, 32], "patch_size": 16, "classification": True,
                     "hidden_size": 12, "mlp_dim": 12, "num_layers": 1, "num_heads": 2,
+                    "post_activation": "none",
                 },
             },
             1,
@@ -255,6 +310,19 @@ def test_networks_of_images(tmp_path, images, network, channels):
     assert network(torch.zeros(2, channels, 32, 32)).shape == (2, 2)
     if channels == 1:
         assert run(path, "training.epochs=1").epochs == 1
+
+
+def test_a_network_whose_outputs_have_bounds(tmp_path, images):
+    """MONAI's ViT ends with tanh unless it is told not to: no confidence above e^2 : 1."""
+    vit = {
+        "img_size": [32, 32], "patch_size": 16, "classification": True, "hidden_size": 12,
+        "mlp_dim": 12, "num_layers": 1, "num_heads": 2,
+    }  # fmt: skip
+    path = write_config(tmp_path, images, recipe="ce", data={"channels": 1},
+                        network={"target": "monai.networks.nets.ViT", "args": vit})  # fmt: skip
+    with pytest.raises(ValueError, match=r"network: ends with Tanh.*post_activation: none"):
+        run(path)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_network_of_colours_for_grey_images(tmp_path, images):
@@ -302,6 +370,22 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path, classes):
         evaluate_classifier(done.folder)
 
 
+def test_data_that_have_changed_are_refused(tmp_path, classes):
+    """More samples draw other parts: some that were trained on would be tested."""
+    path = write_config(tmp_path, classes)
+    done = run(path, "training.epochs=1")
+    write_classes(classes, n=150)
+    data_module._load.cache_clear()  # as in a new process
+    with pytest.raises(ValueError, match=r"checkpoint_best\.pt: was trained when its data set"):
+        evaluate_classifier(done.folder)
+    with pytest.raises(ValueError, match=r"checkpoint_last\.pt: was trained when its data set"):
+        run(path, "training.epochs=2", resume=True)
+    write_classes(classes)
+    data_module._load.cache_clear()
+    assert len(evaluate_classifier(done.folder).part) == 24
+    assert run(path, "training.epochs=2", resume=True).epochs == 2
+
+
 def test_predictions_are_kept(tmp_path, labels):
     done = run(write_config(tmp_path, labels), "recipe=spa", "training.epochs=1")
     tested = evaluate_classifier(done.folder, device="cpu")
@@ -336,6 +420,6 @@ def test_networks_of_shipped_experiments(name, shape, changes):
         torch.zeros(2, dtype=torch.long), torch.arange(2),
     )  # fmt: skip
     names = tuple("abcdefg")
-    network = build_network(experiment, Parted({"train": part}, names, False, 20000))
+    network = build_network(experiment, Parted({"train": part}, names, False, 20000, 0))
     with torch.no_grad():
         assert network.eval()(part.inputs).shape == (2, 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,12 +68,14 @@ class Parted:
         names: of the classes or labels.
         multilabel: whether a sample may have several.
         num_words: of the vocabulary, of texts.
+        checksum: of which samples train, validate and test, names, targets, and words.
     """
 
     parts: Mapping[str, Part]
     names: tuple[str, ...]
     multilabel: bool
     num_words: int | None
+    checksum: int
 
     def counts(self) -> tuple[Tensor, Tensor]:
         """How many training samples have each label, and how many lack it."""
@@ -120,7 +123,18 @@ def _load(settings: str) -> Parted:
             inputs, torch.from_numpy(part.targets.astype(np.int64)), torch.from_numpy(index)
         )
     words = int(samples.inputs.max()) + 1 if samples.inputs.dtype == np.int64 else None
-    return Parted(parts, samples.names, samples.multilabel, words)
+    return Parted(parts, samples.names, samples.multilabel, words, _checksum(parts, samples.names))
+
+
+def _checksum(parts: Mapping[str, Part], names: tuple[str, ...]) -> int:
+    """Values of images are left out: libraries decode and scale them with small differences."""
+    found = zlib.crc32(repr(names).encode())
+    for part in parts.values():
+        inputs = part.inputs if part.inputs.dtype == torch.int64 else part.inputs[:0]
+        found = zlib.crc32(repr(tuple(part.inputs.shape)).encode(), found)
+        for values in (part.index, part.targets, inputs):
+            found = zlib.crc32(values.numpy().tobytes(), found)
+    return found
 
 
 def _with_channels(images: Tensor, channels: int) -> Tensor:

@@ -112,6 +112,15 @@ class Training(Strict):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
 
 
+def check_recipe(name: str) -> None:
+    """Raise ValueError unless there is a loss of classes or of labels of that name."""
+    if name not in names("multilabel"):
+        try:
+            load_objective(name)
+        except ValueError as error:
+            raise ValueError(f"{error}; of labels {', '.join(names('multilabel'))}") from None
+
+
 class Experiment(Strict):
     """All about a training.
 
@@ -126,6 +135,7 @@ class Experiment(Strict):
         terms: arguments of its terms, by name.
         optimizer: a class of torch.optim.
         scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
+            ReduceLROnPlateau is shown the metric that chooses the best epoch.
         training: see :class:`Training`.
         output: folder of the results; ``{recipe}`` and ``{seed}`` are replaced.
     """
@@ -143,11 +153,7 @@ class Experiment(Strict):
     @field_validator("recipe")
     @classmethod
     def _known_recipe(cls, value: str) -> str:
-        if value not in names("multilabel"):
-            try:
-                load_objective(value)
-            except ValueError as error:
-                raise ValueError(f"{error}; of labels {', '.join(names('multilabel'))}") from None
+        check_recipe(value)
         return value
 
     @property

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from segcal.adapters.pytorch.data import load
 from segcal.adapters.pytorch.experiment import KIND as EXPERIMENTS
-from segcal.adapters.pytorch.experiment import Experiment
+from segcal.adapters.pytorch.experiment import Experiment, check_recipe
 from segcal.adapters.pytorch.testing import evaluate_classifier
 from segcal.adapters.pytorch.training import TrainingRun, build_objective
 from segcal.evaluation.classification import record
@@ -72,6 +72,13 @@ class Study(Strict):
     terms: dict[str, dict[str, dict[str, Any]]] = Field(default={})
     changes: dict[str, Any] = Field(default={})
     output: str
+
+    @field_validator("terms")
+    @classmethod
+    def _recipes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for recipe in value:  # those that this study leaves out may be there, misspelt ones not
+            check_recipe(recipe)
+        return value
 
     @field_validator("sets")
     @classmethod
@@ -223,6 +230,8 @@ def _run_safely(cell: Cell) -> str:
         run_cell(cell)
     except (ValueError, FloatingPointError) as error:
         return str(error)
+    except (RuntimeError, OSError) as error:  # out of memory, a full disk
+        return f"{type(error).__name__}: {error}"
     return ""
 
 

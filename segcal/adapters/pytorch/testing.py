@@ -15,6 +15,7 @@ from segcal.adapters.pytorch.training import (
     KEYS,
     build_network,
     build_objective,
+    check_data,
     choose_device,
     label_loss,
     predict,
@@ -95,11 +96,7 @@ def evaluate_classifier(
     content = read_checkpoint(path, KEYS)
     experiment = validated(content["experiment"], Experiment, str(path))
     data = load(experiment.data)
-    if list(data.names) != content["names"]:
-        raise ValueError(
-            f"{path}: was trained on {', '.join(content['names'])}, and the data have "
-            f"{', '.join(data.names)}"
-        )
+    check_data(content, data, path)
     network, objective = build_network(experiment, data), build_objective(experiment, data)
     network.load_state_dict(content["network"])
     objective.load_state_dict(content["objective"])

@@ -40,7 +40,7 @@ from segcal.reporting.progress import FIGURE_NAME, plot_progress
 
 RUN_NAME = "run.json"
 LIBRARIES = ("segcal", "torch", "numpy", "scipy")
-KEYS = ("experiment", "network", "objective", "names")
+KEYS = ("experiment", "network", "objective", "data", "epoch")
 """What a checkpoint of a classifier has at least."""
 MUST_BE_SAME: Mapping[str, Sequence[str]] = {
     "data": (),
@@ -52,6 +52,8 @@ MUST_BE_SAME: Mapping[str, Sequence[str]] = {
     "training": ("epochs", "early_stop", "device"),
 }
 """Parts of an experiment that a resumed training may not change, but for these of their keys."""
+BOUNDED = (nn.Tanh, nn.Sigmoid, nn.Softmax)
+"""Modules whose outputs are no logits."""
 FIGURE_SECONDS = 20.0
 """The figure of a training is drawn anew no more often than this, and at the end."""
 EVALUATED_AT_ONCE = 1024
@@ -117,11 +119,18 @@ class TrainingRun:
                     f"training.epochs {settings.epochs}; choose another output"
                 )
         self.data = load(experiment.data)
+        if checkpoint is not None:
+            check_data(checkpoint, self.data, last)
         self.metric = settings.metric or ("map_class" if self.data.multilabel else "accuracy")
         if (self.metric in HIGHER_IS_BETTER) and (
             (self.metric == "accuracy") == self.data.multilabel
         ):
             raise ValueError(f"training.metric: there is no {self.metric} of this data")
+        if self.data.multilabel and not (self.data.parts["validation"].targets == 1).any():
+            raise ValueError(
+                "data.split: no validation sample has a label, so no epoch is better than another; "
+                "give another seed or a larger share"
+            )
         self.parts = {name: part.to(self.device) for name, part in self.data.parts.items()}
         self.objective = build_objective(experiment, self.data).to(self.device)
         self.augment = Augment(experiment.data.augment)
@@ -136,6 +145,12 @@ class TrainingRun:
             self.scheduler = build_part(
                 experiment.scheduler, LRScheduler, "scheduler", optimizer=self.optimizer
             )
+            mode = "max" if self.metric in HIGHER_IS_BETTER else "min"
+            if isinstance(self.scheduler, ReduceLROnPlateau) and self.scheduler.mode != mode:
+                raise ValueError(
+                    f"scheduler: ReduceLROnPlateau is shown the validation {self.metric}; set "
+                    f"mode: {mode} in its arguments"
+                )
         self.epoch, self.best_epoch, self.best = 0, -1, float("-inf")
         self._drawn = time.monotonic()
         if checkpoint is not None:
@@ -147,8 +162,14 @@ class TrainingRun:
         """Raise ValueError unless logits come out, in both modes, that the loss can take."""
         few, targets = self.parts["train"].inputs[:2], self.parts["train"].targets[:2]
         expected = (len(few), len(self.data.names))
+        bounded: list[tuple[str, Any]] = []
         for training in (False, True):
             trial = copy.deepcopy(self.network).train(training)  # batch norm keeps what it sees
+            for module in trial.modules():
+                if isinstance(module, BOUNDED):
+                    module.register_forward_hook(
+                        lambda module, _, out: bounded.append((type(module).__name__, out))
+                    )
             try:
                 output = trial(self.augment(few))
             except (RuntimeError, ValueError, TypeError) as error:
@@ -161,6 +182,11 @@ class TrainingRun:
                 raise ValueError(
                     f"network: expected logits {expected} for inputs {tuple(few.shape)}, got "
                     f"{shape}; say how many classes there are in its arguments"
+                )
+            if ends := [name for name, out in bounded if out is output]:
+                raise ValueError(
+                    f"network: ends with {ends[0]}, by which its outputs have bounds that logits "
+                    "have not; leave it out (of MONAI's ViT: post_activation: none)"
                 )
         try:
             self.objective.evaluate(output.float(), targets)
@@ -227,7 +253,7 @@ class TrainingRun:
         value = outcome.metrics[self.metric]
         score = value if self.metric in HIGHER_IS_BETTER else -value
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(score)
+            self.scheduler.step(value)
         elif self.scheduler is not None:
             self.scheduler.step()
         record = {
@@ -277,8 +303,7 @@ class TrainingRun:
             if settings.clip_grad is not None:
                 nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip_grad)
             self.optimizer.step()
-            for name, value in values.items():
-                sums[name] = sums.get(name, 0.0) + float(value) * len(targets)
+            _add(sums, values, len(targets))
             count += len(targets)
         return {name: value / count for name, value in sums.items()}
 
@@ -286,16 +311,24 @@ class TrainingRun:
     def _validate(self) -> tuple[Outcome, dict[str, float], dict[str, DualStep]]:
         part = self.parts["validation"]
         logits = predict(self.network, part)
+        if not torch.isfinite(logits).all():
+            raise FloatingPointError(
+                f"the logits of validation samples are not finite in epoch {self.epoch}; lower the "
+                "learning rate"
+            )
         self.objective.eval()
         self.objective.start_pass()
-        _, terms = self.objective.evaluate(logits, part.targets)
+        terms: dict[str, float] = {}
+        size = self.experiment.training.batch_size  # pairs of samples count: batches as in training
+        for x, y in zip(torch.split(logits, size), torch.split(part.targets, size), strict=True):
+            _add(terms, self.objective.evaluate(x, y)[1], len(y) / len(part))
         self.objective.observe(logits, part.targets)
         steps = self.objective.dual_step()
         outcomes = measure(
             logits.cpu(), part.targets.cpu(), self.data.names, label_loss(self.objective)
         )
         outcome = list(outcomes.values())[-1]  # the posterior, where the loss has one
-        return outcome, {name: float(value) for name, value in terms.items()}, steps
+        return outcome, terms, steps
 
     def _draw(self) -> None:
         records = EpochLog(self.folder).records()
@@ -311,7 +344,7 @@ class TrainingRun:
     def _state_dict(self) -> dict[str, Any]:
         return {
             "experiment": self.experiment.model_dump(mode="json"),
-            "names": list(self.data.names),
+            "data": self.data.checksum,
             "epoch": self.epoch,
             "best": self.best,
             "best_epoch": self.best_epoch,
@@ -329,6 +362,11 @@ class TrainingRun:
         self.optimizer.load_state_dict(content["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(content["scheduler"])
+
+
+def _add(sums: dict[str, float], values: Mapping[str, Tensor], weight: float) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + float(value) * weight
 
 
 @torch.no_grad()
@@ -414,6 +452,18 @@ def _frequencies(data: Parted) -> dict[str, int]:
     counts = data.counts()[0] if data.multilabel else torch.bincount(
         targets, minlength=len(data.names))  # fmt: skip
     return dict(zip(data.names, counts.tolist(), strict=True))
+
+
+def check_data(content: Mapping[str, Any], data: Parted, path: Path) -> None:
+    """Raise ValueError unless a checkpoint's samples and their parts are those of the data.
+
+    With others, what was trained on could be tested on.
+    """
+    if content["data"] != data.checksum:
+        raise ValueError(
+            f"{path}: was trained when its data set had other samples, targets or parts; bring "
+            "back the files it was trained on, or train anew"
+        )
 
 
 def _check_same(content: dict[str, Any], experiment: Experiment, path: Path) -> None:

@@ -34,7 +34,8 @@ def read_npz(path: str | Path, names: tuple[str, ...] | None = None) -> Samples:
         names: of the classes or labels, if the file has none.
 
     Raises:
-        ValueError: naming the file: not readable, an array that is missing or holds objects.
+        ValueError: naming the file: not readable, an array that is missing or holds objects,
+            targets that are no whole numbers.
     """
     arrays = _arrays(Path(path))
     parts: NDArray[np.int64] | None
@@ -48,12 +49,13 @@ def read_npz(path: str | Path, names: tuple[str, ...] | None = None) -> Samples:
             f"{path}: expected train_images, train_labels, val_images, ... or inputs and targets, "
             f"got {', '.join(arrays) or 'nothing'}"
         )
+    targets = _targets(Path(path), targets)
     given = tuple(map(str, arrays["names"])) if "names" in arrays else names
     count = targets.shape[1] if targets.ndim == 2 else int(targets.max(initial=-1)) + 1
     groups = arrays.get("groups")
     return Samples(
         inputs=_inputs(Path(path), inputs),
-        targets=targets.astype(np.int8 if targets.ndim == 2 else np.int64),
+        targets=targets,
         names=tuple(map(str, range(count))) if given is None else tuple(given),
         parts=parts,
         groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
@@ -114,6 +116,21 @@ def _parts(path: Path, parts: NDArray[Any] | None) -> NDArray[np.int64] | None:
     if parts.dtype.kind not in "iu" or not np.isin(parts, (-1, 0, 1, 2)).all():
         raise ValueError(f"{path}: parts: expected {', '.join(PARTS)}")
     return parts.astype(np.int64)
+
+
+def _targets(path: Path, targets: NDArray[Any]) -> NDArray[Any]:
+    if (
+        targets.ndim not in (1, 2)
+        or targets.dtype.kind not in "biuf"
+        or not (np.isfinite(targets) & (targets == np.rint(targets))).all()
+    ):
+        raise ValueError(
+            f"{path}: targets: expected whole numbers, classes (N,) or labels (N, T) of 0, 1 and "
+            f"-1 (unknown), got {targets.dtype} {targets.shape}"
+        )
+    if targets.ndim == 1:
+        return targets.astype(np.int64)
+    return targets.astype(np.int64).clip(-2, 2).astype(np.int8)  # 256 stays wrong, and no 0
 
 
 def _inputs(path: Path, inputs: NDArray[Any]) -> NDArray[Any]:

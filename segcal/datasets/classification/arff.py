@@ -65,6 +65,11 @@ def _label_columns(
     names = _xml_names(Path(labels)) if isinstance(labels, (str, Path)) else list(labels)
     if unknown := [name for name in names if name not in columns]:
         raise ValueError(f"{path}: has no column {', '.join(unknown[:5])}")
+    if not 0 < len(set(names)) == len(names) < len(columns):
+        raise ValueError(
+            f"{path}: labels: expected names, each once, that leave features; got {len(names)} of "
+            f"{len(columns)} columns"
+        )
     return names
 
 

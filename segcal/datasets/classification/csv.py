@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,16 +24,9 @@ def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = N
         ValueError: naming the file: not readable, no column of that name, features that are no
             numbers.
     """
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as CSV ({error})") from None
     targets = [target] if isinstance(target, str) else list(target)
     named = [*targets, *([] if part is None else [part])]
-    if unknown := [name for name in named if name not in table.columns]:
-        raise ValueError(
-            f"{path}: has no column {', '.join(unknown)}; it has {', '.join(table.columns[:20])}"
-        )
+    table = read_table(path, named)
     features = table.drop(columns=named)
     wrong = [str(n) for n, t in features.dtypes.items() if not pd.api.types.is_numeric_dtype(t)]
     if wrong or not len(features.columns):
@@ -57,3 +51,20 @@ def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = N
             raise ValueError(f"{path}: {part}: expected {', '.join(PARTS)}")
         parts = said.to_numpy(np.int64)
     return Samples(features.to_numpy(np.float32), classes, tuple(names), parts).check(str(path))
+
+
+def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Read a CSV file that has some columns at least.
+
+    Raises:
+        ValueError: naming the file: not readable, or no column of that name.
+    """
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: cannot be read as CSV ({error})") from None
+    if unknown := [name for name in columns if name not in table.columns]:
+        raise ValueError(
+            f"{path}: has no column {', '.join(unknown)}; it has {', '.join(table.columns[:20])}"
+        )
+    return table

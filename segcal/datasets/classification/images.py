@@ -58,6 +58,8 @@ def _folders(root: Path) -> list[Path]:
 def _read(file: Path, height: int, width: int, colour: bool) -> NDArray[np.uint8]:
     try:
         with Image.open(file) as image:
+            if image.mode.startswith(("I", "F")):  # all above 255 would become white
+                raise ValueError("more than 8 bits a value; scale it to 8 bits, or make an .npz")
             small = image.convert("RGB" if colour else "L").resize(
                 (width, height), Image.Resampling.BILINEAR
             )

@@ -96,7 +96,7 @@ def split(samples: Samples, *, validation: float, test: float, seed: int) -> NDA
         seed: of the choice.
 
     Raises:
-        ValueError: a part without a sample.
+        ValueError: a part without a sample; a group that the data set itself parts.
     """
     rng = np.random.default_rng(seed)
     parts = np.full(len(samples), UNSAID) if samples.parts is None else samples.parts.copy()
@@ -117,6 +117,14 @@ def split(samples: Samples, *, validation: float, test: float, seed: int) -> NDA
         raise ValueError(
             f"data.split: no sample for {', '.join(empty)} of {len(samples)}; give larger shares"
         )
+    if samples.groups is not None:
+        pairs = np.unique(np.stack([samples.groups, parts]), axis=1)
+        times = np.unique(pairs[0], return_counts=True)[1]
+        if torn := int((times > 1).sum()):
+            raise ValueError(
+                f"data: {torn} groups (patients) have samples in several parts, as the data set "
+                "says, so that training would see who is tested; move all of a group to one part"
+            )
     return parts
 
 

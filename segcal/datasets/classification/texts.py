@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from segcal.datasets.classification.csv import read_table
 from segcal.datasets.classification.samples import UNSAID, Samples
 
 WORD = re.compile(r"[^\W\d_]{2,}")
@@ -151,15 +151,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _table_texts(path: Path, text: str, target: str) -> list[tuple[str, str]]:
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as CSV ({error})") from None
-    if unknown := [name for name in (text, target) if name not in table.columns]:
-        raise ValueError(
-            f"{path}: has no column {', '.join(unknown)}; it has {', '.join(table.columns[:20])}"
-        )
-    table = table.dropna(subset=[text, target])
+    table = read_table(path, [text, target]).dropna(subset=[text, target])
     return [(str(a), str(b)) for a, b in zip(table[text], table[target], strict=True)]
 
 

@@ -72,6 +72,9 @@ def test_labels_in_the_first_columns(tmp_path):
         (ARFF, 4, "labels 4 of 4 columns leave none"),
         (ARFF, ["angry"], "has no column angry"),
         (ARFF, ["sad"], "features that are no numbers: happy"),
+        (ARFF, [], "music.arff: labels: expected names, .* got 0 of 4"),
+        (ARFF, ["happy", "happy"], "expected names, each once"),
+        (ARFF, ["tempo", "key", "happy", "sad"], "that leave features; got 4 of 4"),
         (ARFF, ["key", "happy", "sad"], "label key: expected 0, 1 or"),
         (ARFF.replace("1.5,2,1,0", "{0 1.5, 2 1}"), 2, "not an ARFF file of plain columns"),
         ("tempo,key\n1,2\n", 1, "not an ARFF file"),
@@ -122,6 +125,11 @@ def test_csv(tmp_path):
     path.write_text("x,l\nred,0\nblue,1\n")
     with pytest.raises(ValueError, match="features that are numbers, got x"):
         read_csv(path, "l")
+    packed = tmp_path / "half.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes())[:-12])
+    for read in (read_csv, read_texts):
+        with pytest.raises(ValueError, match=r"half\.csv\.gz: cannot be read as CSV"):
+            read(packed, target="l")
 
 
 @pytest.mark.parametrize("colour", [False, True])
@@ -180,6 +188,15 @@ def test_nothing_in_an_archive_is_run(tmp_path):
             {"inputs": np.zeros((2, 1)), "targets": np.arange(2), "parts": np.array(["a", "b"])},
             "parts: expected train",
         ),
+        ({"inputs": np.zeros((2, 1)), "targets": np.array([0.5, 1])}, "expected whole numbers"),
+        (
+            {"inputs": np.zeros((2, 1)), "targets": np.array([[0, 1], [np.nan, 1]])},
+            "expected whole numbers",
+        ),
+        ({"inputs": np.zeros((2, 1)), "targets": np.array([["a"], ["b"]])}, "whole numbers"),
+        ({"inputs": np.zeros((2, 1)), "targets": np.zeros((2, 1, 1))}, r"\(2, 1, 1\)"),
+        ({"inputs": np.zeros((2, 1)), "targets": np.array([[256], [1]])}, "targets 0, 1 or -1"),
+        ({"inputs": np.zeros((2, 1)), "targets": np.array([[255], [1]])}, "targets 0, 1 or -1"),
     ],
 )
 def test_unfit_archives_are_refused(tmp_path, arrays, message):
@@ -284,6 +301,10 @@ def test_images_in_folders(tmp_path):
     assert read_images(tmp_path / "train", 8, colour=False).parts is None
     (tmp_path / "train" / "cat" / "b.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"b\.png: not an image"):
+        read_images(tmp_path, 8)
+    deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    Image.fromarray(deep).save(tmp_path / "train" / "cat" / "b.png")
+    with pytest.raises(ValueError, match=r"b\.png: .*more than 8 bits"):
         read_images(tmp_path, 8)
     with pytest.raises(ValueError, match="found no image"):
         read_images(tmp_path / "train" / "cat", 8)

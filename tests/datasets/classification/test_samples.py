@@ -60,6 +60,14 @@ def test_groups_are_never_parted(sizes, seed, multilabel):
     assert [len(set(groups[parts == p])) for p in (1, 2)] == [count, count]
 
 
+def test_a_group_that_the_data_set_parts_is_refused():
+    groups, parts = np.repeat(np.arange(10), 2), np.full(20, -1)
+    parts[:3] = 2  # one patient whole, of another one sample
+    samples = Samples(np.zeros((20, 1)), np.arange(20) % 2, ("a", "b"), parts, groups)
+    with pytest.raises(ValueError, match=r"1 groups \(patients\) have samples in several parts"):
+        split(samples, validation=0.2, test=0.2, seed=0)
+
+
 def test_split_depends_on_its_seed_alone():
     given = samples(np.arange(60) % 3)
     first, again, other = (split(given, validation=0.2, test=0.2, seed=seed) for seed in (1, 1, 2))
