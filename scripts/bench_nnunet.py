@@ -28,7 +28,7 @@ from rich.progress import track
 from rich.table import Table
 
 from segcal.adapters.nnunet.discovery import register
-from segcal.adapters.nnunet.progress import region_names
+from segcal.reporting.progress import region_names
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console(width=110)
