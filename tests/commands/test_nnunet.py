@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from segcal.adapters.nnunet import doctor, sharing
+from segcal.adapters.nnunet.running import check_predict
 from segcal.commands.main import app
 
 RUNNER = CliRunner()
@@ -65,9 +66,11 @@ def test_other_predictions_are_not_mixed_in(environment, tmp_path, option):
         done = RUNNER.invoke(app, [*arguments, "--average", "prob"])
         assert done.exit_code == 2, done.output
         assert "was predicted with --average logit, not prob" in done.output
-        done = RUNNER.invoke(app, [*arguments, "-chk", "checkpoint_best.pth"])
+        chosen = [*arguments, *(["-c", "2d"] if command == "predict" else [])]
+        done = RUNNER.invoke(app, [*chosen, "-chk", "checkpoint_best.pth"])
         assert done.exit_code == 2, done.output
         assert "with -chk checkpoint_final.pth, not checkpoint_best.pth" in done.output
+        check_predict(chosen[2:], from_modelfolder=command != "predict")  # as before
 
 
 def test_warm_start_of_nothing(environment, tmp_path):

@@ -126,6 +126,8 @@ def check_predict(
     parser.add_argument("-o", type=Path)
     parser.add_argument("--continue_prediction", "--c", action="store_true")
     parser.add_argument("-chk", default="checkpoint_final.pth")
+    if not from_modelfolder:
+        parser.add_argument("-c")  # which would pass for the beginning of -chk
     known, _ = parser.parse_known_args([str(a) for a in arguments])
     if not known.continue_prediction or known.o is None or not (known.o / RECORD_NAME).exists():
         return
