@@ -12,6 +12,7 @@ from rich.console import Console
 from segcal.commands.console import outcome_table, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import table_forms
+from segcal.commands.experiment import Resume, Settings, training_ends
 from segcal.commands.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -21,22 +22,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Train and evaluate classifiers: classes that exclude each other, or several labels.",
 )
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="A setting in place of that of the file: key=value, with dots "
-        "(training.epochs=3, terms.cals.margin=6); as often as needed.",
-    ),
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Go on from the last checkpoint, as if the training had not been stopped; start where "
-        "there is none yet.",
-    ),
-]
 
 
 class SamplePart(str, Enum):
@@ -77,15 +62,8 @@ def train(
 
         experiment = load_experiment(config, settings or [])
         training = TrainingRun(experiment, resume=resume, say=lambda text: say(console, text))
-    try:
-        with progress_bar("Training", training.epochs_left) as advance:
-            done = training.run(advance)  # what fails in there keeps its traceback
-    except KeyboardInterrupt:
-        say(console, "Interrupted: the same command with --resume goes on from there.", "red")
-        raise typer.Exit(130) from None
-    except FloatingPointError as error:
-        say(console, f"Stopped: {error}.", "red")
-        raise typer.Exit(1) from None
+    with progress_bar("Training", training.epochs_left) as advance, training_ends(console):
+        done = training.run(advance)
     ended = f"no better one for {experiment.training.early_stop} epochs" if done.early else "done"
     say(
         console,

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from segcal.commands.errors import user_errors
+from segcal.commands.experiment import Settings
 from segcal.commands.progress import progress_bar
-from segcal.commands.train import Config, Settings
+from segcal.commands.train import Config
 
 
 class Checkpoint(str, Enum):

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from segcal.commands.classify import Settings
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import table_forms
+from segcal.commands.experiment import Settings
 from segcal.commands.progress import progress_bar
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
+from segcal.commands.experiment import Resume, Settings, training_ends
 from segcal.commands.progress import progress_bar
 
 Config = Annotated[
@@ -20,27 +21,12 @@ Config = Annotated[
         "(acdc/unet, acdc/dynunet, flare/unet, flare/dynunet)."
     ),
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="A setting in place of that of the file: key=value, with dots "
-        "(training.epochs=3, terms.crac.margin_inner=3); as often as needed.",
-    ),
-]
 
 
 def train(
     config: Config,
     settings: Settings = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on from the last checkpoint, as if the training had not been stopped; start "
-            "where there is none yet.",
-        ),
-    ] = False,
+    resume: Resume = False,
     show: Annotated[
         bool,
         typer.Option(
@@ -86,14 +72,8 @@ def train(
             if ranks.first
             else lambda state: None
         )
-        try:
-            done = training.run(advance)  # what fails in there keeps its traceback
-        except KeyboardInterrupt:
-            say(console, "Interrupted: the same command with --resume goes on from there.", "red")
-            raise typer.Exit(130) from None
-        except FloatingPointError as error:
-            say(console, f"Stopped: {error}.", "red")
-            raise typer.Exit(1) from None
+        with training_ends(console):
+            done = training.run(advance)
     if not ranks.first:
         return
     ended = f"no better one for {experiment.training.early_stop} epochs" if done.early else "done"

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+import torch
 import yaml
 from pydantic import BaseModel
 
+from segcal.io.checkpoints import LAST_NAME
 from segcal.io.config import Component, Loader, build, config_root, read_yaml, target, validated
+from segcal.io.epoch_log import EpochLog
 from segcal.io.files import write_text
 
 CONFIG_NAME = "config.yaml"
@@ -161,3 +164,57 @@ def differences(before: BaseModel, now: BaseModel, parts: Mapping[str, Sequence[
                 name = f"{part}.{key}".rstrip(".")
                 found.append(f"{name} = {both[0].get(key)!r}, not {both[1].get(key)!r}")
     return found
+
+
+def check_same(
+    before: BaseModel, now: BaseModel, parts: Mapping[str, Sequence[str]], path: Path
+) -> None:
+    """See to it that a checkpoint is of an experiment.
+
+    Args:
+        before: the experiment that it holds.
+        now: what it should be of.
+        parts: as of :func:`differences`.
+        path: of the checkpoint.
+
+    Raises:
+        ValueError: what differs.
+    """
+    if found := differences(before, now, parts):
+        raise ValueError(
+            f"{path}: was trained with {'; '.join(found)}. Give the settings it was trained with "
+            "(config.yaml beside it), or choose another output"
+        )
+
+
+def check_unused(folder: Path) -> None:
+    """See to it that no training is overwritten.
+
+    Raises:
+        ValueError: one is in `folder`.
+    """
+    if (folder / LAST_NAME).exists() or EpochLog(folder).path.exists():
+        raise ValueError(
+            f"{folder}: holds a training; go on with --resume, or choose another output, e.g. with "
+            "--set output=FOLDER"
+        )
+
+
+def filled(text: str, **values: object) -> Path:
+    """A path with ``{recipe}``, ``{seed}``, ... replaced; other braces stay as they are."""
+    for key, value in values.items():
+        text = text.replace(f"{{{key}}}", str(value))
+    return Path(text)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that a name means: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"training.device: {name} was asked for and torch finds no GPU")
+    return torch.device(name)

@@ -285,4 +285,4 @@ def test_the_command_says_what_is_wrong(tmp_path, phantom):
     path.write_text(yaml.safe_dump(content))
     result = CliRunner().invoke(app, ["train", str(path)])
     assert result.exit_code == 2
-    assert "dataset.json: no such file" in result.output
+    assert "none: no such folder; give yours with --set data.root=FOLDER" in result.output

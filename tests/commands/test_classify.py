@@ -127,3 +127,13 @@ def test_study(tmp_path):
     assert "| ls |" in (folder / "tables.md").read_text()
     assert not (folder / "tables.tex").exists()
     assert "no YAML file" in segcal("study", "nothing", code=2)
+
+
+def test_what_is_wrong_is_said(tmp_path):
+    gone = write_config(tmp_path, tmp_path / "none.npz")
+    shown = segcal("classify", "train", gone, code=2)
+    assert f"data.args.path: {tmp_path / 'none.npz'}: no such file or folder" in shown
+    labels = write_config(tmp_path, write_classes(tmp_path / "a.npz"), recipe="spa")
+    shown = segcal("classify", "train", labels, code=2)
+    assert "spa is of labels, and these are classes that exclude each other" in shown
+    assert not (tmp_path / "run").exists()

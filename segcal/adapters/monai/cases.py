@@ -75,6 +75,10 @@ def find_cases(data: Data) -> Cases:
     Raises:
         ValueError: naming the folder, file or case: what is missing, or does not fit.
     """
+    if data.root is not None and not data.root.is_dir():
+        raise ValueError(
+            f"data.root: {data.root}: no such folder; give yours with --set data.root=FOLDER"
+        )
     if data.root is None:
         images, labels, classes = data.images, data.labels, data.classes
         ignore, channels = None, None

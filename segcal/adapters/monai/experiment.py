@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from segcal.io.config import Component, Strict, load_objective
-from segcal.io.experiments import load
+from segcal.io.experiments import filled, load
 
 KIND = "experiments"
 """Folder of the shipped experiments."""
@@ -211,12 +211,9 @@ class Experiment(Strict):
     @property
     def folder(self) -> Path:
         """Folder of the results."""
-        fold = "none" if self.data.split.fold is None else str(self.data.split.fold)
-        values = {"recipe": Path(self.recipe).stem, "fold": fold, "seed": str(self.training.seed)}
-        name = self.output
-        for key, value in values.items():
-            name = name.replace(f"{{{key}}}", value)
-        return Path(name)
+        fold = "none" if self.data.split.fold is None else self.data.split.fold
+        recipe = Path(self.recipe).stem
+        return filled(self.output, recipe=recipe, fold=fold, seed=self.training.seed)
 
 
 def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experiment:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from segcal import __version__
 from segcal.adapters.monai.cases import CaseFiles, check_images, find_cases, find_images
-from segcal.adapters.monai.checkpoints import check_same, experiment_of, read_training
+from segcal.adapters.monai.checkpoints import MUST_BE_SAME, experiment_of, read_training
 from segcal.adapters.monai.data import Preprocess, resample
 from segcal.adapters.monai.experiment import AXES, Data, Experiment
-from segcal.adapters.monai.training import build_network, choose_device
+from segcal.adapters.monai.training import build_network
 from segcal.io.checkpoints import BEST_NAME, LAST_NAME
+from segcal.io.experiments import check_same, choose_device
 from segcal.io.files import whole_file, write_json
 from segcal.io.volumes import Geometry, write_nifti
 
@@ -47,8 +48,8 @@ class Predictor:
         if not self.path.is_file():
             raise ValueError(f"{self.path}: no such file; train first: segcal train")
         content = read_training(self.path)
-        check_same(content, experiment, self.path, PREDICTED)
         trained = experiment_of(content, self.path)
+        check_same(trained, experiment, {part: MUST_BE_SAME[part] for part in PREDICTED}, self.path)
         self.experiment = experiment
         self.classes: list[str] = content["classes"]
         self.ignore_label: int | None = content["ignore_label"]

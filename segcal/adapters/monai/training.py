@@ -39,7 +39,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from segcal.adapters.monai.cases import check_cases, find_cases
-from segcal.adapters.monai.checkpoints import check_same, read_training
+from segcal.adapters.monai.checkpoints import MUST_BE_SAME, experiment_of, read_training
 from segcal.adapters.monai.data import (
     EpochBatches,
     Samples,
@@ -54,7 +54,13 @@ from segcal.collapse import REMEDY, CollapseWatch
 from segcal.io.checkpoints import BEST_NAME, LAST_NAME, write_checkpoint
 from segcal.io.config import load_objective
 from segcal.io.epoch_log import EpochLog
-from segcal.io.experiments import build_part, write_resolved
+from segcal.io.experiments import (
+    build_part,
+    check_same,
+    check_unused,
+    choose_device,
+    write_resolved,
+)
 from segcal.io.files import read_json, remove_leftovers, write_json
 from segcal.objective import build
 from segcal.penalty import sum_over_ranks
@@ -114,19 +120,6 @@ def processes(device: str) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def choose_device(name: str) -> torch.device:
-    """The device that a name means.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"training.device: {name} was asked for and torch finds no GPU")
-    return torch.device(name)
-
-
 @dataclass(frozen=True)
 class Trained:
     """What came of a training.
@@ -176,18 +169,14 @@ class TrainingRun:
         data, settings = experiment.data, experiment.training
         self.device, self.folder = ranks.device, experiment.folder
         last = self.folder / LAST_NAME
-        log = EpochLog(self.folder)
-        if not resume and (last.exists() or log.path.exists()):
-            raise ValueError(
-                f"{self.folder}: holds a training; go on with --resume, or choose another output, "
-                "e.g. with --set output=FOLDER"
-            )
+        if not resume:
+            check_unused(self.folder)
         if settings.precision == "fp16" and self.device.type == "cpu":
             raise ValueError("training.precision: fp16 needs a GPU; use fp32 or bf16")
         checkpoint = None
         if resume and last.exists():
             checkpoint = read_training(last)
-            check_same(checkpoint, experiment, last)
+            check_same(experiment_of(checkpoint, last), experiment, MUST_BE_SAME, last)
         self.cases = find_cases(data)
         if checkpoint is not None and checkpoint["cases"] != self.cases.names:
             raise ValueError(

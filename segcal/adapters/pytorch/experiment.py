@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from segcal.io.config import Component, Strict, build, load_objective, names
-from segcal.io.experiments import load
+from segcal.io.experiments import filled, load
 
 KIND = "classify"
 """Folder of the shipped experiments."""
@@ -79,6 +79,9 @@ class Data(Strict):
         Raises:
             ValueError: arguments that the reader does not take or lacks, or files that do not fit.
         """
+        path = self.args.get("path")
+        if isinstance(path, str) and not Path(path).exists():
+            raise ValueError(f"data.args.path: {path}: no such file or folder")
         try:
             return build(Component(target=SOURCES[self.source], args=self.args))
         except ValueError as error:
@@ -159,11 +162,7 @@ class Experiment(Strict):
     @property
     def folder(self) -> Path:
         """Folder of the results."""
-        values = {"recipe": Path(self.recipe).stem, "seed": str(self.training.seed)}
-        name = self.output
-        for key, value in values.items():
-            name = name.replace(f"{{{key}}}", value)
-        return Path(name)
+        return filled(self.output, recipe=Path(self.recipe).stem, seed=self.training.seed)
 
 
 def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experiment:

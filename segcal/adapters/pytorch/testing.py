@@ -16,7 +16,6 @@ from segcal.adapters.pytorch.training import (
     build_network,
     build_objective,
     check_data,
-    choose_device,
     label_loss,
     predict,
 )
@@ -24,6 +23,7 @@ from segcal.datasets.classification.samples import PARTS
 from segcal.evaluation.classification import Outcome, measure, probabilities
 from segcal.io.checkpoints import BEST_NAME, read_checkpoint
 from segcal.io.config import validated
+from segcal.io.experiments import choose_device
 from segcal.io.files import whole_file
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 

@@ -28,9 +28,15 @@ from segcal.adapters.pytorch.networks import Standardise, Standardised
 from segcal.evaluation.classification import HIGHER_IS_BETTER, Outcome, measure
 from segcal.io.checkpoints import BEST_NAME, LAST_NAME, read_checkpoint, write_checkpoint
 from segcal.io.config import build as build_component
-from segcal.io.config import hands_on, load_component, names, target, validated
+from segcal.io.config import hands_on, load_component, load_objective, names, target, validated
 from segcal.io.epoch_log import EpochLog
-from segcal.io.experiments import build_part, differences, write_resolved
+from segcal.io.experiments import (
+    build_part,
+    check_same,
+    check_unused,
+    choose_device,
+    write_resolved,
+)
 from segcal.io.files import remove_leftovers, write_json
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.objective import Objective, build
@@ -103,16 +109,14 @@ class TrainingRun:
         self.experiment, self.say, self.folder = experiment, say, experiment.folder
         settings = experiment.training
         self.device = choose_device(settings.device)
-        last, log = self.folder / LAST_NAME, EpochLog(self.folder)
-        if not resume and (last.exists() or log.path.exists()):
-            raise ValueError(
-                f"{self.folder}: holds a training; go on with --resume, or choose another output, "
-                "e.g. with --set output=FOLDER"
-            )
+        last = self.folder / LAST_NAME
+        if not resume:
+            check_unused(self.folder)
         checkpoint = None
         if resume and last.exists():
             checkpoint = read_checkpoint(last, KEYS)
-            _check_same(checkpoint, experiment, last)
+            before = validated(checkpoint["experiment"], Experiment, str(last))
+            check_same(before, experiment, MUST_BE_SAME, last)
             if checkpoint["epoch"] > settings.epochs:
                 raise ValueError(
                     f"{last}: has been trained for {checkpoint['epoch']} epochs, more than "
@@ -376,19 +380,6 @@ def predict(network: nn.Module, part: Part) -> Tensor:
     return torch.cat([network(b.inputs).float() for b in part.batches(EVALUATED_AT_ONCE)])
 
 
-def choose_device(name: str) -> torch.device:
-    """The device that a name means.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"training.device: {name} was asked for and torch finds no GPU")
-    return torch.device(name)
-
-
 def build_objective(experiment: Experiment, data: Parted) -> Objective:
     """Build the loss of an experiment.
 
@@ -397,6 +388,14 @@ def build_objective(experiment: Experiment, data: Parted) -> Objective:
             arguments that do not fit.
     """
     if not data.multilabel:
+        if experiment.recipe in names("multilabel"):
+            try:
+                load_objective(experiment.recipe)
+            except ValueError:
+                raise ValueError(
+                    f"recipe: {experiment.recipe} is of labels, and these are classes that exclude "
+                    "each other; take one that segcal methods lists as a recipe"
+                ) from None
         terms: dict[str, Any] = experiment.terms
         return build(experiment.recipe, len(data.names), **terms)
     recipe = experiment.recipe
@@ -463,13 +462,4 @@ def check_data(content: Mapping[str, Any], data: Parted, path: Path) -> None:
         raise ValueError(
             f"{path}: was trained when its data set had other samples, targets or parts; bring "
             "back the files it was trained on, or train anew"
-        )
-
-
-def _check_same(content: dict[str, Any], experiment: Experiment, path: Path) -> None:
-    before = validated(content["experiment"], Experiment, str(path))
-    if found := differences(before, experiment, MUST_BE_SAME):
-        raise ValueError(
-            f"{path}: was trained with {'; '.join(found)}. Give the settings it was trained with "
-            "(config.yaml beside it), or choose another output"
         )
