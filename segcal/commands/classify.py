@@ -208,10 +208,11 @@ def from_segmentation(
 
 def _header(folder: Path, part: SamplePart, tested: Tested) -> dict[str, object]:
     experiment = tested.experiment
+    given = " ".join(f"{name}={value}" for name, value in experiment.data.args.items())
     return {
         "name": f"{experiment.recipe} on {experiment.data.source}",
         "predictions": f"{folder.resolve()}, epoch {tested.epoch}",
-        "references": f"{part.value} samples of {experiment.data.source} {experiment.data.args}",
+        "references": f"{part.value} samples of {experiment.data.source} {given}".rstrip(),
         "samples": len(tested.part),
         "recipe": experiment.recipe,
         "seed": experiment.training.seed,

@@ -64,7 +64,7 @@ def plot_multipliers(
     Thick lines are means over a method's trainings, thin ones the trainings.
 
     Args:
-        trainings: lines of the logs by method, each with the method's name as a key.
+        trainings: lines of the logs by method, see :func:`multipliers`.
         names: of the classes.
         title: of the figure.
     """
@@ -73,7 +73,9 @@ def plot_multipliers(
     axes = figure.subplots(1, n, squeeze=False)[0]
     colours = mpl.colormaps["viridis"](np.linspace(0, 0.92, len(names)))
     for axis, (method, logs) in zip(axes, trainings.items(), strict=True):
-        values = over_epochs([[r[method]["lam"][0] for r in log if method in r] for log in logs])
+        values = over_epochs(
+            [[lam for r in log if (lam := multipliers(r)) is not None] for log in logs]
+        )
         for k, name in enumerate(names):
             for one in values:
                 axis.plot(one[:, k], color=colours[k], linewidth=0.5, alpha=0.5)
@@ -89,6 +91,12 @@ def plot_multipliers(
     )
     figure.suptitle(title)
     return figure
+
+
+def multipliers(record: Mapping[str, Any]) -> list[float] | None:
+    """Multipliers of the classes in a line of a log, of the first penalty that learns them."""
+    parts = (v for v in record.values() if isinstance(v, Mapping) and "lam" in v)
+    return next((part["lam"][0] for part in parts), None)
 
 
 def over_epochs(courses: Sequence[Sequence[Any]]) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ BAR, OVER, UNDER, LINE = "#3b6ea5", "#c0504d", "#d9a13b", "#555555"
 STRIP, FLOOR = 0.3, 1e-5
 """Height of the strip of shares below a small diagram, and the share at its bottom."""
 NARROWEST = 5.6
-"""Width in inches that a legend needs."""
+"""Width in inches that a legend in one line needs."""
 ONE_BLOCK = 6
 """Classes up to which the small diagrams stand in one block."""
 
@@ -65,7 +65,7 @@ def plot_reliability(
         bottom.set_xlabel(axes_names[0])
         if column == 0:
             top.set_ylabel(axes_names[1])
-            bottom.set_ylabel(f"share of {unit}")
+            bottom.set_ylabel(f"share of\n{unit}")
     _legend(figure, axes[0])
     if title:
         figure.suptitle(title)
@@ -230,8 +230,9 @@ def _log_shares(axis: Axes, low: float, high: float) -> None:
 
 
 def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
+    columns = 5 if figure.get_figwidth() > NARROWEST else 2
     figure.legend(
-        *_entries(axes), loc="outside lower center", ncols=5, frameon=False, fontsize="small"
+        *_entries(axes), loc="outside lower center", ncols=columns, frameon=False, fontsize="small"
     )
 
 

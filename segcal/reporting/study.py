@@ -31,7 +31,7 @@ from segcal.reporting.classification import (
     count_of,
     metric_table,
 )
-from segcal.reporting.curves import plot_curves, plot_multipliers
+from segcal.reporting.curves import multipliers, plot_curves, plot_multipliers
 from segcal.reporting.folder import ReportFolder
 from segcal.reporting.picture import Picture, draw
 from segcal.reporting.reliability import plot_class_reliability
@@ -207,7 +207,7 @@ def _figures(name: str, runs: Sequence[Run]) -> dict[str, Picture]:
         figure = plot_curves(logs, metric, f"{label}, validation", log=metric != "map_class")
         figure.suptitle(title)
         pictures[f"{metric}_epochs"] = draw(figure, title)
-    learned = {m: of for m, of in logs.items() if any("lam" in _part(r, m) for r in of[0])}
+    learned = {m: of for m, of in logs.items() if any(map(multipliers, of[0]))}
     if learned:
         title = f"{name}: multipliers of the classes"
         figure = plot_multipliers(learned, runs[0].names, title)
@@ -224,11 +224,6 @@ def _figures(name: str, runs: Sequence[Run]) -> dict[str, Picture]:
     )
     pictures["reliability"] = draw(figure, title)
     return pictures
-
-
-def _part(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    part = record.get(key)
-    return part if isinstance(part, Mapping) else {}
 
 
 def plot_metrics(

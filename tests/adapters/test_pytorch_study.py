@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pandas as pd
@@ -150,6 +152,23 @@ def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
 
     monkeypatch.setattr("segcal.adapters.pytorch.study.run_cell", full)
     assert [why for _, why in run_cells(found, 1)] == ["OutOfMemoryError: 2 GiB more", ""]
+
+
+def test_a_process_that_is_killed_does_not_stop_the_report(study, monkeypatch):
+    class Killed(ThreadPoolExecutor):
+        def __init__(self, processes, *rest):
+            super().__init__(processes)
+
+        def submit(self, *arguments):
+            future = Future()
+            future.set_exception(BrokenProcessPool())
+            return future
+
+    monkeypatch.setattr("segcal.adapters.pytorch.study.ProcessPoolExecutor", Killed)
+    found = cells(load_study(study))
+    ended = list(run_cells(found, 2))
+    assert len(ended) == len(found)
+    assert all("its process was killed" in why for _, why in ended)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from segcal.binning import BinStatistics, equal_width_statistics
 from segcal.reporting.picture import draw
@@ -117,3 +118,16 @@ def test_nothing_to_draw():
     empty = BinStatistics(np.zeros(10, int), np.zeros(10), np.zeros(10, int))
     for figure in (plot_reliability({"a": empty}), plot_confidence({"a": empty})):
         assert draw(figure, "").png.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("panels", [1, 2, 4])
+def test_legend_lies_within_the_figure(panels):
+    statistics = equal_width_statistics(CONFIDENCE, HITS, 10)
+    figure = plot_reliability({f"scope {i}": statistics for i in range(panels)}, "title")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent(canvas.get_renderer())
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert {text.get_text() for text in legend.get_texts()} >= {"overconfident", "underconfident"}

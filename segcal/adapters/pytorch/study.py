@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -220,7 +221,11 @@ def run_cells(todo: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, str]
         futures = {executor.submit(_run_safely, cell): cell for cell in todo}
         try:
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                try:
+                    why = future.result()
+                except BrokenProcessPool:
+                    why = "its process was killed, perhaps for want of memory; run the study again"
+                yield futures[future], why
         finally:
             executor.shutdown(cancel_futures=True)
 
