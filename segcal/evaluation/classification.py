@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -22,6 +23,7 @@ from segcal.metrics.multilabel_calibration import (
     multilabel_reliability,
 )
 from segcal.metrics.nll import nll
+from segcal.metrics.retrieval import retrieval_curve
 from segcal.tensors import label_masks
 
 CLASS_METRICS = {
@@ -45,6 +47,8 @@ LABEL_METRICS = {
 """What is measured of labels, and what it means."""
 HIGHER_IS_BETTER = ("accuracy", "map_class", "map_sample")
 CLASS_BINS, LABEL_BINS = 15, 10
+MOST_CONDITIONS = 5
+"""Labels of a retrieval query, at most."""
 FLOOR = 1e-12
 """Smaller probabilities count as this where their logarithm is taken."""
 SIGMOID, SOFTMAX = "sigmoid", "softmax"
@@ -60,12 +64,14 @@ class Outcome:
         top: bins of the top class; of labels, of all pairs.
         classes: bins of every class or label.
         table: a row for each class or label.
+        retrieval: of labels, retrieval mAP by the number of conditions of a query.
     """
 
     metrics: dict[str, float]
     top: BinStatistics
     classes: list[BinStatistics]
     table: pd.DataFrame
+    retrieval: dict[int, float] = field(default_factory=dict)
 
 
 def probabilities(logits: Tensor, loss: MultiLabelLoss | None) -> dict[str, Tensor]:
@@ -81,11 +87,16 @@ def probabilities(logits: Tensor, loss: MultiLabelLoss | None) -> dict[str, Tens
     """
     if loss is None:
         return {SOFTMAX: torch.softmax(logits.double(), 1)}
-    found = {SIGMOID: torch.sigmoid(logits.double())}
+    return {kind: torch.sigmoid(z) for kind, z in _log_odds(logits, loss).items()}
+
+
+def _log_odds(logits: Tensor, loss: MultiLabelLoss) -> dict[str, Tensor]:
+    """Log-odds of labels by how they come about, see :func:`probabilities`."""
+    found = {SIGMOID: logits.double()}
     if not loss.no_posterior:
         probe = torch.linspace(-3, 3, 7, dtype=torch.float64)[:, None].expand(7, logits.shape[1])
         if not torch.equal(loss.log_odds(probe), probe):
-            found[loss.link_name] = loss.probabilities(logits.double())
+            found[loss.link_name] = loss.log_odds(logits.double())
     return found
 
 
@@ -122,26 +133,25 @@ def measure_classes(probs: Tensor, classes: Tensor, names: tuple[str, ...]) -> O
 
 
 def measure_labels(
-    probs: Tensor, targets: Tensor, names: tuple[str, ...], scores: Tensor | None = None
+    log_odds: Tensor, targets: Tensor, names: tuple[str, ...], *, retrieval: bool = False
 ) -> Outcome:
     """Numbers of labels of which a sample may have several.
 
     Args:
-        probs: ``(N, T)``.
+        log_odds: of the probabilities ``(N, T)``; they rank, and do not round to ties.
         targets: ``(N, T)`` of 0, 1 and -1.
         names: of the labels.
-        scores: ``(N, T)`` that rank; the probabilities if None. (Logits are as good where the
-            link is one to one, and do not round to ties.)
+        retrieval: whether to answer queries, too.
     """
-    ranked = probs if scores is None else scores
+    probs = torch.sigmoid(log_odds)
     positive, negative = label_masks(probs, targets)
     known = positive | negative
     truth = positive[known].double()
     p = probs[known].double()
     log_p = torch.where(truth > 0, p, 1 - p).clamp(min=FLOOR).log()
     metrics = {
-        "map_class": mean_average_precision(ranked, targets, average="class"),
-        "map_sample": mean_average_precision(ranked, targets, average="sample"),
+        "map_class": mean_average_precision(log_odds, targets, average="class"),
+        "map_sample": mean_average_precision(log_odds, targets, average="sample"),
         "ace": multilabel_calibration_error(probs, targets, bins=LABEL_BINS),
         "mce": multilabel_calibration_error(probs, targets, bins=LABEL_BINS, reduction="maximum"),
         "ece": multilabel_calibration_error(probs, targets, bins=LABEL_BINS, reduction="expected"),
@@ -156,17 +166,27 @@ def measure_labels(
         {
             "n": known.sum(0).tolist(),
             "positive": positive.sum(0).tolist(),
-            "average_precision": average_precisions(ranked, targets, average="class"),
+            "average_precision": average_precisions(log_odds, targets, average="class"),
             "ace": [b.average_error() for b in bins],
             "mce": [b.maximum_error() for b in bins],
         },
         index=pd.Index(names, name="label"),
     )
-    return Outcome(metrics, multilabel_reliability(probs, targets, bins=LABEL_BINS), bins, table)
+    curve = {}
+    if retrieval:
+        conditions = range(1, min(MOST_CONDITIONS, len(names)) + 1)
+        curve = retrieval_curve(log_odds, targets, conditions=conditions)
+    pooled = multilabel_reliability(probs, targets, bins=LABEL_BINS)
+    return Outcome(metrics, pooled, bins, table, curve)
 
 
 def measure(
-    logits: Tensor, targets: Tensor, names: tuple[str, ...], loss: MultiLabelLoss | None
+    logits: Tensor,
+    targets: Tensor,
+    names: tuple[str, ...],
+    loss: MultiLabelLoss | None,
+    *,
+    retrieval: bool = False,
 ) -> dict[str, Outcome]:
     """Numbers of logits, for every kind of :func:`probabilities` of them.
 
@@ -175,12 +195,15 @@ def measure(
         targets: classes ``(N,)`` or labels ``(N, T)``.
         names: of the classes or labels.
         loss: of labels; None for classes.
+        retrieval: whether queries of labels are answered, too.
     """
-    found = probabilities(logits, loss)
     if loss is None:
-        return {name: measure_classes(p, targets, names) for name, p in found.items()}
-    ranks = {name: logits if name == SIGMOID or loss.bijective else p for name, p in found.items()}
-    return {name: measure_labels(p, targets, names, ranks[name]) for name, p in found.items()}
+        found = probabilities(logits, loss)
+        return {kind: measure_classes(p, targets, names) for kind, p in found.items()}
+    return {
+        kind: measure_labels(z, targets, names, retrieval=retrieval)
+        for kind, z in _log_odds(logits, loss).items()
+    }
 
 
 def conventions(multilabel: bool) -> dict[str, str]:
@@ -193,10 +216,14 @@ def conventions(multilabel: bool) -> dict[str, str]:
 def record(outcome: Outcome) -> dict[str, Any]:
     """What JSON keeps of an outcome."""
     return {
-        "metrics": {k: v if v == v and abs(v) != float("inf") else None
-                    for k, v in outcome.metrics.items()},
+        "metrics": {k: _finite(v) for k, v in outcome.metrics.items()},
         "reliability": outcome.top.to_dict(),
-    }  # fmt: skip
+        "retrieval": {str(n): _finite(v) for n, v in outcome.retrieval.items()},
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _share(hits: Tensor) -> float:

@@ -22,6 +22,7 @@ from segcal.evaluation.classification import (
 from segcal.io.files import write_json, write_text
 from segcal.io.tables import write_csv
 from segcal.reporting import markup, page
+from segcal.reporting.curves import plot_retrieval
 from segcal.reporting.folder import ReportFolder
 from segcal.reporting.picture import Picture, draw
 from segcal.reporting.reliability import plot_class_reliability, plot_reliability
@@ -29,7 +30,8 @@ from segcal.reporting.tables import Cell, Column, Table, mark, number_cell
 
 PREDICTIONS_NAME = "predictions.npz"
 FILES = (
-    "index.html", "summary.json", "classes.csv", "reliability*.png", "tables.*", PREDICTIONS_NAME,
+    "index.html", "summary.json", "classes.csv", "reliability*.png", "retrieval.png", "tables.*",
+    PREDICTIONS_NAME,
 )  # fmt: skip
 """What a report may write."""
 MOST_CLASSES = 16
@@ -70,14 +72,50 @@ def metric_table(
         head: heading of the first column.
         caption: how to read it.
     """
-    columns = metric_columns(multilabel)
     names = list(LABEL_METRICS if multilabel else CLASS_METRICS)
+    columns = dict(zip(names, metric_columns(multilabel), strict=True))
+    return _table_of_means(key, title, rows, columns, head, caption)
+
+
+def retrieval_table(
+    key: str,
+    title: str,
+    rows: Mapping[str, Sequence[Mapping[str, float | None]]],
+    *,
+    head: Column,
+) -> Table:
+    """Methods as rows, numbers of conditions as columns, as :func:`metric_table`.
+
+    Args:
+        key: a word for the table.
+        title: of the table.
+        rows: retrieval mAP of every run by number of conditions, by method.
+        head: heading of the first column.
+    """
+    numbers = next(iter(rows.values()))[0]
+    columns = {n: Column(f"{n} condition{'s' * (n != '1')}", better="↑") for n in numbers}
+    caption = (
+        "Mean average precision of the samples that have all wanted labels of a query and none of "
+        "the unwanted ones, mean over queries drawn from the targets; scores are products of the "
+        "labels' probabilities. Fractions of 1."
+    )
+    return _table_of_means(key, title, rows, columns, head, caption)
+
+
+def _table_of_means(
+    key: str,
+    title: str,
+    rows: Mapping[str, Sequence[Mapping[str, float | None]]],
+    columns: Mapping[str, Column],
+    head: Column,
+    caption: str,
+) -> Table:
     cells = [[Cell(row, row)] for row in rows]
-    for name, column in zip(names, columns, strict=True):
+    for name, column in columns.items():
         shown = [_mean_of([run.get(name) for run in runs]) for runs in rows.values()]
         for row, cell in zip(cells, mark(shown, higher=column.better == "↑"), strict=True):
             row.append(cell)
-    return Table(key, title, [head, *columns], cells, caption)
+    return Table(key, title, [head, *columns.values()], cells, caption)
 
 
 def _mean_of(values: Sequence[float | None]) -> Cell:
@@ -119,21 +157,23 @@ def write_classifier_report(
         names of the files.
     """
     report = ReportFolder(folder)
+    head = Column("probabilities", "how they come of the logits")
     table = metric_table(
         "metrics",
         "Rankings and calibration" if multilabel else "Accuracy and calibration",
         {kind: [o.metrics] for kind, o in outcomes.items()},
         multilabel=multilabel,
-        head=Column("probabilities", "how they come of the logits"),
+        head=head,
         caption="Fractions of 1, NLL in nats.",
     )
+    records = {kind: record(o) for kind, o in outcomes.items()}
     summary = {
         **header,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"segcal": __version__},
         "cases": count_of(header["samples"], "sample"),
         "conventions": conventions(multilabel),
-        "outcomes": {kind: record(o) for kind, o in outcomes.items()},
+        "outcomes": records,
         "classes": list(names),
     }
     write_json(report.place("summary.json"), summary)
@@ -143,16 +183,22 @@ def write_classifier_report(
         "reliability.png": _top_diagram(outcomes, multilabel),
         "reliability_classes.png": _class_diagrams(outcomes, names),
     }
+    tables = [table]
+    sections = [page.table_section(table, *notes, pictures=list(pictures.values()))]
+    if multilabel:
+        answered = {kind: [content["retrieval"]] for kind, content in records.items()}
+        title = "Retrieval of samples by their labels"
+        picture = draw(plot_retrieval(answered, title), title)
+        pictures["retrieval.png"] = picture
+        tables.append(retrieval_table("retrieval", title, answered, head=head))
+        sections.append(page.table_section(tables[-1], pictures=[picture]))
     for name, picture in pictures.items():
         picture.save(report.place(name))
     if save_predictions is not None:
         save_predictions(report.place(PREDICTIONS_NAME))
     for form in forms:
-        write_text(report.place(markup.FILES[form]), markup.render_tables([table], form))
-    sections = [
-        page.table_section(table, *notes, pictures=list(pictures.values())),
-        page.table_section(_class_table(per_class)),
-    ]
+        write_text(report.place(markup.FILES[form]), markup.render_tables(tables, form))
+    sections.append(page.table_section(_class_table(per_class)))
     title = f"Classification: {header['name']}"
     write_text(report.place("index.html"), page.render(title, summary, sections))
     report.close()

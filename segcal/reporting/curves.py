@@ -38,7 +38,7 @@ def plot_curves(
         values = over_epochs([[r.get(metric) for r in log] for log in logs])
         epochs = np.arange(values.shape[1])
         mean = values.mean(0)
-        style, colour = STYLES[i // COLOURS % len(STYLES)], f"C{i % COLOURS}"
+        style, colour = _look(i)
         axis.plot(epochs, mean, style, color=colour, label=method, linewidth=1.3)
         if len(values) > 1:
             deviation = values.std(0, ddof=1)
@@ -54,6 +54,40 @@ def plot_curves(
     axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     return figure
+
+
+def plot_retrieval(rows: Mapping[str, Sequence[Mapping[str, float | None]]], title: str) -> Figure:
+    """Draw retrieval mAP against the number of conditions of a query, bars of one deviation.
+
+    Args:
+        rows: by method, for every training, retrieval mAP by number of conditions.
+        title: of the figure.
+    """
+    figure = Figure(figsize=(7.6, 4.6), layout="constrained")
+    axis = figure.subplots()
+    for i, (method, trainings) in enumerate(rows.items()):
+        conditions = [int(n) for n in trainings[0]]
+        values = np.array([list(t.values()) for t in trainings], dtype=np.float64)
+        style, colour = _look(i)
+        shift = 0.03 * (i - (len(rows) - 1) / 2)  # bars side by side
+        axis.errorbar(
+            np.array(conditions) + shift,
+            values.mean(0),
+            yerr=values.std(0, ddof=1) if len(values) > 1 else None,
+            fmt=f"o{style}", color=colour, label=method, linewidth=1.3, markersize=3,
+            elinewidth=0.7,
+        )  # fmt: skip
+    axis.set(xlabel="conditions (labels wanted or unwanted)", ylabel="retrieval mAP")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    figure.suptitle(title)
+    return figure
+
+
+def _look(i: int) -> tuple[str, str]:
+    """Style and colour of the line of the i-th method."""
+    return STYLES[i // COLOURS % len(STYLES)], f"C{i % COLOURS}"
 
 
 def plot_multipliers(

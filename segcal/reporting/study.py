@@ -30,8 +30,9 @@ from segcal.reporting.classification import (
     NAMES,
     count_of,
     metric_table,
+    retrieval_table,
 )
-from segcal.reporting.curves import multipliers, plot_curves, plot_multipliers
+from segcal.reporting.curves import multipliers, plot_curves, plot_multipliers, plot_retrieval
 from segcal.reporting.folder import ReportFolder
 from segcal.reporting.picture import Picture, draw
 from segcal.reporting.reliability import plot_class_reliability
@@ -85,6 +86,7 @@ def run_table(runs: Sequence[Run]) -> pd.DataFrame:
             "probabilities": kind,
             "seed": run.seed,
             **outcome["metrics"],
+            **{f"retrieval_{n}": value for n, value in outcome["retrieval"].items()},
         }
         for run in runs
         for kind, outcome in run.outcomes.items()
@@ -131,7 +133,12 @@ def write_study(
         for key, picture in pictures.items():
             picture.save(report.place(f"figures/{name}_{key}.png"))
         notes = dict.fromkeys(note for run in own for note in run.notes)
+        answers = pictures.pop("retrieval", None)
         sections.append(page.table_section(printed[-1], *notes, pictures=list(pictures.values())))
+        if answers is not None:
+            title, head = f"{name}: retrieval", Column("method")
+            printed.append(retrieval_table(f"{name}-retrieval", title, _retrieval(own), head=head))
+            sections.append(page.table_section(printed[-1], pictures=[answers]))
     definitions: dict[str, str] = {}
     for multilabel in dict.fromkeys(run.multilabel for run in runs):
         of = "labels" if multilabel else "classes"
@@ -164,6 +171,11 @@ def _rows(runs: Sequence[Run]) -> dict[str, list[tuple[Run, Mapping[str, Any]]]]
         for kind, outcome in run.outcomes.items():
             rows.setdefault(row_name(run.recipe, kind), []).append((run, outcome))
     return rows
+
+
+def _retrieval(runs: Sequence[Run]) -> dict[str, list[Mapping[str, float | None]]]:
+    """Retrieval mAP of every training by the number of conditions, by the name of the row."""
+    return {row: [o["retrieval"] for _, o in of] for row, of in _rows(runs).items()}
 
 
 def _set_table(name: str, runs: Sequence[Run]) -> Table:
@@ -212,6 +224,9 @@ def _figures(name: str, runs: Sequence[Run]) -> dict[str, Picture]:
         title = f"{name}: multipliers of the classes"
         figure = plot_multipliers(learned, runs[0].names, title)
         pictures["multipliers"] = draw(figure, title)
+    if multilabel:
+        title = f"{name}: retrieval, test samples, mean and deviation over seeds"
+        pictures["retrieval"] = draw(plot_retrieval(_retrieval(runs), title), title)
     title = f"{name}: reliability, test samples of all seeds pooled"
     rows = _rows(runs)
     diagrams = [

@@ -80,6 +80,7 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
         f"figures/{name}.png" for name in (
             "clouds_metrics", "clouds_ece_epochs", "clouds_multipliers", "clouds_reliability",
             "halves_metrics", "halves_ace_epochs", "halves_map_class_epochs", "halves_reliability",
+            "halves_retrieval",
         )}  # fmt: skip
     runs = (
         pd.read_csv(tmp_path / "report" / "runs.csv")
@@ -92,6 +93,8 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
             row = runs.loc[(cell.set, method, cell.seed)]
             for metric, value in outcome["metrics"].items():
                 close(row[metric], value, rtol=1e-9)
+            for conditions, value in outcome["retrieval"].items():
+                close(row[f"retrieval_{conditions}"], value, rtol=1e-9)
     means = pd.read_csv(tmp_path / "report" / "means.csv").set_index(["set", "method"])
     ace = runs.loc[("halves", "asymmetric + phi"), "ace"]
     close(means.loc[("halves", "asymmetric + phi"), "ace_mean"], (ace[1] + ace[2]) / 2, rtol=1e-9)
@@ -102,6 +105,9 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
     assert f"{accuracy.mean():.4f}" in next(x for x in table.splitlines() if x.startswith("| ce |"))
     assert "| asymmetric + phi |" in table
     assert "| two\\_way |" in table
+    answered = table.split("halves: retrieval")[1]
+    assert "1 condition ↑" in answered
+    assert f"{means.loc[('halves', 'bce'), 'retrieval_2_mean']:.4f}" in answered
     assert "over 2 seeds (72 train, 24 validation, 24 test)" in table
     page = (tmp_path / "report" / "index.html").read_text()
     assert "10 trainings evaluated" in page

@@ -13,9 +13,10 @@ from segcal.adapters.pytorch.data import Augment, Part, Parted, load
 from segcal.adapters.pytorch.experiment import Data, load_experiment
 from segcal.adapters.pytorch.networks import GPoolCNN, SmallCNN, Standardise
 from segcal.adapters.pytorch.testing import evaluate_classifier
-from segcal.adapters.pytorch.training import TrainingRun, build_network
+from segcal.adapters.pytorch.training import TrainingRun, build_network, label_loss, predict
 from segcal.datasets.classification.archives import write_npz
 from segcal.datasets.classification.samples import Samples
+from segcal.evaluation.classification import measure
 from segcal.io.config import names
 from segcal.io.epoch_log import EpochLog
 from segcal.io.experiments import shipped
@@ -135,6 +136,24 @@ def test_validation_terms_are_of_batches_as_those_of_training(tmp_path, labels):
     )
     (record,) = EpochLog(done.folder).records()
     close(record["val"]["two_way"], expected, rtol=1e-6)
+
+
+def test_epochs_are_ranked_by_logits_and_calibrated_by_the_posterior(tmp_path, labels):
+    """All that phi puts to 0 would be ties, by which epochs could not be told apart."""
+    terms = {"asymmetric": {"margin": 0.45}}
+    config = write_config(tmp_path, labels, recipe="asymmetric", terms=terms)
+    training = TrainingRun(load_experiment(config))
+    trained = training.run()
+    part = training.parts["validation"]
+    logits = predict(training.network, part)
+    found = measure(logits, part.targets, training.data.names, label_loss(training.objective))
+    last = EpochLog(trained.folder).records()[-1]
+    for metric in ("map_class", "map_sample"):
+        close(last[metric], found["sigmoid"].metrics[metric])
+    for metric in ("ace", "nll"):
+        close(last[metric], found["phi"].metrics[metric])
+    assert found["phi"].metrics["map_sample"] != found["sigmoid"].metrics["map_sample"]
+    assert found["phi"].metrics["ace"] != found["sigmoid"].metrics["ace"]
 
 
 def test_frequencies_are_those_of_the_training_samples(tmp_path, labels):

@@ -64,6 +64,9 @@ def test_labels_get_a_column_for_their_link(tmp_path):
     table = pd.read_csv(tmp_path / "r" / "classes.csv")
     assert table.groupby("probabilities", sort=False)["label"].agg(list).to_dict() == {
         "sigmoid": ["a", "b", "c"], "phi": ["a", "b", "c"]}  # fmt: skip
+    assert (tmp_path / "r" / "retrieval.png").stat().st_size > 10_000
+    page = (tmp_path / "r" / "index.html").read_text()
+    assert "3 conditions" in page
 
 
 def test_a_lost_loss_ends_with_a_sentence(tmp_path):

@@ -18,6 +18,7 @@ from segcal.losses.multilabel.bce import BCE
 from segcal.losses.multilabel.lpr import LPR
 from segcal.losses.multilabel.spa import SPA, inverse_link
 from segcal.losses.multilabel.two_way import TwoWay
+from segcal.metrics.retrieval import draw_queries, retrieval_map
 from tests.conftest import close
 
 
@@ -99,6 +100,22 @@ def test_a_link_that_is_one_to_one_does_not_change_rankings():
     targets = torch.tensor([[1, 0], [0, 1], [0, 0]])
     found = measure(logits, targets, ("a", "b"), SPA())
     assert [o.metrics["map_class"] for o in found.values()] == [1.0, 1.0]
+
+
+def test_queries_are_answered_by_the_posterior_of_the_loss():
+    """Sums of log-probabilities rank otherwise by the link than by the sigmoid."""
+    targets = torch.randint(0, 2, (30, 3), generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(30, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = measure(logits, targets, ("a", "b", "c"), SPA(), retrieval=True)
+    z = {"sigmoid": logits, "link": SPA().log_odds(logits)}
+    for kind, outcome in found.items():
+        queries = draw_queries(targets, 2, 500)
+        assert list(outcome.retrieval) == [1, 2, 3]  # there are three labels
+        close(outcome.retrieval[2], retrieval_map(z[kind], targets, *queries))
+        assert record(outcome)["retrieval"]["2"] == outcome.retrieval[2]
+    assert found["link"].retrieval[1] == found["sigmoid"].retrieval[1]
+    assert found["link"].retrieval[2] != found["sigmoid"].retrieval[2]
+    assert measure(logits, targets, ("a", "b", "c"), SPA())["link"].retrieval == {}
 
 
 def test_record_is_fit_for_json():

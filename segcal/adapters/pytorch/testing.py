@@ -103,6 +103,6 @@ def evaluate_classifier(
     place = choose_device(device)
     chosen, loss = data.parts[part], label_loss(objective)
     logits = predict(network.to(place), chosen.to(place)).cpu()
-    outcomes = measure(logits, chosen.targets, data.names, loss)
+    outcomes = measure(logits, chosen.targets, data.names, loss, retrieval=True)
     epoch = int(content["epoch"]) - 1
     return Tested(experiment, epoch, data, chosen, logits, loss, outcomes)

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from segcal.adapters.pytorch.data import Augment, Part, Parted, load
 from segcal.adapters.pytorch.experiment import Experiment
 from segcal.adapters.pytorch.networks import Standardise, Standardised
-from segcal.evaluation.classification import HIGHER_IS_BETTER, Outcome, measure
+from segcal.evaluation.classification import HIGHER_IS_BETTER, measure
 from segcal.io.checkpoints import BEST_NAME, LAST_NAME, read_checkpoint, write_checkpoint
 from segcal.io.config import build as build_component
 from segcal.io.config import hands_on, load_component, load_objective, names, target, validated
@@ -252,9 +252,9 @@ class TrainingRun:
         seed = self.experiment.training.seed + 1000003 * (self.epoch + 1)
         torch.manual_seed(seed)
         train = self._train(seed)
-        outcome, terms, steps = self._validate()
+        metrics, terms, steps = self._validate()
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        value = outcome.metrics[self.metric]
+        value = metrics[self.metric]
         score = value if self.metric in HIGHER_IS_BETTER else -value
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(value)
@@ -264,7 +264,7 @@ class TrainingRun:
             "epoch": self.epoch,
             "train": train,
             "val": terms,
-            **outcome.metrics,
+            **metrics,
             "lr": rates[0],
             "seconds": round(time.monotonic() - started, 3),
             **{name: vars(step) for name, step in steps.items()},
@@ -283,7 +283,7 @@ class TrainingRun:
         write_checkpoint(self.folder / LAST_NAME, content)
         if time.monotonic() - self._drawn > FIGURE_SECONDS:
             self._draw()
-        return f"{self.metric} {value:.4f}, ECE {outcome.metrics['ece']:.4f}"
+        return f"{self.metric} {value:.4f}, ECE {metrics['ece']:.4f}"
 
     def _train(self, seed: int) -> dict[str, float]:
         settings = self.experiment.training
@@ -312,7 +312,7 @@ class TrainingRun:
         return {name: value / count for name, value in sums.items()}
 
     @torch.no_grad()
-    def _validate(self) -> tuple[Outcome, dict[str, float], dict[str, DualStep]]:
+    def _validate(self) -> tuple[dict[str, float], dict[str, float], dict[str, DualStep]]:
         part = self.parts["validation"]
         logits = predict(self.network, part)
         if not torch.isfinite(logits).all():
@@ -331,8 +331,9 @@ class TrainingRun:
         outcomes = measure(
             logits.cpu(), part.targets.cpu(), self.data.names, label_loss(self.objective)
         )
-        outcome = list(outcomes.values())[-1]  # the posterior, where the loss has one
-        return outcome, terms, steps
+        of_logits, *_ = by_kind = [outcome.metrics for outcome in outcomes.values()]
+        ranked = {k: v for k, v in of_logits.items() if k in HIGHER_IS_BETTER}
+        return {**by_kind[-1], **ranked}, terms, steps  # of the posterior; phi may make ties
 
     def _draw(self) -> None:
         records = EpochLog(self.folder).records()
