@@ -32,7 +32,12 @@ def study(
     ] = None,
     processes: Annotated[
         int,
-        typer.Option("--processes", "-p", min=1, help="Trainings at the same time, a core each."),
+        typer.Option(
+            "--processes",
+            "-p",
+            min=1,
+            help="Trainings at the same time; of several, each has a core.",
+        ),
     ] = 1,
     formats: Annotated[
         list[str] | None,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import torch
 import yaml
 from pydantic import BaseModel
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from segcal.io.checkpoints import LAST_NAME
 from segcal.io.config import Component, Loader, build, config_root, read_yaml, target, validated
@@ -137,6 +141,60 @@ def build_part(component: Component, kind: type[Part], name: str, **runtime: Any
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return part
+
+
+def build_optimizer(
+    optimizer: Component,
+    scheduler: Component | None,
+    network: nn.Module,
+    *,
+    epochs: int,
+    metric: str,
+    higher: bool,
+) -> tuple[Optimizer, LRScheduler | None]:
+    """Build what updates a network, and the schedule of its learning rate, a step an epoch.
+
+    Args:
+        optimizer: a class of torch.optim.
+        scheduler: a class of torch.optim.lr_scheduler, or None.
+        network: whose parameters are updated.
+        epochs: of the training, which the schedule must last.
+        metric: what a ReduceLROnPlateau is shown, for messages.
+        higher: whether more of it is better.
+
+    Raises:
+        ValueError: no such class, arguments that do not fit, an optimiser that computes the loss
+            itself, a plateau of the wrong direction, a schedule that ends before the training.
+    """
+    built = build_part(optimizer, Optimizer, "optimizer", params=list(network.parameters()))
+    if signature(built.step).parameters["closure"].default is Parameter.empty:
+        raise ValueError(
+            f"optimizer: {optimizer.target} computes the loss anew within a step, for which there "
+            "is no way here; take another, e.g. torch.optim.AdamW"
+        )
+    if scheduler is None:
+        return built, None
+    schedule = build_part(scheduler, LRScheduler, "scheduler", optimizer=built)
+    if isinstance(schedule, ReduceLROnPlateau):
+        mode = "max" if higher else "min"
+        if schedule.mode != mode:
+            raise ValueError(
+                f"scheduler: ReduceLROnPlateau is shown the validation {metric}, of which "
+                f"{'more' if higher else 'less'} is better; give it mode: {mode}"
+            )
+        return built, schedule
+    trial = build_part(optimizer, Optimizer, "optimizer", params=[nn.Parameter(torch.zeros(1))])
+    rehearsal = build_part(scheduler, LRScheduler, "scheduler", optimizer=trial)
+    trial.step()
+    try:
+        for _ in range(epochs):
+            rehearsal.step()
+    except ValueError as error:
+        raise ValueError(
+            f"scheduler: {scheduler.target}, a step an epoch, does not last {epochs} epochs "
+            f"({error})"
+        ) from None
+    return built, schedule
 
 
 def _annotated(what: Any) -> Any:

@@ -34,8 +34,7 @@ from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.utils import optional_import
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from segcal.adapters.monai.cases import check_cases, find_cases
@@ -55,6 +54,7 @@ from segcal.io.checkpoints import BEST_NAME, LAST_NAME, write_checkpoint
 from segcal.io.config import load_objective
 from segcal.io.epoch_log import EpochLog
 from segcal.io.experiments import (
+    build_optimizer,
     build_part,
     check_same,
     check_unused,
@@ -202,19 +202,14 @@ class TrainingRun:
         torch.manual_seed(settings.seed)
         self.network = build_network(experiment, self.cases.channels, k).to(self.device)
         check_network(self.network, data, self.cases.channels, k, self.device)
-        self.optimizer = build_part(
-            experiment.optimizer, Optimizer, "optimizer", params=list(self.network.parameters())
+        self.optimizer, self.scheduler = build_optimizer(
+            experiment.optimizer,
+            experiment.scheduler,
+            self.network,
+            epochs=settings.epochs,
+            metric="mean IoU",
+            higher=True,
         )
-        self.scheduler = None
-        if experiment.scheduler is not None:
-            self.scheduler = build_part(
-                experiment.scheduler, LRScheduler, "scheduler", optimizer=self.optimizer
-            )
-            if isinstance(self.scheduler, ReduceLROnPlateau) and self.scheduler.mode != "max":
-                raise ValueError(
-                    "scheduler: ReduceLROnPlateau is shown the validation mean IoU, of which more "
-                    "is better; give it mode: max"
-                )
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
         self.best_miou, self.best_epoch, self.epoch = -1.0, -1, 0
         self.collapse = CollapseWatch(k)

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -89,11 +90,18 @@ def load(data: Data) -> Parted:
     Raises:
         ValueError: files or settings that do not fit.
     """
-    return _load(data.model_dump_json())
+    return _load(data.model_dump_json(), _stamp(data))
+
+
+def _stamp(data: Data) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of the files that arguments name, or of those in a folder."""
+    named = [Path(v) for v in data.args.values() if isinstance(v, str) and Path(v).exists()]
+    files = [file for path in named for file in (path, *sorted(path.rglob("*")))]
+    return tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
 
 
 @lru_cache(maxsize=2)
-def _load(settings: str) -> Parted:
+def _load(settings: str, stamp: object) -> Parted:
     data = Data.model_validate_json(settings)
     samples: Samples = data.read()
     images = samples.inputs.ndim == 4

@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from segcal.adapters.pytorch.data import Augment, Part, Parted, load
 from segcal.adapters.pytorch.experiment import Experiment
@@ -31,6 +30,7 @@ from segcal.io.config import build as build_component
 from segcal.io.config import hands_on, load_component, load_objective, names, target, validated
 from segcal.io.epoch_log import EpochLog
 from segcal.io.experiments import (
+    build_optimizer,
     build_part,
     check_same,
     check_unused,
@@ -60,6 +60,8 @@ MUST_BE_SAME: Mapping[str, Sequence[str]] = {
 """Parts of an experiment that a resumed training may not change, but for these of their keys."""
 BOUNDED = (nn.Tanh, nn.Sigmoid, nn.Softmax)
 """Modules whose outputs are no logits."""
+WEIGHTS = "weights"
+"""Argument by which networks of torchvision take what they were trained to."""
 FIGURE_SECONDS = 20.0
 """The figure of a training is drawn anew no more often than this, and at the end."""
 EVALUATED_AT_ONCE = 1024
@@ -141,20 +143,14 @@ class TrainingRun:
         torch.manual_seed(settings.seed)
         self.network = build_network(experiment, self.data).to(self.device)
         self._check_network()
-        self.optimizer = build_part(
-            experiment.optimizer, Optimizer, "optimizer", params=list(self.network.parameters())
+        self.optimizer, self.scheduler = build_optimizer(
+            experiment.optimizer,
+            experiment.scheduler,
+            self.network,
+            epochs=settings.epochs,
+            metric=self.metric,
+            higher=self.metric in HIGHER_IS_BETTER,
         )
-        self.scheduler = None
-        if experiment.scheduler is not None:
-            self.scheduler = build_part(
-                experiment.scheduler, LRScheduler, "scheduler", optimizer=self.optimizer
-            )
-            mode = "max" if self.metric in HIGHER_IS_BETTER else "min"
-            if isinstance(self.scheduler, ReduceLROnPlateau) and self.scheduler.mode != mode:
-                raise ValueError(
-                    f"scheduler: ReduceLROnPlateau is shown the validation {self.metric}; set "
-                    f"mode: {mode} in its arguments"
-                )
         self.epoch, self.best_epoch, self.best = 0, -1, float("-inf")
         self._drawn = time.monotonic()
         if checkpoint is not None:
@@ -422,16 +418,28 @@ def label_loss(objective: Objective) -> MultiLabelLoss | None:
     return found[0] if found else None
 
 
-def build_network(experiment: Experiment, data: Parted) -> Standardised:
+def build_network(experiment: Experiment, data: Parted, *, pretrained: bool = True) -> Standardised:
     """Build the network of an experiment and what its inputs go through before.
 
+    A network of torchvision whose ``weights`` are named gets a new last layer where they are of
+    other classes.
+
+    Args:
+        experiment: see there.
+        data: the samples.
+        pretrained: False builds it without those weights, for a checkpoint to fill.
+
     Raises:
-        ValueError: not a network, or arguments that do not fit.
+        ValueError: not a network, arguments that do not fit, or weights that are not to be had.
     """
     inputs, count = data.parts["train"].inputs, len(data.names)
-    component = experiment.network
-    if hands_on(target(component)) and "num_classes" not in component.args:
-        component = component.model_copy(update={"args": {**component.args, "num_classes": count}})
+    component, arguments = experiment.network, dict(experiment.network.args)
+    weights = arguments.get(WEIGHTS) if hands_on(target(component)) else None
+    if weights is not None and not pretrained:
+        weights = arguments[WEIGHTS] = None
+    if hands_on(target(component)) and weights is None:
+        arguments.setdefault("num_classes", count)
+    component = component.model_copy(update={"args": arguments})
     network = build_part(
         component,
         nn.Module,
@@ -443,6 +451,10 @@ def build_network(experiment: Experiment, data: Parted) -> Standardised:
         out_channels=count,
         spatial_dims=2 if inputs.ndim == 4 else 1,
     )
+    if weights is not None:
+        name, last = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear)][-1]
+        if last.out_features != count:
+            network.set_submodule(name, nn.Linear(last.in_features, count))
     return Standardised(Standardise(inputs), network)
 
 

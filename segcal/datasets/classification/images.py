@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from segcal.datasets.classification.samples import UNSAID, Samples
 
@@ -18,7 +18,7 @@ FOLDERS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 def read_images(path: str | Path, size: int | tuple[int, int], colour: bool = True) -> Samples:
     """Read ``CLASS/IMAGE.png``, or ``train/CLASS/IMAGE.png`` with ``val`` and ``test``.
 
-    All images are held in memory at the given size, a byte a value.
+    All images are held in memory at the given size, a byte a value, upright as their camera says.
 
     Args:
         path: the folder.
@@ -31,6 +31,11 @@ def read_images(path: str | Path, size: int | tuple[int, int], colour: bool = Tr
     root = Path(path)
     height, width = (size, size) if isinstance(size, int) else size
     above = [f for f in _folders(root) if f.name.lower() in FOLDERS]
+    if above and (beside := [f.name for f in _folders(root) if f not in above]):
+        raise ValueError(
+            f"{root}: expected either folders of classes or {', '.join(f.name for f in above)} "
+            f"with folders of classes in them; beside these there are {', '.join(beside[:5])}"
+        )
     tops = {f: FOLDERS[f.name.lower()] for f in above} if above else {root: UNSAID}
     found = [
         (file, folder.name, part)
@@ -60,10 +65,8 @@ def _read(file: Path, height: int, width: int, colour: bool) -> NDArray[np.uint8
         with Image.open(file) as image:
             if image.mode.startswith(("I", "F")):  # all above 255 would become white
                 raise ValueError("more than 8 bits a value; scale it to 8 bits, or make an .npz")
-            small = image.convert("RGB" if colour else "L").resize(
-                (width, height), Image.Resampling.BILINEAR
-            )
-            array = np.asarray(small, np.uint8)
+            upright = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
+            array = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR), np.uint8)
     except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ValueError(f"{file}: not an image that can be read ({error})") from None
     return np.moveaxis(array, 2, 0) if colour else array[None]

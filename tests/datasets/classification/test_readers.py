@@ -308,6 +308,24 @@ def test_images_in_folders(tmp_path):
         read_images(tmp_path, 8)
     with pytest.raises(ValueError, match="found no image"):
         read_images(tmp_path / "train" / "cat", 8)
+    (tmp_path / "horse").mkdir()
+    with pytest.raises(ValueError, match=r"either folders of classes or .*beside these.* horse"):
+        read_images(tmp_path, 8)
+
+
+def test_images_are_upright(tmp_path):
+    """6 in EXIF: the camera was turned; the picture's left column is its top row."""
+    image = Image.new("L", (8, 8), 0)
+    image.paste(200, (0, 0, 2, 8))  # left
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for kind, said in (("cat", exif), ("dog", None)):
+        (tmp_path / kind).mkdir()
+        image.save(tmp_path / kind / "a.png", exif=said)
+    turned, as_it_is = read_images(tmp_path, 8, colour=False).inputs[:, 0]
+    assert (turned[:2] == 200).all()
+    assert (turned[2:] == 0).all()
+    assert (as_it_is == turned.T).all()
 
 
 def test_words():
