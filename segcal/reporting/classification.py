@@ -188,7 +188,7 @@ def write_classifier_report(
     if multilabel:
         answered = {kind: [content["retrieval"]] for kind, content in records.items()}
         title = "Retrieval of samples by their labels"
-        picture = draw(plot_retrieval(answered, title), title)
+        picture = draw(plot_retrieval(answered, dict.fromkeys(answered, ""), title), title)
         pictures["retrieval.png"] = picture
         tables.append(retrieval_table("retrieval", title, answered, head=head))
         sections.append(page.table_section(tables[-1], pictures=[picture]))

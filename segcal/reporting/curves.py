@@ -52,35 +52,45 @@ def plot_curves(
     axis.set(xlabel="epoch", ylabel=ylabel, xlim=(0, None))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    figure.legend(loc="outside right center", frameon=False, fontsize="small")
     return figure
 
 
-def plot_retrieval(rows: Mapping[str, Sequence[Mapping[str, float | None]]], title: str) -> Figure:
+def plot_retrieval(
+    rows: Mapping[str, Sequence[Mapping[str, float | None]]],
+    methods: Mapping[str, str],
+    title: str,
+) -> Figure:
     """Draw retrieval mAP against the number of conditions of a query, bars of one deviation.
 
+    Rows of a method share a colour; all but the last of them, its posterior, are dotted.
+
     Args:
-        rows: by method, for every training, retrieval mAP by number of conditions.
+        rows: for every training, retrieval mAP by number of conditions.
+        methods: of the rows.
         title: of the figure.
     """
-    figure = Figure(figsize=(7.6, 4.6), layout="constrained")
+    figure = Figure(figsize=(8.4, 4.6), layout="constrained")
     axis = figure.subplots()
-    for i, (method, trainings) in enumerate(rows.items()):
-        conditions = [int(n) for n in trainings[0]]
-        values = np.array([list(t.values()) for t in trainings], dtype=np.float64)
-        style, colour = _look(i)
+    order = list(dict.fromkeys(methods[row] for row in rows))
+    last = {methods[row]: row for row in rows}
+    for i, (row, trainings) in enumerate(rows.items()):
+        values = np.ma.masked_invalid(
+            np.array([list(t.values()) for t in trainings], dtype=np.float64)
+        )
+        style, colour = _look(order.index(methods[row]))
         shift = 0.03 * (i - (len(rows) - 1) / 2)  # bars side by side
         axis.errorbar(
-            np.array(conditions) + shift,
+            np.array([int(n) for n in trainings[0]]) + shift,
             values.mean(0),
             yerr=values.std(0, ddof=1) if len(values) > 1 else None,
-            fmt=f"o{style}", color=colour, label=method, linewidth=1.3, markersize=3,
-            elinewidth=0.7,
+            fmt=f"o{style if last[methods[row]] == row else ':'}",
+            color=colour, label=row, linewidth=1.3, markersize=3, elinewidth=0.5,
         )  # fmt: skip
     axis.set(xlabel="conditions (labels wanted or unwanted)", ylabel="retrieval mAP")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    figure.legend(loc="outside right center", frameon=False, fontsize="small")
     figure.suptitle(title)
     return figure
 
@@ -121,7 +131,7 @@ def plot_multipliers(
         axis.spines[["top", "right"]].set_visible(False)
     lines, labels = axes[0].get_legend_handles_labels()
     figure.legend(
-        lines, labels, loc="outside right upper", frameon=False, fontsize="small", title="class"
+        lines, labels, loc="outside right center", frameon=False, fontsize="small", title="class"
     )
     figure.suptitle(title)
     return figure

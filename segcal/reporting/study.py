@@ -226,7 +226,8 @@ def _figures(name: str, runs: Sequence[Run]) -> dict[str, Picture]:
         pictures["multipliers"] = draw(figure, title)
     if multilabel:
         title = f"{name}: retrieval, test samples, mean and deviation over seeds"
-        pictures["retrieval"] = draw(plot_retrieval(_retrieval(runs), title), title)
+        methods = {row_name(run.recipe, kind): run.recipe for run in runs for kind in run.outcomes}
+        pictures["retrieval"] = draw(plot_retrieval(_retrieval(runs), methods, title), title)
     title = f"{name}: reliability, test samples of all seeds pooled"
     rows = _rows(runs)
     diagrams = [
