@@ -101,7 +101,8 @@ def evaluate(
     The report has index.html, summary.json, classes.csv (a row for each class or label),
     reliability.png, reliability_classes.png and predictions.npz (logits, probabilities, targets).
     Of labels, probabilities by the link of the loss (phi of focal and asymmetric losses) have rows
-    of their own beside the sigmoid's.
+    of their own beside the sigmoid's, and retrieval.png shows how well samples are found by several
+    conditions at once (this label and that one, not a third).
     """
     from segcal.adapters.pytorch.testing import evaluate_classifier
     from segcal.io.checkpoints import BEST_NAME, LAST_NAME

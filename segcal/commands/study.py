@@ -62,7 +62,7 @@ def study(
     What has been trained is not trained again: the same command goes on where a study was stopped.
     The report has index.html, runs.csv (a row for each training), means.csv, tables.md,
     tables.tex, and figures/: metrics, calibration over the epochs, multipliers of CALS,
-    reliability.
+    reliability, retrieval of samples by several labels at once.
 
     Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage.
     """
