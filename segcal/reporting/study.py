@@ -185,9 +185,10 @@ def _set_table(name: str, runs: Sequence[Run]) -> Table:
     fewest = min(len(of) for of in _rows(runs).values())
     caption = (
         f"Test samples, mean ± standard deviation over {len(seeds)} seed"
-        f"{'' if len(seeds) == 1 else 's'} ({what}). Fractions of 1, NLL in nats. Bold: best mean. "
-        "+ link, + phi: posterior by the link of the loss; of focal and asymmetric losses, phi."
+        f"{'' if len(seeds) == 1 else 's'} ({what}). Fractions of 1, NLL in nats. Bold: best mean."
     )
+    if runs[0].multilabel:
+        caption += " + link, + phi: posterior by the link of the loss; of focal and asymmetric losses, phi."
     if fewest < len(seeds):
         caption += f" Some methods have {fewest} trainings only."
     rows = {row: [o["metrics"] for _, o in of] for row, of in _rows(runs).items()}
