@@ -85,6 +85,10 @@ def evaluate(
         bool, typer.Option("--last", help="The last checkpoint instead of the best one.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Where the data set is now, if it has been moved since the training."),
+    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,7 +120,11 @@ def evaluate(
             raise ValueError(f"{output}: holds the training; name another folder for the report")
         ReportFolder(output).check(FILES)
         tested = evaluate_classifier(
-            folder, part=part.value, checkpoint=LAST_NAME if last else BEST_NAME, device=device
+            folder,
+            part=part.value,
+            checkpoint=LAST_NAME if last else BEST_NAME,
+            device=device,
+            path=data,
         )
         files = write_classifier_report(
             output,

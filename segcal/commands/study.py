@@ -79,7 +79,7 @@ def study(
         found = cells(chosen)
         if not report_only:
             check(found)
-    todo = [] if report_only else [cell for cell in found if cell.result() is None]
+        todo = [] if report_only else [cell for cell in found if cell.result() is None]
     say(console, f"{len(found)} trainings, {len(todo)} of them to do")
     failed: dict[str, str] = {}
     interrupted = False
@@ -92,10 +92,11 @@ def study(
                 advance(cell.name)
     except KeyboardInterrupt:
         interrupted = True
-    runs = [run for run in map(run_of, found) if run is not None]
-    missing = [cell.name for cell in found if cell.result() is None and cell.name not in failed]
+    with user_errors():
+        runs = [run for run in map(run_of, found) if run is not None]
+        missing = [cell.name for cell in found if cell.result() is None and cell.name not in failed]
     if not runs:
-        say(console, "Nothing has been trained: no report.", "red")
+        say(console, "Nothing has been trained with these settings: no report.", "red")
         raise typer.Exit(130 if interrupted else 1)
     with user_errors():
         files = write_study(

@@ -178,8 +178,12 @@ def build(component: Component, **runtime: Any) -> Any:
         raise ValueError(f"{component.target}: needs {', '.join(missing)}")
     try:
         return what(**arguments)
-    except TypeError as error:  # e.g. "0.1" where 0.1 was meant
-        raise ValueError(f"{component.target}: {error}; given {arguments}") from error
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # e.g. "0.1" where 0.1 was meant
+        raise ValueError(
+            f"{component.target}: {type(error).__name__}: {error}; given {component.args}"
+        ) from error
 
 
 def _build_argument(value: Any, runtime: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
@@ -12,13 +13,15 @@ import yaml
 from pydantic import BaseModel
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from segcal.io.checkpoints import LAST_NAME
 from segcal.io.config import Component, Loader, build, config_root, read_yaml, target, validated
 from segcal.io.epoch_log import EpochLog
 from segcal.io.files import write_text
 
+DEVICES = r"auto|cpu|cuda(:\d+)?"
+"""Names of devices that work is done on."""
 CONFIG_NAME = "config.yaml"
 """Name of the resolved experiment beside its results."""
 Part = TypeVar("Part")
@@ -78,16 +81,18 @@ def shipped(kind: str) -> list[str]:
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` with `changes` in it, mapping by mapping; of a new target, no old arguments."""
+    """`content` with `changes` in it, mapping by mapping; of a new target or source, its own args.
+
+    Args:
+        content: what there is.
+        changes: what is put in its place.
+    """
     result = dict(content)
     for key, value in changes.items():
         old = result.get(key)
-        if (
-            isinstance(value, Mapping)
-            and isinstance(old, Mapping)
-            and value.get("target", old.get("target")) == old.get("target")
-        ):
-            result[key] = merged(old, value)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            other = any(value.get(k, old.get(k)) != old.get(k) for k in ("target", "source"))
+            result[key] = merged({k: v for k, v in old.items() if k != "args" or not other}, value)
         else:
             result[key] = value
     return result
@@ -172,6 +177,15 @@ def build_optimizer(
             f"optimizer: {optimizer.target} computes the loss anew within a step, for which there "
             "is no way here; take another, e.g. torch.optim.AdamW"
         )
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)
+    trial = build_part(optimizer, Optimizer, "optimizer", params=[parameter])
+    try:
+        trial.step()
+    except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
+        raise ValueError(
+            f"optimizer: {optimizer.target} fails ({type(error).__name__}: {error})"
+        ) from None
     if scheduler is None:
         return built, None
     schedule = build_part(scheduler, LRScheduler, "scheduler", optimizer=built)
@@ -183,16 +197,20 @@ def build_optimizer(
                 f"{'more' if higher else 'less'} is better; give it mode: {mode}"
             )
         return built, schedule
-    trial = build_part(optimizer, Optimizer, "optimizer", params=[nn.Parameter(torch.zeros(1))])
+    if isinstance(schedule, CosineAnnealingLR) and schedule.T_max < epochs:
+        raise ValueError(
+            f"scheduler: with T_max {schedule.T_max} the learning rate would climb again before "
+            f"the end of {epochs} epochs; give it T_max: {epochs}"
+        )
     rehearsal = build_part(scheduler, LRScheduler, "scheduler", optimizer=trial)
-    trial.step()
     try:
         for _ in range(epochs):
+            trial.step()
             rehearsal.step()
-    except ValueError as error:
+    except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
         raise ValueError(
             f"scheduler: {scheduler.target}, a step an epoch, does not last {epochs} epochs "
-            f"({error})"
+            f"({type(error).__name__}: {error})"
         ) from None
     return built, schedule
 
@@ -271,8 +289,10 @@ def choose_device(name: str) -> torch.device:
     Raises:
         ValueError: there is none.
     """
+    if not re.fullmatch(DEVICES, name):
+        raise ValueError(f"device: expected auto, cpu, cuda or cuda:0, got {name!r}")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"training.device: {name} was asked for and torch finds no GPU")
+        raise ValueError(f"device: {name} was asked for and torch finds no GPU")
     return torch.device(name)

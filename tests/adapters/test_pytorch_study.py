@@ -157,7 +157,37 @@ def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
             raise torch.OutOfMemoryError("2 GiB more")
 
     monkeypatch.setattr("segcal.adapters.pytorch.study.run_cell", full)
-    assert [why for _, why in run_cells(found, 1)] == ["OutOfMemoryError: 2 GiB more", ""]
+    whys = [why for _, why in run_cells(found, 1)]
+    assert whys[0].startswith("OutOfMemoryError: 2 GiB more (more in ")
+    assert whys[1] == ""
+    told = (found[0].experiment.folder / "failed.txt").read_text()
+    assert "in full" in told  # the traceback
+    monkeypatch.setattr("segcal.adapters.pytorch.study.run_cell", lambda cell: None)
+    assert [why for _, why in run_cells(found[:1], 1)] == [""]
+    assert not (found[0].experiment.folder / "failed.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("changes.terms.cals.margin=3", "changes: terms has no effect here; say it with terms.REC"),
+        ("changes.recipe=ls", "recipe has no effect here; say it with recipes"),
+        ("sets.halves.changes.training.seed=7", r"halves\.changes.*training\.seed has no effect"),
+        ("sets.halves.changes.output=a", "output has no effect here"),
+    ],
+)
+def test_changes_that_a_study_overrules_are_refused(study, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_study(study, [changes])
+
+
+def test_results_of_other_data_are_refused(study, tmp_path):
+    found = cells(load_study(study))[:1]
+    assert [why for _, why in run_cells(found, 1)] == [""]
+    check(found)
+    write_classes(tmp_path / "classes.npz", seed=1)
+    with pytest.raises(ValueError, match=r"sets\.clouds, ce: .*result\.json: was trained when its"):
+        check(found)
 
 
 def test_a_process_that_is_killed_does_not_stop_the_report(study, monkeypatch):

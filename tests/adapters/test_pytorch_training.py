@@ -252,6 +252,17 @@ def test_metric_that_chooses(tmp_path, labels, classes):
         (["training.epoch=3"], "training.epoch: unknown; there are epochs"),
         (["optimizer.target=torch.nn.Linear"], "is not a torch.optim"),
         (["optimizer={target: torch.optim.LBFGS}"], "optimizer: torch.optim.LBFGS computes the"),
+        (["optimizer={target: torch.optim.SparseAdam}"], "optimizer: .*SparseAdam fails"),
+        (["optimizer.args.lr=abc"], r"Adam: .*given \{'lr': 'abc'\}"),
+        (
+            ["scheduler={target: torch.optim.lr_scheduler.StepLR, args: {step_size: 0}}"],
+            "does not last 4 epochs .*ZeroDivision",
+        ),
+        (
+            ["scheduler={target: torch.optim.lr_scheduler.CosineAnnealingLR, args: {T_max: 3}}"],
+            "T_max 3 the learning rate would climb .* T_max: 4",
+        ),
+        (["network.target=torch.nn.Embedding", "network.args={num_embeddings: 3}"], "network: "),
         ([f"scheduler={ONE_CYCLE}"], "scheduler: .*OneCycleLR.* does not last 4 epochs"),
         (["network.args.hiden=[3]"], "takes no hiden"),
         (["network.target=torch.pi"], r"network: torch\.pi is not a torch\.nn"),
@@ -271,6 +282,15 @@ def test_losses_of_classes_are_not_for_labels(tmp_path, labels):
         run(write_config(tmp_path, labels))
     with pytest.raises(ValueError, match="no term bce; there is spa"):
         run(write_config(tmp_path, labels), "recipe=spa", "terms.bce.scheme=balanced")
+
+
+def test_arguments_of_losses_of_labels(tmp_path, labels):
+    config = write_config(tmp_path, labels)
+    with pytest.raises(ValueError, match="bce gives a loss for every entry"):
+        run(config, "recipe=bce", "terms.bce.reduction=none")
+    mild = ["recipe=spa_lpr", "terms.spa_lpr.base.args.negative=[1, 1, 1]"]
+    training = TrainingRun(load_experiment(config, mild))
+    assert label_loss(training.objective).base.negative == (1, 1, 1)
 
 
 def test_a_long_tail_is_of_training_alone(tmp_path):
@@ -351,6 +371,34 @@ def test_weights_of_other_classes_get_a_new_last_layer(tmp_path, images, monkeyp
     assert len(evaluate_classifier(done.folder, device="cpu").part) == 6
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "arguments", "message"),
+    [
+        ("squeezenet1_1", "squeezenet1_1-b8a52dc0.pth", {"num_classes": 2}, None),
+        ("googlenet", "googlenet-1378be20.pth", {}, "other layers with its weights than without"),
+    ],
+)
+def test_last_layers_and_those_beside(
+    tmp_path, images, monkeypatch, name, file, arguments, message
+):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    folder = tmp_path / "torch" / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    whole = {"init_weights": False} if name == "googlenet" else {}
+    torch.save(getattr(torchvision.models, name)(**whole).state_dict(), folder / file)
+    given = {
+        "target": f"torchvision.models.{name}",
+        "args": {"weights": "IMAGENET1K_V1", **arguments, **whole},
+    }
+    path = write_config(tmp_path, images, network=given, recipe="ce", data={"channels": 3})
+    experiment = load_experiment(path)
+    if message:
+        with pytest.raises(ValueError, match=message):
+            TrainingRun(experiment)
+    else:
+        TrainingRun(experiment)
+
+
 def test_a_network_whose_outputs_have_bounds(tmp_path, images):
     """MONAI's ViT ends with tanh unless it is told not to: no confidence above e^2 : 1."""
     vit = {
@@ -407,6 +455,31 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path, classes):
     torch.save({"segcal": "0", "network": {}}, done.folder / "checkpoint_best.pt")
     with pytest.raises(ValueError, match="not a checkpoint of this command"):
         evaluate_classifier(done.folder)
+
+
+def test_data_that_have_moved(tmp_path, classes):
+    path = write_config(tmp_path, classes)
+    done = run(path, "training.epochs=1")
+    moved = classes.rename(tmp_path / "moved.npz")
+    with pytest.raises(ValueError, match=r"classes\.npz: no such file"):
+        evaluate_classifier(done.folder)
+    assert len(evaluate_classifier(done.folder, path=moved).part) == 24
+    again = run(path, "training.epochs=2", f"data.args.path={moved}", resume=True)
+    assert again.epochs == 2
+    assert len(evaluate_classifier(done.folder).part) == 24
+    write_classes(moved, seed=1)  # other features, the same classes
+    with pytest.raises(ValueError, match=r"checkpoint_best\.pt: was trained when its data set"):
+        evaluate_classifier(done.folder, path=moved)
+
+
+def test_few_large_samples_are_evaluated_at_a_time(monkeypatch):
+    monkeypatch.setattr("segcal.adapters.pytorch.training.VALUES_AT_ONCE", 30)
+    seen = []
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    network.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
+    part = Part(torch.zeros(5, 3, 2, 2), torch.zeros(5, dtype=torch.long), torch.arange(5))
+    assert predict(network, part).shape == (5, 2)
+    assert seen == [2, 2, 1]
 
 
 def test_data_that_have_changed_are_refused(tmp_path, classes):

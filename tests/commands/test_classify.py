@@ -53,6 +53,11 @@ def test_train_and_evaluate_classes(tmp_path):
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["predictions"].endswith("epoch 2")
     assert not (tmp_path / "r" / "tables.tex").exists()  # of the report before
+    moved = (tmp_path / "a.npz").rename(tmp_path / "b.npz")
+    evaluate = ["classify", "evaluate", tmp_path / "run", "-o", tmp_path / "r"]
+    assert "a.npz: no such file" in segcal(*evaluate, code=2)
+    assert "24 test samples" in segcal(*evaluate, "--data", moved)
+    assert "device: expected auto" in segcal(*evaluate, "--data", moved, "--device", "gpu", code=2)
 
 
 def test_labels_get_a_column_for_their_link(tmp_path):

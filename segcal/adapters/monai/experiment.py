@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from segcal.io.config import Component, Strict, load_objective
-from segcal.io.experiments import filled, load
+from segcal.io.experiments import DEVICES, filled, load
 
 KIND = "experiments"
 """Folder of the shipped experiments."""
@@ -153,7 +153,7 @@ class Training(Strict):
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     early_stop: int | None = Field(default=None, ge=1)
     seed: int = Field(default=1, ge=0)
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = Field(default="auto", pattern=f"^({DEVICES})$")
     workers: int = Field(default=0, ge=0)
     find_unused_parameters: bool = False
 

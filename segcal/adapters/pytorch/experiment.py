@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from segcal.io.config import Component, Strict, build, load_objective, names
-from segcal.io.experiments import filled, load
+from segcal.io.experiments import DEVICES, filled, load
 
 KIND = "classify"
 """Folder of the shipped experiments."""
@@ -112,7 +112,7 @@ class Training(Strict):
     metric: Metric | None = None
     early_stop: int | None = Field(default=None, ge=1)
     seed: int = Field(default=1, ge=0)
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = Field(default="auto", pattern=f"^({DEVICES})$")
 
 
 def check_recipe(name: str) -> None:

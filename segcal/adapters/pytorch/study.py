@@ -6,33 +6,56 @@ there is not run again, so an interrupted study goes on where it was.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from segcal.adapters.pytorch.data import load
 from segcal.adapters.pytorch.experiment import KIND as EXPERIMENTS
 from segcal.adapters.pytorch.experiment import Experiment, check_recipe
 from segcal.adapters.pytorch.testing import evaluate_classifier
-from segcal.adapters.pytorch.training import TrainingRun, build_objective
+from segcal.adapters.pytorch.training import TrainingRun, build_objective, check_data
 from segcal.evaluation.classification import record
 from segcal.io.config import Strict, validated
 from segcal.io.epoch_log import EpochLog
 from segcal.io.experiments import load as load_file
 from segcal.io.experiments import merged, read_content
-from segcal.io.files import read_json, write_json
+from segcal.io.files import read_json, write_json, write_text
 from segcal.reporting.study import Run
 
 KIND = "studies"
 """Folder of the shipped studies."""
 RESULT_NAME = "result.json"
+FAILURE_NAME = "failed.txt"
+OVERRULED = {
+    "terms": "terms.RECIPE.TERM of the study",
+    "recipe": "recipes",
+    "output": "the study's output",
+    "training.seed": "seeds",
+}
+"""Keys of experiments that a study gives values of its own, and what says them."""
+
+
+def _check_changes(value: dict[str, Any]) -> dict[str, Any]:
+    for key, instead in OVERRULED.items():
+        place: Any = value
+        for name in key.split("."):
+            place = place.get(name) if isinstance(place, dict) else None
+        if place is not None:
+            raise ValueError(f"{key} has no effect here; say it with {instead}")
+    return value
+
+
+Changes = Annotated[dict[str, Any], AfterValidator(_check_changes)]
+"""Keys and values in place of those of an experiment."""
 
 
 class Set(Strict):
@@ -46,7 +69,7 @@ class Set(Strict):
 
     config: str
     recipes: tuple[str, ...] | None = None
-    changes: dict[str, Any] = Field(default={})
+    changes: Changes = Field(default={})
 
 
 class Study(Strict):
@@ -71,7 +94,7 @@ class Study(Strict):
     seeds: tuple[int, ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     splits: Literal["fixed", "seed"] = "fixed"
     terms: dict[str, dict[str, dict[str, Any]]] = Field(default={})
-    changes: dict[str, Any] = Field(default={})
+    changes: Changes = Field(default={})
     output: str
 
     @field_validator("terms")
@@ -166,14 +189,20 @@ def cells(study: Study) -> list[Cell]:
 
 
 def check(found: Sequence[Cell]) -> None:
-    """Read the data of every set and build every loss once.
+    """Read all data, build every loss once, and see that results are of these data.
 
     Raises:
         ValueError: naming the set and the loss: something that does not fit.
     """
-    for cell in {(c.set, c.recipe): c for c in found}.values():
+    built = set()
+    for cell in sorted(found, key=lambda cell: cell.experiment.data.model_dump_json()):
         try:
-            build_objective(cell.experiment, load(cell.experiment.data))
+            data = load(cell.experiment.data)
+            if (cell.set, cell.recipe) not in built:
+                build_objective(cell.experiment, data)
+                built.add((cell.set, cell.recipe))
+            if result := cell.result():
+                check_data(result, data, cell.experiment.folder / RESULT_NAME)
         except ValueError as error:
             raise ValueError(f"sets.{cell.set}, {cell.recipe}: {error}") from None
 
@@ -191,6 +220,7 @@ def run_cell(cell: Cell) -> None:
         done.folder / RESULT_NAME,
         {
             "experiment": cell.experiment.model_dump(mode="json"),
+            "data": tested.data.checksum,
             "epochs": done.epochs,
             "best_epoch": done.best_epoch,
             "metric": done.metric,
@@ -231,12 +261,16 @@ def run_cells(todo: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, str]
 
 
 def _run_safely(cell: Cell) -> str:
+    told = cell.experiment.folder / FAILURE_NAME
+    told.unlink(missing_ok=True)
     try:
         run_cell(cell)
     except (ValueError, FloatingPointError) as error:
         return str(error)
-    except (RuntimeError, OSError) as error:  # out of memory, a full disk
-        return f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001 - out of memory, a full disk, a network's own
+        told.parent.mkdir(parents=True, exist_ok=True)
+        write_text(told, traceback.format_exc())
+        return f"{type(error).__name__}: {error} (more in {told})"
     return ""
 
 

@@ -23,7 +23,7 @@ from segcal.datasets.classification.samples import PARTS
 from segcal.evaluation.classification import Outcome, measure, probabilities
 from segcal.io.checkpoints import BEST_NAME, read_checkpoint
 from segcal.io.config import validated
-from segcal.io.experiments import choose_device
+from segcal.io.experiments import choose_device, merged
 from segcal.io.files import whole_file
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 
@@ -77,7 +77,12 @@ class Tested:
 
 
 def evaluate_classifier(
-    folder: Path, *, part: str = "test", checkpoint: str = BEST_NAME, device: str = "auto"
+    folder: Path,
+    *,
+    part: str = "test",
+    checkpoint: str = BEST_NAME,
+    device: str = "auto",
+    path: Path | None = None,
 ) -> Tested:
     """Evaluate a classifier.
 
@@ -86,22 +91,25 @@ def evaluate_classifier(
         part: ``test``, ``validation`` or ``train``.
         checkpoint: name of the file.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``.
+        path: where its data are now; None is where they were.
 
     Raises:
         ValueError: no such part, checkpoint or device; data that have changed.
     """
     if part not in PARTS:
         raise ValueError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
-    path = folder / checkpoint
-    content = read_checkpoint(path, KEYS)
-    experiment = validated(content["experiment"], Experiment, str(path))
+    place, file = choose_device(device), folder / checkpoint
+    content = read_checkpoint(file, KEYS)
+    given = content["experiment"]
+    if path is not None:
+        given = merged(given, {"data": {"args": {"path": str(path)}}})
+    experiment = validated(given, Experiment, str(file))
     data = load(experiment.data)
-    check_data(content, data, path)
+    check_data(content, data, file)
     network = build_network(experiment, data, pretrained=False)
     objective = build_objective(experiment, data)
     network.load_state_dict(content["network"])
     objective.load_state_dict(content["objective"])
-    place = choose_device(device)
     chosen, loss = data.parts[part], label_loss(objective)
     logits = predict(network.to(place), chosen.to(place)).cpu()
     outcomes = measure(logits, chosen.targets, data.names, loss, retrieval=True)

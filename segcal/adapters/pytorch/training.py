@@ -35,6 +35,7 @@ from segcal.io.experiments import (
     check_same,
     check_unused,
     choose_device,
+    merged,
     write_resolved,
 )
 from segcal.io.files import remove_leftovers, write_json
@@ -49,7 +50,7 @@ LIBRARIES = ("segcal", "torch", "numpy", "scipy")
 KEYS = ("experiment", "network", "objective", "data", "epoch")
 """What a checkpoint of a classifier has at least."""
 MUST_BE_SAME: Mapping[str, Sequence[str]] = {
-    "data": (),
+    "data": ("args",),  # their samples are compared
     "network": ("summary", "paper"),
     "recipe": (),
     "terms": (),
@@ -64,7 +65,8 @@ WEIGHTS = "weights"
 """Argument by which networks of torchvision take what they were trained to."""
 FIGURE_SECONDS = 20.0
 """The figure of a training is drawn anew no more often than this, and at the end."""
-EVALUATED_AT_ONCE = 1024
+EVALUATED_AT_ONCE, VALUES_AT_ONCE = 1024, 2**23
+"""Samples that are evaluated at a time, at most, and the values they have together."""
 Say = Callable[[str], None]
 
 
@@ -143,6 +145,8 @@ class TrainingRun:
         torch.manual_seed(settings.seed)
         self.network = build_network(experiment, self.data).to(self.device)
         self._check_network()
+        if experiment.network.args.get(WEIGHTS) is not None:
+            self._check_rebuilt()
         self.optimizer, self.scheduler = build_optimizer(
             experiment.optimizer,
             experiment.scheduler,
@@ -163,6 +167,15 @@ class TrainingRun:
         few, targets = self.parts["train"].inputs[:2], self.parts["train"].targets[:2]
         expected = (len(few), len(self.data.names))
         bounded: list[tuple[str, Any]] = []
+        grey = few.ndim == 4 and few.shape[1] == 1
+        hint = "; for grey images in a network of colours set data.channels=3" if grey else ""
+        try:
+            augmented = self.augment(few)
+        except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
+            raise ValueError(
+                f"data.augment: fails on inputs {tuple(few.shape)} ({type(error).__name__}: "
+                f"{error})"
+            ) from None
         for training in (False, True):
             trial = copy.deepcopy(self.network).train(training)  # batch norm keeps what it sees
             for module in trial.modules():
@@ -171,11 +184,11 @@ class TrainingRun:
                         lambda module, _, out: bounded.append((type(module).__name__, out))
                     )
             try:
-                output = trial(self.augment(few))
-            except (RuntimeError, ValueError, TypeError) as error:
+                output = trial(augmented)
+            except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
                 raise ValueError(
-                    f"network: fails on inputs {tuple(few.shape)} ({error}); for grey images in a "
-                    "network of colours set data.channels=3"
+                    f"network: fails on inputs {tuple(few.shape)} ({type(error).__name__}: "
+                    f"{error}){hint}"
                 ) from None
             shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             if shape != expected:
@@ -189,10 +202,26 @@ class TrainingRun:
                     "have not; leave it out (of MONAI's ViT: post_activation: none)"
                 )
         try:
-            self.objective.evaluate(output.float(), targets)
+            total, _ = self.objective.evaluate(output.float(), targets)
         except (RuntimeError, ValueError) as error:
             raise ValueError(
                 f"recipe: {self.experiment.recipe} is not for samples without pixels ({error})"
+            ) from None
+        if total.ndim:
+            raise ValueError(
+                f"recipe: {self.experiment.recipe} gives a loss for every entry; give its terms "
+                "reduction: mean or sum"
+            )
+
+    def _check_rebuilt(self) -> None:
+        """Raise ValueError if a checkpoint would not fit the network without its first weights."""
+        without = build_network(self.experiment, self.data, pretrained=False)
+        try:
+            without.load_state_dict(self.network.state_dict())
+        except RuntimeError as error:
+            raise ValueError(
+                "network: has other layers with its weights than without, so that no checkpoint "
+                f"could be read; take another ({error})"
             ) from None
 
     def _begin(self, *, resumed: bool) -> None:
@@ -324,12 +353,13 @@ class TrainingRun:
             _add(terms, self.objective.evaluate(x, y)[1], len(y) / len(part))
         self.objective.observe(logits, part.targets)
         steps = self.objective.dual_step()
-        outcomes = measure(
-            logits.cpu(), part.targets.cpu(), self.data.names, label_loss(self.objective)
-        )
-        of_logits, *_ = by_kind = [outcome.metrics for outcome in outcomes.values()]
-        ranked = {k: v for k, v in of_logits.items() if k in HIGHER_IS_BETTER}
-        return {**by_kind[-1], **ranked}, terms, steps  # of the posterior; phi may make ties
+        loss = label_loss(self.objective)
+        outcomes = measure(logits.cpu(), part.targets.cpu(), self.data.names, loss)
+        found = [outcome.metrics for outcome in outcomes.values()]
+        metrics = dict(found[-1])  # of the posterior, where the loss has one
+        if loss is not None and not loss.bijective:  # phi may make ties
+            metrics |= {k: v for k, v in found[0].items() if k in HIGHER_IS_BETTER}
+        return metrics, terms, steps
 
     def _draw(self) -> None:
         records = EpochLog(self.folder).records()
@@ -374,7 +404,8 @@ def _add(sums: dict[str, float], values: Mapping[str, Tensor], weight: float) ->
 def predict(network: nn.Module, part: Part) -> Tensor:
     """Logits ``(N, K)`` float32 of all samples of a part, in eval mode."""
     network.eval()
-    return torch.cat([network(b.inputs).float() for b in part.batches(EVALUATED_AT_ONCE)])
+    size = max(1, min(EVALUATED_AT_ONCE, VALUES_AT_ONCE // part.inputs[0].numel()))
+    return torch.cat([network(b.inputs).float() for b in part.batches(size)])
 
 
 def build_objective(experiment: Experiment, data: Parted) -> Objective:
@@ -404,7 +435,7 @@ def build_objective(experiment: Experiment, data: Parted) -> Objective:
     if unknown := sorted(set(experiment.terms) - {recipe}):
         raise ValueError(f"terms: no term {', '.join(unknown)}; there is {recipe}")
     component = load_component("multilabel", recipe)
-    arguments = {**component.args, **experiment.terms.get(recipe, {})}
+    arguments = merged(component.args, experiment.terms.get(recipe, {}))
     positives, negatives = data.counts()
     loss = build_component(
         component.model_copy(update={"args": arguments}), positives=positives, negatives=negatives
@@ -434,10 +465,12 @@ def build_network(experiment: Experiment, data: Parted, *, pretrained: bool = Tr
     """
     inputs, count = data.parts["train"].inputs, len(data.names)
     component, arguments = experiment.network, dict(experiment.network.args)
-    weights = arguments.get(WEIGHTS) if hands_on(target(component)) else None
-    if weights is not None and not pretrained:
-        weights = arguments[WEIGHTS] = None
-    if hands_on(target(component)) and weights is None:
+    from_weights = hands_on(target(component)) and arguments.get(WEIGHTS) is not None
+    if from_weights and not pretrained:
+        arguments[WEIGHTS] = None
+    if from_weights and pretrained:
+        arguments.pop("num_classes", None)  # those of the weights, to begin with
+    elif hands_on(target(component)):
         arguments.setdefault("num_classes", count)
     component = component.model_copy(update={"args": arguments})
     network = build_part(
@@ -451,11 +484,19 @@ def build_network(experiment: Experiment, data: Parted, *, pretrained: bool = Tr
         out_channels=count,
         spatial_dims=2 if inputs.ndim == 4 else 1,
     )
-    if weights is not None:
-        name, last = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear)][-1]
-        if last.out_features != count:
-            network.set_submodule(name, nn.Linear(last.in_features, count))
+    if from_weights and pretrained:
+        _renew_last_layer(network, count)
     return Standardised(Standardise(inputs), network)
+
+
+def _renew_last_layer(network: nn.Module, count: int) -> None:
+    """Give the last layer of a classifier `count` outputs, if it has others."""
+    layers = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    name, last = layers[-1]
+    if isinstance(last, nn.Linear) and last.out_features != count:
+        network.set_submodule(name, nn.Linear(last.in_features, count))
+    elif isinstance(last, nn.Conv2d) and last.out_channels != count:  # SqueezeNet's, 1 x 1
+        network.set_submodule(name, nn.Conv2d(last.in_channels, count, 1))
 
 
 def _frequencies(data: Parted) -> dict[str, int]:

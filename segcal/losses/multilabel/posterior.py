@@ -17,7 +17,7 @@ class MultiLabelLoss(nn.Module):
     Attributes:
         no_posterior: why no posterior goes with the loss; empty where one does.
         bijective: whether :meth:`log_odds` is finite and strictly increasing in the logit of its
-            label: then it can be inverted, and no ranking changes.
+            label: then it can be inverted, and ranks samples by a label as the logit does.
         link_name: what to call the way from logits to the posterior.
     """
 
