@@ -36,7 +36,7 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
                         axis.plot(d.ci95, (y, y), color="C0", linewidth=2, solid_capstyle="butt")
                     axis.plot(d.mean, y, "o", color="C0", markersize=5)
         labels = list(reversed(methods)) if index % columns == 0 else [""] * len(methods)
-        axis.set_yticks(range(len(methods)), labels, parse_math=False)
+        axis.set_yticks(range(len(methods)), labels)
         axis.set_ylim(-0.6, len(methods) - 0.4)
         axis.locator_params(axis="x", nbins=4)
         better = "right" if metric.startswith(HIGHER_IS_BETTER) else "left"
@@ -48,6 +48,5 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
         figure.suptitle(
             f"Difference to {differences[0].baseline}, mean over cases and 95 % interval",
             fontsize=11,
-            parse_math=False,
         )
     return figure

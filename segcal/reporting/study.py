@@ -269,7 +269,7 @@ def plot_metrics(
                 axis.plot(values, np.full(len(values), y + 0.25), ".", color="0.55", markersize=3)
                 axis.errorbar(values.mean(), y, xerr=deviation, fmt="o", color="C0", markersize=4)
         axis.set_title(f"{NAMES[metric]} (better to the {_better(metric)})", fontsize=9)
-        axis.set_yticks(range(len(rows)), list(rows), fontsize=8, parse_math=False)
+        axis.set_yticks(range(len(rows)), list(rows), fontsize=8)
         axis.tick_params(axis="x", labelsize=8)
         axis.locator_params(axis="x", nbins=4)
         axis.ticklabel_format(axis="x", useOffset=False, style="plain")
