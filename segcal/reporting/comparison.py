@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from segcal.evaluation.compare import Difference
 
 HIGHER_IS_BETTER = ("dsc",)
+SHORT, LETTER = 12, 0.09
+"""Letters of a method that fit beside a panel, and inches of one more."""
 
 
 def plot_comparison(differences: Sequence[Difference]) -> Figure:
@@ -21,9 +23,9 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
     methods = list(dict.fromkeys(d.method for d in differences))
     columns = min(4, max(1, len(metrics)))
     rows = -(-max(1, len(metrics)) // columns)
-    figure = Figure(
-        figsize=(3.2 * columns, (1.1 + 0.35 * len(methods)) * rows + 0.6), layout="constrained"
-    )
+    longer = max((len(method) for method in methods), default=0) - SHORT
+    width = 3.2 * columns + LETTER * max(longer, 0)
+    figure = Figure(figsize=(width, (1.1 + 0.35 * len(methods)) * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for axis in axes[len(metrics) :]:
         axis.set_axis_off()

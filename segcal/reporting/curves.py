@@ -17,6 +17,7 @@ from segcal.reporting.legends import (
     MOST_CLASSES,
     add_class_bar,
     add_side_legend,
+    label_epochs,
     marker,
     shades,
 )
@@ -64,7 +65,9 @@ def plot_curves(
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
     axis.margins(x=0.02)
-    _epochs(axis, ylabel)
+    axis.set_ylabel(ylabel)
+    axis.spines[["top", "right"]].set_visible(False)
+    label_epochs(axis)
     add_side_legend(figure, axis.lines)
     return figure
 
@@ -117,13 +120,6 @@ def _look(i: int) -> tuple[str, str]:
     return STYLES[i // 10 % len(STYLES)], COLOURS[i % len(COLOURS)]
 
 
-def _epochs(axis: Axes, ylabel: str) -> None:
-    """Labels and frame of courses over the epochs."""
-    axis.set(xlabel="epoch", ylabel=ylabel)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def _without_values(figure: Figure, axis: Axes, why: str) -> Figure:
     """The figure, with a sentence in place of what has no values."""
     axis.clear()
@@ -165,7 +161,9 @@ def plot_multipliers(
         if (values > 0).all() and values.max() > DECADES * values.min():
             axis.set_yscale("log")
         axis.set_title(fill(method, TITLE_WIDTH))
-        _epochs(axis, "multiplier")
+        axis.set_ylabel("multiplier")
+        axis.spines[["top", "right"]].set_visible(False)
+        label_epochs(axis)
     if few:
         add_side_legend(figure, means, title="class")
     else:

@@ -1,4 +1,4 @@
-"""What the lines and colours of a figure mean: legends, and a colour bar of many classes."""
+"""What lines and colours of a figure mean: legends, a colour bar of many classes, epochs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.ticker import MaxNLocator
 
 COLOURS = (
     *(f"C{i}" for i in range(10)),
     "black", "gold", "navy", "lime", "magenta",
-    "darkgreen", "aquamarine", "maroon", "plum", "coral",
+    "darkgreen", "aquamarine", "maroon", "blue", "lightsalmon",
 )  # fmt: skip
 """Of lines, ten that are usual and ten that differ from them."""
 MOST_CLASSES = 20
@@ -35,10 +36,15 @@ def marker(points: int) -> str:
     return "o" if points == 1 else ""
 
 
+def label_epochs(axis: Axes) -> None:
+    """Say that an axis counts epochs, in whole numbers even of a single one."""
+    axis.set_xlabel("epoch")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
 def shades(classes: int) -> Sequence[Any]:
     """Colours of classes in the order of their numbers."""
-    shaded: Sequence[Any] = mpl.colormaps["viridis"](np.linspace(0, 0.92, classes))
-    return shaded
+    return list(mpl.colormaps["viridis"](np.linspace(0, 0.92, classes)))
 
 
 def class_colours(classes: int) -> Sequence[Any]:
@@ -85,5 +91,5 @@ def add_class_bar(
     ticks = [round(i * last / (TICKS - 1)) for i in range(TICKS)]
     colour_map = ListedColormap(list(colours))
     bar = figure.colorbar(ScalarMappable(Normalize(0, last), colour_map), ax=axes, label="class")
-    named = [fill(f"{k} {names[k]}" if k in (0, last) else str(k), NAME_WIDTH) for k in ticks]
+    named = [fill(f"{k}: {names[k]}" if k in (0, last) else str(k), NAME_WIDTH) for k in ticks]
     bar.set_ticks(ticks, labels=named, fontsize="small")

@@ -55,7 +55,8 @@ def draw(figure: Figure, alt: str) -> Picture:
     for text in figure.findobj(Text):
         text.set_parse_math(text in numbers)
     for title in figure.texts:
-        title.set_text(wrapped(title.get_text(), figure.get_figwidth(), title.get_fontsize()))
+        points = float(title.get_fontsize())
+        title.set_text(wrapped(title.get_text(), figure.get_figwidth(), points))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     return Picture(buffer.getvalue(), alt)

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from segcal.reporting.legends import (
     COLOURS,
@@ -16,6 +17,7 @@ from segcal.reporting.legends import (
     add_class_bar,
     add_legend,
     class_colours,
+    label_epochs,
     marker,
 )
 
@@ -55,15 +57,21 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
                 _multipliers(
                     ax, [(r["epoch"], r[name][key]) for r in records if name in r], channels
                 )
-                ax.set(title=f"{name}: {title}", xlabel="epoch")
+                ax.set_title(f"{name}: {title}")
                 positive = all((np.asarray(line.get_ydata()) > 0).all() for line in ax.lines)
                 if key != "constraint" and positive:  # those of equalities have both signs
                     ax.set_yscale("log")
+        for ax in axes.values():
+            label_epochs(ax)
         drawn = [axes[f"{name} {key}"] for name in learned for key in PANELS]
         if learned and len(channels) <= MOST_CLASSES:
             add_legend(figure, drawn[0].lines, loc="outside lower center", ncols=6, fontsize=7)
         elif learned:
             add_class_bar(figure, drawn, channels, class_colours(len(channels)))
+            if len(drawn[0].lines) > len(channels):
+                styles = zip(REGIONS, STYLES, strict=True)
+                of_regions = [Line2D([], [], color="0.3", linestyle=s, label=r) for r, s in styles]
+                add_legend(figure, of_regions, loc="outside lower center", ncols=2, fontsize=7)
     return figure
 
 
@@ -79,14 +87,14 @@ def _terms(ax: Axes, records: Records) -> None:
                 epochs, values, style, marker=marker(len(epochs)), color=COLOURS[i % len(COLOURS)],
                 label=f"{name}, {phase}",
             )  # fmt: skip
-    ax.set(title="terms of the loss, unweighted", xlabel="epoch")
+    ax.set_title("terms of the loss, unweighted")
     add_legend(ax, ax.lines, fontsize=7)
 
 
 def _calibration(ax: Axes, records: Records) -> None:
     known = [(r["epoch"], r["ece"]) for r in records if r["ece"] is not None]
     ax.plot([e for e, _ in known], [ece for _, ece in known], marker(len(known)), color="C3")
-    ax.set(title="ECE in validation", xlabel="epoch", ylim=(0, None))
+    ax.set(title="ECE in validation", ylim=(0, None))
 
 
 def _multipliers(

@@ -188,7 +188,10 @@ def _set_table(name: str, runs: Sequence[Run]) -> Table:
         f"{'' if len(seeds) == 1 else 's'} ({what}). Fractions of 1, NLL in nats. Bold: best mean."
     )
     if runs[0].multilabel:
-        caption += " + link, + phi: posterior by the link of the loss; of focal and asymmetric losses, phi."
+        caption += (
+            " + link, + phi: posterior by the link of the loss; "
+            "of focal and asymmetric losses, phi."
+        )
     if fewest < len(seeds):
         caption += f" Some methods have {fewest} trainings only."
     rows = {row: [o["metrics"] for _, o in of] for row, of in _rows(runs).items()}
