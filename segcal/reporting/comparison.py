@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from segcal.evaluation.compare import Difference
 
 HIGHER_IS_BETTER = ("dsc",)
+SHORT, LETTER = 12, 0.09
+"""Letters of a method that fit beside a panel, and inches of one more."""
 
 
 def plot_comparison(differences: Sequence[Difference]) -> Figure:
@@ -21,9 +23,9 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
     methods = list(dict.fromkeys(d.method for d in differences))
     columns = min(4, max(1, len(metrics)))
     rows = -(-max(1, len(metrics)) // columns)
-    figure = Figure(
-        figsize=(3.2 * columns, (1.1 + 0.35 * len(methods)) * rows + 0.6), layout="constrained"
-    )
+    longer = max((len(method) for method in methods), default=0) - SHORT
+    width = 3.2 * columns + LETTER * max(longer, 0)
+    figure = Figure(figsize=(width, (1.1 + 0.35 * len(methods)) * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for axis in axes[len(metrics) :]:
         axis.set_axis_off()
@@ -36,7 +38,7 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
                         axis.plot(d.ci95, (y, y), color="C0", linewidth=2, solid_capstyle="butt")
                     axis.plot(d.mean, y, "o", color="C0", markersize=5)
         labels = list(reversed(methods)) if index % columns == 0 else [""] * len(methods)
-        axis.set_yticks(range(len(methods)), labels, parse_math=False)
+        axis.set_yticks(range(len(methods)), labels)
         axis.set_ylim(-0.6, len(methods) - 0.4)
         axis.locator_params(axis="x", nbins=4)
         better = "right" if metric.startswith(HIGHER_IS_BETTER) else "left"
@@ -48,6 +50,5 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
         figure.suptitle(
             f"Difference to {differences[0].baseline}, mean over cases and 95 % interval",
             fontsize=11,
-            parse_math=False,
         )
     return figure

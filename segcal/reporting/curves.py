@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from segcal.reporting.legends import (
+    COLOURS,
+    MOST_CLASSES,
+    add_class_bar,
+    add_side_legend,
+    label_epochs,
+    marker,
+    shades,
+)
+from segcal.reporting.reliability import TITLE_WIDTH
+
 Records = Sequence[Mapping[str, Any]]
 STYLES = ("-", "--", ":", "-.")
-"""Of lines, when colours run out."""
-COLOURS = 10
+"""Of ten lines each."""
 DECADES = 10.0
 """Ratio of multipliers from which on their axis is logarithmic."""
 
@@ -39,20 +50,25 @@ def plot_curves(
         epochs = np.arange(values.shape[1])
         mean = values.mean(0)
         style, colour = _look(i)
-        axis.plot(epochs, mean, style, color=colour, label=method, linewidth=1.3)
+        axis.plot(
+            epochs, mean, style, marker=marker(len(mean)), color=colour, label=method, linewidth=1.3
+        )
         if len(values) > 1:
             deviation = values.std(0, ddof=1)
             low = np.maximum(mean - deviation, values.min(0)) if log else mean - deviation
             axis.fill_between(epochs, low, mean + deviation, color=colour, alpha=0.12, linewidth=0)
+    if not any(np.isfinite(line.get_ydata()).any() for line in axis.lines):
+        return _without_values(figure, axis, f"{ylabel}: no value")
     if log:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
-    axis.set(xlabel="epoch", ylabel=ylabel, xlim=(0, None))
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.margins(x=0.02)
+    axis.set_ylabel(ylabel)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right center", frameon=False, fontsize="small")
+    label_epochs(axis)
+    add_side_legend(figure, axis.lines)
     return figure
 
 
@@ -74,10 +90,13 @@ def plot_retrieval(
     axis = figure.subplots()
     order = list(dict.fromkeys(methods[row] for row in rows))
     last = {methods[row]: row for row in rows}
+    figure.suptitle(title)
+    met = False
     for i, (row, trainings) in enumerate(rows.items()):
         values = np.ma.masked_invalid(
             np.array([list(t.values()) for t in trainings], dtype=np.float64)
         )
+        met |= values.count() > 0
         style, colour = _look(order.index(methods[row]))
         shift = 0.03 * (i - (len(rows) - 1) / 2)  # bars side by side
         axis.errorbar(
@@ -87,17 +106,26 @@ def plot_retrieval(
             fmt=f"o{style if last[methods[row]] == row else ':'}",
             color=colour, label=row, linewidth=1.3, markersize=3, elinewidth=0.5,
         )  # fmt: skip
+    if not met:
+        return _without_values(figure, axis, "no query is met by any sample")
     axis.set(xlabel="conditions (labels wanted or unwanted)", ylabel="retrieval mAP")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right center", frameon=False, fontsize="small")
-    figure.suptitle(title)
+    add_side_legend(figure, axis.containers)
     return figure
 
 
 def _look(i: int) -> tuple[str, str]:
     """Style and colour of the line of the i-th method."""
-    return STYLES[i // COLOURS % len(STYLES)], f"C{i % COLOURS}"
+    return STYLES[i // 10 % len(STYLES)], COLOURS[i % len(COLOURS)]
+
+
+def _without_values(figure: Figure, axis: Axes, why: str) -> Figure:
+    """The figure, with a sentence in place of what has no values."""
+    axis.clear()
+    axis.set_axis_off()
+    axis.text(0.5, 0.5, why, transform=axis.transAxes, ha="center", va="center")
+    return figure
 
 
 def plot_multipliers(
@@ -105,7 +133,8 @@ def plot_multipliers(
 ) -> Figure:
     """Draw the multipliers of every class over the epochs, a panel a method.
 
-    Thick lines are means over a method's trainings, thin ones the trainings.
+    Thick lines are means over a method's trainings, thin ones the trainings. Of many classes only
+    the means are drawn, in colours of a colour bar.
 
     Args:
         trainings: lines of the logs by method, see :func:`multipliers`.
@@ -115,24 +144,30 @@ def plot_multipliers(
     n = len(trainings)
     figure = Figure(figsize=(4.6 * n + 1.2, 3.9), layout="constrained")
     axes = figure.subplots(1, n, squeeze=False)[0]
-    colours = mpl.colormaps["viridis"](np.linspace(0, 0.92, len(names)))
+    colours = shades(len(names))
+    few = len(names) <= MOST_CLASSES
     for axis, (method, logs) in zip(axes, trainings.items(), strict=True):
         values = over_epochs(
             [[lam for r in log if (lam := multipliers(r)) is not None] for log in logs]
         )
+        means = []
         for k, name in enumerate(names):
-            for one in values:
+            for one in values if few else ():
                 axis.plot(one[:, k], color=colours[k], linewidth=0.5, alpha=0.5)
-            axis.plot(values[:, :, k].mean(0), color=colours[k], linewidth=1.8, label=name)
+            means += axis.plot(
+                values[:, :, k].mean(0), marker=marker(values.shape[1]), color=colours[k],
+                linewidth=1.8 if few else 0.7, label=name,
+            )  # fmt: skip
         if (values > 0).all() and values.max() > DECADES * values.min():
             axis.set_yscale("log")
-        axis.set(xlabel="epoch", ylabel="multiplier", title=method)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_title(fill(method, TITLE_WIDTH))
+        axis.set_ylabel("multiplier")
         axis.spines[["top", "right"]].set_visible(False)
-    lines, labels = axes[0].get_legend_handles_labels()
-    figure.legend(
-        lines, labels, loc="outside right center", frameon=False, fontsize="small", title="class"
-    )
+        label_epochs(axis)
+    if few:
+        add_side_legend(figure, means, title="class")
+    else:
+        add_class_bar(figure, axes, names, colours)
     figure.suptitle(title)
     return figure
 

@@ -6,12 +6,16 @@ import base64
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from segcal.io.files import whole_file
 
 DPI = 120
+LETTERS = 120
+"""Of one point in an inch."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,27 @@ class Picture:
             temporary.write_bytes(self.png)
 
 
+def wrapped(title: str, inches: float, points: float) -> str:
+    """A title in lines that fit into a figure of this width."""
+    return fill(title, int(inches * LETTERS / points))
+
+
 def draw(figure: Figure, alt: str) -> Picture:
-    """Draw a figure."""
+    """Draw a figure, in which ``$`` and ``_`` of names are letters and long titles are wrapped.
+
+    The numbers of log axes stay formulas.
+
+    Args:
+        figure: to draw.
+        alt: what it shows, in words.
+    """
+    log = [axes for axes in figure.axes if axes.get_yscale() == "log"]
+    numbers = {label for axes in log for label in axes.get_yticklabels(which="both")}
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in numbers)
+    for title in figure.texts:
+        points = float(title.get_fontsize())
+        title.set_text(wrapped(title.get_text(), figure.get_figwidth(), points))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     return Picture(buffer.getvalue(), alt)

@@ -9,6 +9,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from segcal.reporting.legends import (
+    COLOURS,
+    MOST_CLASSES,
+    add_class_bar,
+    add_legend,
+    class_colours,
+    label_epochs,
+    marker,
+)
 
 FIGURE_NAME = "segcal_progress.png"
 REGIONS = ("inner", "outer")
@@ -46,13 +57,21 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
                 _multipliers(
                     ax, [(r["epoch"], r[name][key]) for r in records if name in r], channels
                 )
-                ax.set(title=f"{name}: {title}", xlabel="epoch")
+                ax.set_title(f"{name}: {title}")
                 positive = all((np.asarray(line.get_ydata()) > 0).all() for line in ax.lines)
                 if key != "constraint" and positive:  # those of equalities have both signs
                     ax.set_yscale("log")
-        if learned:
-            lines, labels = axes[f"{learned[0]} lam"].get_legend_handles_labels()
-            figure.legend(lines, labels, loc="outside lower center", ncols=6, fontsize=7)
+        for ax in axes.values():
+            label_epochs(ax)
+        drawn = [axes[f"{name} {key}"] for name in learned for key in PANELS]
+        if learned and len(channels) <= MOST_CLASSES:
+            add_legend(figure, drawn[0].lines, loc="outside lower center", ncols=6, fontsize=7)
+        elif learned:
+            add_class_bar(figure, drawn, channels, class_colours(len(channels)))
+            if len(drawn[0].lines) > len(channels):
+                styles = zip(REGIONS, STYLES, strict=True)
+                of_regions = [Line2D([], [], color="0.3", linestyle=s, label=r) for r, s in styles]
+                add_legend(figure, of_regions, loc="outside lower center", ncols=2, fontsize=7)
     return figure
 
 
@@ -64,15 +83,18 @@ def _terms(ax: Axes, records: Records) -> None:
             if not any(name in r[phase] for r in records):
                 continue  # a term that compares two views has no value in validation
             values = [r[phase].get(name, float("nan")) for r in records]
-            ax.plot(epochs, values, style, color=f"C{i}", label=f"{name}, {phase}")
-    ax.set(title="terms of the loss, unweighted", xlabel="epoch")
-    ax.legend(fontsize=7)
+            ax.plot(
+                epochs, values, style, marker=marker(len(epochs)), color=COLOURS[i % len(COLOURS)],
+                label=f"{name}, {phase}",
+            )  # fmt: skip
+    ax.set_title("terms of the loss, unweighted")
+    add_legend(ax, ax.lines, fontsize=7)
 
 
 def _calibration(ax: Axes, records: Records) -> None:
-    values = [float("nan") if r["ece"] is None else r["ece"] for r in records]
-    ax.plot([r["epoch"] for r in records], values, color="C3")
-    ax.set(title="ECE in validation", xlabel="epoch", ylim=(0, None))
+    known = [(r["epoch"], r["ece"]) for r in records if r["ece"] is not None]
+    ax.plot([e for e, _ in known], [ece for _, ece in known], marker(len(known)), color="C3")
+    ax.set(title="ECE in validation", ylim=(0, None))
 
 
 def _multipliers(
@@ -80,7 +102,11 @@ def _multipliers(
 ) -> None:
     epochs = [epoch for epoch, _ in steps]
     rows = len(steps[0][1])  # none where a method has no such values
+    colours = class_colours(len(channels))
     for row, region in zip(range(rows), region_names(rows), strict=False):
         for k, channel in enumerate(channels):
             values = [value[row][k] for _, value in steps]
-            ax.plot(epochs, values, STYLES[row], color=f"C{k % 10}", label=f"{channel}, {region}")
+            ax.plot(
+                epochs, values, STYLES[row], marker=marker(len(epochs)), color=colours[k],
+                label=f"{channel}, {region}" if rows > 1 else channel,
+            )  # fmt: skip

@@ -11,9 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from segcal.binning import BinStatistics
+from segcal.reporting.picture import wrapped
 
 TITLE_WIDTH = 34
 """Letters of a title that fit above a panel."""
+SMALL_TITLE_WIDTH = 30
+"""Of a small one."""
+TITLE_POINTS = 11
 BAR, OVER, UNDER, LINE = "#3b6ea5", "#c0504d", "#d9a13b", "#555555"
 STRIP, FLOOR = 0.3, 1e-5
 """Height of the strip of shares below a small diagram, and the share at its bottom."""
@@ -99,12 +103,14 @@ def plot_class_reliability(
     rows = max(-(-len(names) // blocks), 1)
     columns = max(-(-len(names) // rows) * len(diagrams), 1)
     legend_columns, legend_height = (3, 1.0) if columns > 2 else (2, 1.2)
-    height = 1.8 * rows + 0.45 + legend_height
     width = max(2.1 * columns + 0.6 * blocks, NARROWEST)
+    title = wrapped(title, width, TITLE_POINTS)
+    head = 0.42 + 0.18 * (title.count("\n") + 1)
+    height = 1.8 * rows - 0.15 + head + legend_height
     figure = Figure(figsize=(width, height))
     figure.subplots_adjust(
         left=0.65 / width, right=0.98, bottom=legend_height / height,
-        top=1 - 0.6 / height, hspace=0.24, wspace=0.12,
+        top=1 - head / height, hspace=0.24, wspace=0.12,
     )  # fmt: skip
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axis in axes.flat:
@@ -115,9 +121,8 @@ def plot_class_reliability(
             axis = axes[row, block * len(diagrams) + column]
             axis.set_axis_on()
             _draw_small(axis, classes[index], unit, axes_names[1])
-            axis.set_title(
-                f"{name}, {scope}" if scope else name, fontsize=8, parse_math=False, pad=3
-            )
+            shown = f"{name}, {scope}" if scope else name
+            axis.set_title(fill(shown, SMALL_TITLE_WIDTH), fontsize=8, pad=3)
             if row == rows - 1 or index == len(names) - 1:
                 axis.set_xlabel(axes_names[0], fontsize=8)
                 axis.tick_params(labelbottom=True)
@@ -131,7 +136,7 @@ def plot_class_reliability(
         fontsize="small",
     )
     if title:
-        figure.suptitle(title, y=1 - 0.1 / height, va="top", fontsize=11)
+        figure.suptitle(title, y=1 - 0.1 / height, va="top", fontsize=TITLE_POINTS)
     return figure
 
 

@@ -188,7 +188,10 @@ def _set_table(name: str, runs: Sequence[Run]) -> Table:
         f"{'' if len(seeds) == 1 else 's'} ({what}). Fractions of 1, NLL in nats. Bold: best mean."
     )
     if runs[0].multilabel:
-        caption += " + link, + phi: posterior by the link of the loss; of focal and asymmetric losses, phi."
+        caption += (
+            " + link, + phi: posterior by the link of the loss; "
+            "of focal and asymmetric losses, phi."
+        )
     if fewest < len(seeds):
         caption += f" Some methods have {fewest} trainings only."
     rows = {row: [o["metrics"] for _, o in of] for row, of in _rows(runs).items()}
@@ -269,7 +272,7 @@ def plot_metrics(
                 axis.plot(values, np.full(len(values), y + 0.25), ".", color="0.55", markersize=3)
                 axis.errorbar(values.mean(), y, xerr=deviation, fmt="o", color="C0", markersize=4)
         axis.set_title(f"{NAMES[metric]} (better to the {_better(metric)})", fontsize=9)
-        axis.set_yticks(range(len(rows)), list(rows), fontsize=8, parse_math=False)
+        axis.set_yticks(range(len(rows)), list(rows), fontsize=8)
         axis.tick_params(axis="x", labelsize=8)
         axis.locator_params(axis="x", nbins=4)
         axis.ticklabel_format(axis="x", useOffset=False, style="plain")

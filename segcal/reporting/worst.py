@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
+from segcal.reporting.legends import add_legend
+
 FEW = ("#3b6ea5", "#d9a13b", "#5a9e6f", "#c0504d", "#8064a2", "#4bacc6", "#9c6b3f", "#d87fb0")
 MANY = tuple(matplotlib.colormaps["tab20"](range(20)))
 IGNORED = "ignored"
@@ -91,15 +93,11 @@ def plot_case(
         handles=[Patch(color=ERRORS[k], label=k) for k in kinds], loc="outside lower right",
         ncols=2, frameon=False, fontsize="small",
     )  # fmt: skip
-    legend = figure.legend(
-        handles=[Patch(color=colours[v]) for v in present], labels=["."] * len(present),
+    add_legend(
+        figure, [Patch(color=colours[v], label=names[v]) for v in present],
         loc="outside lower left", ncols=columns, frameon=False, fontsize="small",
     )  # fmt: skip
-    for text, value in zip(legend.get_texts(), present, strict=True):
-        text.set(text=names[value], parse_math=False)  # a name may hold _ or $
-    figure.suptitle(
-        f"{title}, slice {z + 1} of {len(reference)}, as stored", fontsize=11, parse_math=False
-    )
+    figure.suptitle(f"{title}, slice {z + 1} of {len(reference)}, as stored", fontsize=11)
     return figure
 
 

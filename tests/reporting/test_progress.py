@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import matplotlib.pyplot as plt
+import pytest
 
+from segcal.reporting.picture import draw
 from segcal.reporting.progress import plot_progress
 
 
@@ -32,3 +34,42 @@ def test_figure_of_a_training():
     assert lines[-1].get_label() == "bwcr, train"
     assert len(lines) == 5
     assert max(t.get_fontsize() for ax in axes for t in (ax.title, ax.xaxis.label)) < 20
+
+
+def record(classes, regions, epoch=0):
+    values = [[0.1 * (k + 1) for k in range(classes)]] * regions
+    step = {"lam": values, "rho": values, "constraint": values}
+    return {"epoch": epoch, "train": {"base": 1.0}, "val": {"base": 1.0}, "ece": 0.2, "crac": step}
+
+
+def texts(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_names_of_classes_say_the_region_only_where_there_are_two():
+    assert texts(plot_progress([record(2, 1)], ["0", "_b"])) == ["0", "_b"]
+    both = ["0, inner", "_b, inner", "0, outer", "_b, outer"]
+    assert texts(plot_progress([record(2, 2)], ["0", "_b"])) == both
+
+
+@pytest.mark.parametrize("regions", [1, 2])
+def test_many_classes_get_a_colour_bar(regions):
+    names = [f"class {k}" for k in range(200)]
+    figure = plot_progress([record(200, regions, epoch) for epoch in range(2)], names)
+    assert texts(figure) == (["inner", "outer"] if regions == 2 else [])
+    *panels, bar = figure.axes
+    labels = [label.get_text() for label in bar.get_yticklabels()]
+    assert (labels[0], labels[-1]) == ("0: class 0", "199: class 199")
+    draw(figure, "")
+    assert min(panel.get_position().width for panel in panels) > 0.15
+    assert min(panel.get_position().height for panel in panels) > 0.3
+
+
+def test_what_was_measured_once_or_now_and_then_is_seen():
+    axes = plot_progress([record(2, 1)], ["a", "b"]).axes
+    assert {line.get_marker() for axis in axes for line in axis.lines} == {"o"}
+    rare = [{**record(2, 1, epoch), "ece": None if epoch % 2 else 0.1} for epoch in range(4)]
+    axes = plot_progress(rare, ["a", "b"]).axes
+    (ece,) = axes[1].lines
+    assert (list(ece.get_xdata()), list(ece.get_ydata())) == ([0, 2], [0.1, 0.1])
+    assert {line.get_marker() for line in axes[0].lines} == {""}
