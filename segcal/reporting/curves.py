@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
 from segcal.reporting.legends import (
@@ -62,6 +62,7 @@ def plot_curves(
     if log:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
     axis.margins(x=0.02)
