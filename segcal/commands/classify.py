@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -180,6 +181,9 @@ def from_segmentation(
             "(patient\\d+); default: every case is one. Patients are never parted."
         ),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write over a file that is there.")
+    ] = False,
 ) -> None:
     """Make a multi-label data set of a segmentation data set: which labels does a slice show?
 
@@ -194,7 +198,15 @@ def from_segmentation(
     with user_errors():
         if output.suffix != ".npz":
             raise ValueError(f"--output {output}: expected the name of a file that ends in .npz")
+        if output.is_dir():
+            raise ValueError(f"--output {output}: is a folder; name a file")
+        if output.exists() and not overwrite:
+            raise ValueError(
+                f"--output {output}: is there already; remove it, name another file, or give "
+                "--overwrite"
+            )
         cases = find_slice_cases(root, patient)
+        _try_folder(output.parent)
         with progress_bar("Reading", len(cases)) as advance:
             samples = presence_of_labels(
                 root,
@@ -213,6 +225,16 @@ def from_segmentation(
     say(console, f"{len(samples)} slices of {len(cases)} cases: {shown}; none {none}")
     say(console, f"Written: {output}")
     say(console, f"Next: segcal classify train slices --set data.args.path={output}")
+
+
+def _try_folder(folder: Path) -> None:
+    """Make a folder if it is not there, and write to it, before hours of work need it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"--output: cannot write to {folder} ({error})") from None
 
 
 def _header(folder: Path, part: SamplePart, tested: Tested) -> dict[str, object]:

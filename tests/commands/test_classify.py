@@ -112,6 +112,18 @@ def test_from_segmentation(tmp_path):
     assert "ends in .npz" in segcal(
         "classify", "from-segmentation", tmp_path / "d", "-o", tmp_path / "a.zip", code=2
     )
+    command = ("classify", "from-segmentation", tmp_path / "d", "--size", "16", "-o")
+    path.write_text("mine")
+    assert "is there already; remove it" in segcal(*command, path, code=2)
+    assert path.read_text() == "mine"
+    (tmp_path / "folder.npz").mkdir()
+    assert "is a folder" in segcal(*command, tmp_path / "folder.npz", "--overwrite", code=2)
+    segcal(*command, path, "--overwrite")
+    deep = tmp_path / "new" / "folder" / "slices.npz"
+    segcal(*command, deep)
+    assert deep.read_bytes() == path.read_bytes()
+    (tmp_path / "d" / "labelsTr" / "c0.nii.gz").write_bytes(b"not read before this is said:")
+    assert "cannot write to" in segcal(*command, path / "slices.npz", code=2)
 
 
 def test_study(tmp_path):

@@ -5,8 +5,6 @@ Nothing in them is unpickled.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ from segcal.io.files import whole_file
 
 MEDMNIST_PARTS = ("train", "val", "test")
 """How MedMNIST calls the parts."""
+MOST_CLASSES = 1000
+"""Classes without names, where there are not even as many samples."""
 
 
 def read_npz(path: str | Path, names: tuple[str, ...] | None = None) -> Samples:
@@ -34,10 +34,13 @@ def read_npz(path: str | Path, names: tuple[str, ...] | None = None) -> Samples:
         names: of the classes or labels, if the file has none.
 
     Raises:
-        ValueError: naming the file: not readable, an array that is missing or holds objects,
-            targets that are no whole numbers.
+        ValueError: naming the file: not readable, an array that is missing, of another shape or
+            holds objects, targets that are no whole numbers.
     """
     arrays = _arrays(Path(path))
+    for name in ("names", "parts", "groups"):
+        if name in arrays and arrays[name].ndim != 1:
+            raise ValueError(f"{path}: {name}: expected a list, got shape {arrays[name].shape}")
     parts: NDArray[np.int64] | None
     if {f"{part}_images" for part in MEDMNIST_PARTS} <= arrays.keys():
         inputs, targets, parts = _medmnist(Path(path), arrays)
@@ -50,13 +53,13 @@ def read_npz(path: str | Path, names: tuple[str, ...] | None = None) -> Samples:
             f"got {', '.join(arrays) or 'nothing'}"
         )
     targets = _targets(Path(path), targets)
-    given = tuple(map(str, arrays["names"])) if "names" in arrays else names
-    count = targets.shape[1] if targets.ndim == 2 else int(targets.max(initial=-1)) + 1
+    if "names" in arrays:
+        names = tuple(map(str, arrays["names"]))
     groups = arrays.get("groups")
     return Samples(
         inputs=_inputs(Path(path), inputs),
         targets=targets,
-        names=tuple(map(str, range(count))) if given is None else tuple(given),
+        names=_numbers(Path(path), targets) if names is None else tuple(names),
         parts=parts,
         groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
     ).check(str(path))
@@ -81,8 +84,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError,
-            TypeError) as error:  # fmt: skip
+    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
         raise ValueError(f"{path}: not an .npz of plain arrays ({error})") from None
 
 
@@ -105,6 +107,17 @@ def _medmnist(
         targets = targets[:, 0]
     parts = np.repeat(np.arange(3), [len(a) for a in images])
     return np.concatenate(images), targets, parts
+
+
+def _numbers(path: Path, targets: NDArray[Any]) -> tuple[str, ...]:
+    """Names of classes or labels that have none: their numbers."""
+    count = targets.shape[1] if targets.ndim == 2 else int(targets.max(initial=-1)) + 1
+    if targets.ndim == 1 and count > max(MOST_CLASSES, len(targets)):
+        raise ValueError(
+            f"{path}: targets: expected classes numbered from 0, got {count - 1} in "
+            f"{len(targets)} samples; number those that there are, or add names"
+        )
+    return tuple(map(str, range(count)))
 
 
 def _parts(path: Path, parts: NDArray[Any] | None) -> NDArray[np.int64] | None:

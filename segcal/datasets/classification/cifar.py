@@ -78,7 +78,11 @@ def _python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
                 labels.append(int(value or 0))
     except (ValueError, UnicodeError, OverflowError) as error:
         raise ValueError(f"{path}: not a batch of CIFAR-10 ({error})") from None
-    if len(images) != 1 or not labels or len(images[0]) != VALUES * len(labels):
+    if (
+        len(images) != 1
+        or not 0 < len(labels) == len(images[0]) / VALUES
+        or not set(labels) <= set(range(len(NAMES)))
+    ):
         raise ValueError(
             f"{path}: not a batch of CIFAR-10 as it is downloaded; take the binary version "
             "(cifar-10-binary.tar.gz)"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import numpy as np
 import pandas as pd
 
 from segcal.datasets.classification.samples import PARTS, Samples
+
+NAMELESS = re.compile(r"Unnamed: \d+")
+"""How pandas calls columns without a name."""
 
 
 def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = None) -> Samples:
@@ -21,13 +25,18 @@ def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = N
         part: column that says train, validation or test.
 
     Raises:
-        ValueError: naming the file: not readable, no column of that name, features that are no
-            numbers.
+        ValueError: naming the file: not readable, no column of that name, rows without a class,
+            features without a name or that are no numbers.
     """
     targets = [target] if isinstance(target, str) else list(target)
     named = [*targets, *([] if part is None else [part])]
     table = read_table(path, named)
     features = table.drop(columns=named)
+    if nameless := [name for name in features.columns if NAMELESS.fullmatch(str(name))]:
+        raise ValueError(
+            f"{path}: a column has no name ({nameless[0]}, from 0); remove it if it numbers "
+            "the rows (pandas: to_csv(..., index=False)), or name it if it is a feature"
+        )
     wrong = [str(n) for n, t in features.dtypes.items() if not pd.api.types.is_numeric_dtype(t)]
     if wrong or not len(features.columns):
         raise ValueError(
@@ -35,14 +44,13 @@ def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = N
         )
     names: Sequence[str]
     if not isinstance(target, str):
-        labels = table[targets].fillna(-1).to_numpy()
+        labels = table[targets].astype(object).where(table[targets].notna(), -1).to_numpy()
         if not np.isin(labels, (-1, 0, 1)).all():
             raise ValueError(f"{path}: {', '.join(targets)}: expected 0, 1, or empty (unknown)")
         classes, names = labels.astype(np.int8), targets
     else:
+        check_filled(path, table[target])
         codes, found = pd.factorize(table[target], sort=True)
-        if (codes < 0).any():
-            raise ValueError(f"{path}: {target}: {int((codes < 0).sum())} rows have no class")
         classes, names = codes.astype(np.int64), [str(name) for name in found]
     parts = None
     if part is not None:
@@ -54,17 +62,34 @@ def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = N
 
 
 def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read a CSV file that has some columns at least.
+    """Read a CSV file that has some columns at least; only what is empty is missing, NA is a word.
 
     Raises:
         ValueError: naming the file: not readable, or no column of that name.
     """
     try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
+            table = pd.read_csv(
+                path,
+                index_col=False,
+                keep_default_na=False,
+                na_values=[""],
+                low_memory=False,  # in pieces, a column can have 1 and "1"
+            )
+    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
         raise ValueError(f"{path}: cannot be read as CSV ({error})") from None
     if unknown := [name for name in columns if name not in table.columns]:
         raise ValueError(
             f"{path}: has no column {', '.join(unknown)}; it has {', '.join(table.columns[:20])}"
         )
     return table
+
+
+def check_filled(path: str | Path, column: pd.Series) -> None:
+    """Raise ValueError if something is missing in a column, naming the file and a row."""
+    if missing := np.flatnonzero(column.isna()).tolist():
+        raise ValueError(
+            f"{path}: {column.name}: {len(missing)} rows have none, the first is row "
+            f"{missing[0] + 1} below the header; fill them in or remove them"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,17 +53,22 @@ class Samples:
             ValueError: what is not.
         """
         n, count = len(self.inputs), len(self.names)
+        twice = [name for name, times in Counter(self.names).items() if times > 1]
         wrong = ""
         if not n or len(self.targets) != n:
             wrong = f"expected samples and a target of each, got {n} and {len(self.targets)}"
         elif count < (1 if self.multilabel else 2):
-            wrong = f"expected names of classes or labels, got {count}"
+            least = "one label" if self.multilabel else "two classes (one alone cannot be learnt)"
+            wrong = f"expected at least {least}, got {', '.join(self.names) or 'none'}"
+        elif twice:
+            wrong = f"expected names of classes or labels, each once; got {twice[0]!r} twice"
         elif self.multilabel and (
             self.targets.shape[1] != count or not np.isin(self.targets, (-1, 0, 1)).all()
         ):
             wrong = f"expected targets 0, 1 or -1 (unknown) of {count} labels"
         elif not self.multilabel and not 0 <= self.targets.min() <= self.targets.max() < count:
-            wrong = f"expected classes 0 to {count - 1}, got up to {self.targets.max()}"
+            found = f"{self.targets.min()} to {self.targets.max()}"
+            wrong = f"expected classes 0 to {count - 1}, got {found}"
         elif self.inputs.dtype.kind == "f" and not np.isfinite(self.inputs).all():
             wrong = "holds NaN or infinite values; fill in what is missing first"
         elif any(x is not None and len(x) != n for x in (self.parts, self.groups)):
@@ -114,8 +120,16 @@ def split(samples: Samples, *, validation: float, test: float, seed: int) -> NDA
     parts[parts == UNSAID] = 0
     counts = np.bincount(parts, minlength=len(PARTS))
     if empty := [name for name, n in zip(PARTS, counts, strict=True) if not n]:
+        given = {PARTS[part]: f"{PARTS[part]} ({share:g})" for part, share in drawn.items()}
+        raised = [text for name, text in given.items() if name in empty]
+        if "train" not in empty:
+            advice = f"raise {' and '.join(raised)}"
+        elif len(open_) and given:
+            advice = f"lower {' or '.join(given.values())}"
+        else:
+            advice = "the data set itself says what its samples are for, and none is for training"
         raise ValueError(
-            f"data.split: no sample for {', '.join(empty)} of {len(samples)}; give larger shares"
+            f"data.split: no sample for {', '.join(empty)} of {len(samples)}; {advice}"
         )
     if samples.groups is not None:
         pairs = np.unique(np.stack([samples.groups, parts]), axis=1)

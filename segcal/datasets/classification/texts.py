@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.datasets.classification.csv import read_table
+from segcal.datasets.classification.csv import check_filled, read_table
+from segcal.datasets.classification.folders import PARTS, files_of_classes
 from segcal.datasets.classification.samples import UNSAID, Samples
 
 WORD = re.compile(r"[^\W\d_]{2,}")
-PARTS = {"train": 0, "val": 1, "validation": 1, "test": 2}
 PACKAGES = ("matplotlib", "monai", "nibabel", "numpy", "pandas", "scipy", "torch")
 CHOICE = 2
 """Texts that are read for one that is taken."""
@@ -54,15 +54,16 @@ def read_texts(
     """Read texts and their classes.
 
     Args:
-        path: a folder with a folder a class (below folders whose names hold train or test, if
-            they say what texts are for, as 20 Newsgroups has them); or a CSV file.
+        path: a folder with a folder a class (below folders with train, validation or test as a
+            word of their names, if they say what texts are for, as 20 Newsgroups has them); or a
+            CSV file.
         vocabulary: see :func:`words`.
         length: see there.
         text: column of a CSV file.
         target: column of the class of a CSV file.
 
     Raises:
-        ValueError: naming the file: not readable, or no texts.
+        ValueError: naming the file: not readable, no texts, or rows without text or class.
     """
     root = Path(path)
     if root.is_dir():
@@ -129,29 +130,21 @@ def _samples(
 
 
 def _folder_texts(root: Path) -> tuple[list[tuple[str, str]], NDArray[np.int64] | None]:
-    tops = {folder: _part(folder.name) for folder in _folders(root)}
-    said = bool(tops) and UNSAID not in tops.values()
-    if not said:
-        tops = {root: UNSAID}
-    found, parts = [], []
-    for top, part in tops.items():
-        for folder in _folders(top):
-            for file in sorted(f for f in folder.rglob("*") if f.is_file()):
-                found.append((file.read_text(encoding="utf-8", errors="replace"), folder.name))
-                parts.append(part)
-    return found, np.array(parts, np.int64) if said else None
+    files = files_of_classes(root, _part)
+    found = [(f.read_text(encoding="utf-8", errors="replace"), name) for f, name, _ in files]
+    parts = np.array([part for _, _, part in files], np.int64)
+    return found, None if (parts == UNSAID).all() else parts
 
 
 def _part(name: str) -> int:
-    return next((part for word, part in PARTS.items() if word in name.lower()), UNSAID)
-
-
-def _folders(root: Path) -> list[Path]:
-    return sorted(f for f in root.iterdir() if f.is_dir() and not f.name.startswith("."))
+    """Part that a word of the name says: ``20news-bydate-train``, but not ``trains``."""
+    return next((PARTS[w] for w in re.findall("[a-z]+", name.lower()) if w in PARTS), UNSAID)
 
 
 def _table_texts(path: Path, text: str, target: str) -> list[tuple[str, str]]:
-    table = read_table(path, [text, target]).dropna(subset=[text, target])
+    table = read_table(path, [text, target])
+    for column in (text, target):
+        check_filled(path, table[column])
     return [(str(a), str(b)) for a, b in zip(table[text], table[target], strict=True)]
 
 

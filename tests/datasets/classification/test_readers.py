@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -75,9 +76,20 @@ def test_labels_in_the_first_columns(tmp_path):
         (ARFF, [], "music.arff: labels: expected names, .* got 0 of 4"),
         (ARFF, ["happy", "happy"], "expected names, each once"),
         (ARFF, ["tempo", "key", "happy", "sad"], "that leave features; got 4 of 4"),
-        (ARFF, ["key", "happy", "sad"], "label key: expected 0, 1 or"),
-        (ARFF.replace("1.5,2,1,0", "{0 1.5, 2 1}"), 2, "not an ARFF file of plain columns"),
-        ("tempo,key\n1,2\n", 1, "not an ARFF file"),
+        (ARFF, ["key", "happy", "sad"], r"label key: expected 0, 1 .* or \?"),
+        ("tempo,key\n1,2\n", 1, "not an ARFF file .*line 1: expected @attribute"),
+        (ARFF.replace("@data", ""), 2, "not an ARFF file .*line 7"),
+        (ARFF.replace("sad", "happy"), 2, "line 5: happy is declared twice"),
+        (ARFF.replace("key numeric", "key string"), 2, "line 3: expected numeric .* got string"),
+        (ARFF.partition("1.5")[0], 2, "music.arff: expected samples"),
+        (ARFF.replace("0,?", "0"), 2, "music.arff: line 8: expected 4 values, got 3"),
+        (ARFF.replace("0,?", "0,?,1"), 2, "music.arff: line 8: expected 4 values, got 5"),
+        (ARFF.replace("-3", "low"), 2, "music.arff: line 8: .*'low'"),
+        (ARFF.replace("0,?", "0,2"), 2, "music.arff: line 8: '2' is no value that its column has"),
+        (ARFF.replace("-3", "'-3"), 2, "music.arff: line 8: cannot be read from "),
+        (ARFF.replace("-3,4e1,0,?", "{0 1, 4 1}"), 2, "line 8: expected columns 0 to 3, each once"),
+        (ARFF.replace("-3,4e1,0,?", "{0 1, 0 1}"), 2, "line 8: expected columns 0 to 3, each once"),
+        (ARFF.replace("-3,4e1,0,?", "{0 1"), 2, "line 8: a sparse row does not end"),
     ],
 )
 def test_unfit_arff_is_refused(tmp_path, text, labels, message):
@@ -87,11 +99,44 @@ def test_unfit_arff_is_refused(tmp_path, text, labels, message):
         read_arff(path, labels)
 
 
-def test_xml_with_declarations_is_refused(tmp_path):
+def test_sparse_rows(tmp_path):
+    """What is not named is 0, of declared values the first, as Weka has it: here true, and 1."""
+    path = tmp_path / "a.arff"
+    path.write_text(
+        "% of Mulan\n@RELATION a\n@ATTRIBUTE x REAL\n@ATTRIBUTE y integer\n"
+        "@ATTRIBUTE l {TRUE, False}\n@ATTRIBUTE m {1,0}\n@ATTRIBUTE n {0,1}\n@DATA\n"
+        "{0 1, 1 2.5, 4 1}\n{}\n% none\n{ 1 -3 , 2 False,3 0,4 ? }\n4,\t5,False,0,1\n"
+    )
+    read = read_arff(path, 3)
+    assert read.inputs.tolist() == [[1, 2.5], [0, 0], [0, -3], [4, 5]]
+    assert read.targets.tolist() == [[1, 1, 1], [1, 1, 0], [0, 0, -1], [0, 0, 1]]
+
+
+def test_quotes_in_arff(tmp_path):
+    path = tmp_path / "a.arff"
+    path.write_text(
+        "@relation a\n"
+        '@attribute "two words" numeric\n'
+        r"@attribute 'don\'t, \"do\"' real [0,1]" "\n"
+        '@attribute \'a b\' {"0", \'1\'}\n'
+        "@attribute '?' {0,1}\n"
+        "@data\n'1',2,\"1\",?\n3 ,\"4\", 0 ,'1'\n{1 '5', 2 '1'}\n",
+        encoding="utf-8-sig",
+    )  # fmt: skip
+    read = read_arff(path, ["a b", "?"])
+    assert read.inputs.tolist() == [[1, 2], [3, 4], [0, 5]]
+    assert read.targets.tolist() == [[1, -1], [0, 1], [1, 0]]
+    with pytest.raises(ValueError, match=r"""label don't, "do": expected 0"""):
+        read_arff(path, ['don\'t, "do"', "?", "a b"])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "cp037"])
+def test_xml_with_declarations_is_refused(tmp_path, encoding):
     path, xml = tmp_path / "music.arff", tmp_path / "music.xml"
     path.write_text(ARFF)
-    xml.write_text('<!DOCTYPE labels [<!ENTITY a "b">]><labels><label name="&a;"/></labels>')
-    with pytest.raises(ValueError, match="without declarations"):
+    declared = '<!DOCTYPE labels [<!ENTITY a "happy">]><labels><label name="&a;"/></labels>'
+    xml.write_bytes(declared.encode(encoding))
+    with pytest.raises(ValueError, match=r"music\.xml: not an XML file of labels"):
         read_arff(path, str(xml))
 
 
@@ -118,7 +163,7 @@ def test_csv(tmp_path):
     path.write_text("x,l,m\n1,0,1\n2,,0\n")
     read = read_csv(path, ["l", "m"])
     assert (read.names, read.targets.tolist()) == (("l", "m"), [[0, 1], [-1, 0]])
-    for target, message in (("k", "has no column k"), ("m", "rows have no class|no column")):
+    for target, message in (("k", "has no column k"), ("m", "m: 1 rows have none, .* row 1")):
         path.write_text("x,l,m\n1,0,\n2,1,0\n")
         with pytest.raises(ValueError, match=message):
             read_csv(path, target)
@@ -130,6 +175,46 @@ def test_csv(tmp_path):
     for read in (read_csv, read_texts):
         with pytest.raises(ValueError, match=r"half\.csv\.gz: cannot be read as CSV"):
             read(packed, target="l")
+
+
+def test_only_what_is_empty_is_missing(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,kind\n1,NA\n2,None\n3,null\n4,nan\n5,NA\n")
+    read = read_csv(path, "kind")
+    assert (read.names, read.targets.tolist()) == (("NA", "None", "nan", "null"), [0, 1, 3, 2, 0])
+    path.write_text("x,l,m\n1,0,1\n2,NA,\n")
+    with pytest.raises(ValueError, match="l, m: expected 0, 1, or empty"):
+        read_csv(path, ["l", "m"])
+    path.write_text("text,label\nNA,null\nthe moon,None\n")
+    assert read_texts(path).names == ("None", "null")
+    for rows, column in ((",a\nmoon,b", "text"), ("moon,a\nsun,", "label")):
+        path.write_text(f"text,label\n{rows}\n")
+        with pytest.raises(ValueError, match=f"{column}: 1 rows have none"):
+            read_texts(path)
+
+
+def test_columns_without_a_name_are_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    pd.DataFrame({"x": [3, 4], "kind": ["a", "b"]}).to_csv(path)
+    with pytest.raises(ValueError, match=r"t\.csv: a column has no name \(Unnamed: 0.*remove it"):
+        read_csv(path, "kind")
+    path.write_text("x,kind\n0,2,a\n1,4,b\n")
+    with pytest.raises(ValueError, match=r"t\.csv: cannot be read .*Length of header"):
+        read_csv(path, "kind")
+    path.write_text("x,kind\n1,a,\n3,b,\n")
+    assert read_csv(path, "kind").inputs.tolist() == [[1], [3]]
+    path.write_text("x,y,z\n1,0,1\n2,1,0\n")
+    with pytest.raises(ValueError, match="each once; got 'y' twice"):
+        read_csv(path, ["y", "y"])
+
+
+@pytest.mark.parametrize("ending", ["zip", "xz", "gz", "bz2", "zst", "tar"])
+@pytest.mark.parametrize("read", [read_csv, read_texts])
+def test_damaged_tables_are_refused(tmp_path, ending, read):
+    path = tmp_path / f"t.csv.{ending}"
+    path.write_bytes(b"text,label\nmoon,a\nsun,b\n")
+    with pytest.raises(ValueError, match=rf"t\.csv\.{ending}: cannot be read as CSV"):
+        read(path, target="label")
 
 
 @pytest.mark.parametrize("colour", [False, True])
@@ -197,6 +282,23 @@ def test_nothing_in_an_archive_is_run(tmp_path):
         ({"inputs": np.zeros((2, 1)), "targets": np.zeros((2, 1, 1))}, r"\(2, 1, 1\)"),
         ({"inputs": np.zeros((2, 1)), "targets": np.array([[256], [1]])}, "targets 0, 1 or -1"),
         ({"inputs": np.zeros((2, 1)), "targets": np.array([[255], [1]])}, "targets 0, 1 or -1"),
+        *(
+            ({"inputs": np.zeros((2, 1)), "targets": np.arange(2), name: value}, f"{name}: .*list")
+            for name, value in (
+                ("parts", np.array([["train"], ["test"]])),
+                ("names", np.array("a")),
+                ("groups", np.zeros((2, 1))),
+            )
+        ),
+        (
+            {"inputs": np.zeros((2, 1)), "targets": np.arange(2), "names": np.array(["a", "a"])},
+            "each once; got 'a' twice",
+        ),
+        (
+            {"inputs": np.zeros((2, 1)), "targets": np.array([0, 30_000_000])},
+            "got 30000000 in 2 samples; .*add names",
+        ),
+        ({"inputs": np.zeros((2, 1)), "targets": np.zeros(2)}, "at least two classes .*got 0"),
     ],
 )
 def test_unfit_archives_are_refused(tmp_path, arrays, message):
@@ -205,6 +307,11 @@ def test_unfit_archives_are_refused(tmp_path, arrays, message):
         read_npz(tmp_path / "a.npz")
     with pytest.raises(ValueError, match=r"not an \.npz"):
         read_npz(tmp_path / "none.npz")
+
+
+def test_classes_without_names_have_their_numbers(tmp_path):
+    np.savez(tmp_path / "a.npz", inputs=np.zeros((2, 1)), targets=np.array([0, 999]))
+    assert read_npz(tmp_path / "a.npz").names == tuple(map(str, range(1000)))
 
 
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -272,6 +379,9 @@ def test_pickles_of_strangers_are_not_run(tmp_path):
     with pytest.raises(ValueError, match="take the binary version"):
         read_cifar10(tmp_path)
     assert not trap.exists()
+    (tmp_path / "test_batch").write_bytes(python2_pickle(cifar(5)[0], [5, 10]))
+    with pytest.raises(ValueError, match="take the binary version"):
+        read_cifar10(tmp_path)
 
 
 def test_unfit_cifar10_is_refused(tmp_path):
@@ -313,6 +423,14 @@ def test_images_in_folders(tmp_path):
         read_images(tmp_path, 8)
 
 
+@pytest.mark.parametrize("size", [0, -8, [8], [8, 0], [8, 8, 8], "88", 8.0, None])
+def test_sizes_that_are_none_are_refused(tmp_path, size):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.png").write_bytes(b"")
+    with pytest.raises(ValueError, match="size: expected pixels, from 1, or"):
+        read_images(tmp_path, size)
+
+
 def test_images_are_upright(tmp_path):
     """6 in EXIF: the camera was turned; the picture's left column is its top row."""
     image = Image.new("L", (8, 8), 0)
@@ -348,12 +466,32 @@ def test_texts(tmp_path):
     assert sorted(zip(read.parts.tolist(), read.targets.tolist(), strict=True)) == [
         (0, 0), (0, 1), (2, 0)]  # fmt: skip
     assert read_texts(tmp_path / "20news-bydate-train").parts is None
+    for hidden in ("__MACOSX/sci.med", ".cache/x", "20news-bydate-test/sci.med/__MACOSX"):
+        (tmp_path / hidden).mkdir(parents=True)
+        (tmp_path / hidden / "._1").write_text("nothing")
+        (tmp_path / hidden / "1").write_text("nothing")
+    (tmp_path / "20news-bydate-test" / "sci.med" / "._1").write_text("nothing")
+    again = read_texts(tmp_path, length=3)
+    assert again.names == read.names
+    np.testing.assert_array_equal(again.inputs, read.inputs)
+    np.testing.assert_array_equal(again.parts, read.parts)
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(ValueError, match=r"20news-bydate-train .*beside these there are notes"):
+        read_texts(tmp_path)
     table = tmp_path / "t.csv"
-    table.write_text('text,label\n"the moon, again",b\nmy heart,a\n,a\n')
+    table.write_text('text,label\n"the moon, again",b\nmy heart,a\n')
     read = read_texts(table, length=3)
     assert (read.names, read.targets.tolist()) == (("a", "b"), [1, 0])
     with pytest.raises(ValueError, match="has no column topic"):
         read_texts(table, target="topic")
+
+
+def test_classes_whose_names_hold_the_letters_of_parts(tmp_path):
+    for kind in ("trains", "contest", "medieval"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "1").write_text("the moon")
+    read = read_texts(tmp_path)
+    assert (read.names, read.parts) == (("contest", "medieval", "trains"), None)
 
 
 def test_docstrings_of_installed_packages():

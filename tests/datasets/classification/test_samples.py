@@ -75,9 +75,21 @@ def test_split_depends_on_its_seed_alone():
     assert (first != other).any()
 
 
-def test_an_empty_part_is_refused():
-    with pytest.raises(ValueError, match="no sample for validation of 4"):
-        split(samples([0, 0, 1, 1]), validation=0.2, test=0.5, seed=0)
+@pytest.mark.parametrize(
+    ("shares", "parts", "message"),
+    [
+        ((0.2, 0.5), None, r"validation of 4; raise validation \(0\.2\)"),
+        ((0.2, 0.2), None, r"validation, test of 4; raise test \(0\.2\) and validation \(0\.2\)"),
+        ((0.5, 0.5), None, r"train of 4; lower test \(0\.5\) or validation \(0\.5\)"),
+        ((0.5, 0.5), np.array([-1, 2, -1, 2]), "validation of 4; raise validation"),
+        ((0.5, 0.5), np.array([1, 2, 1, 2]), "train of 4; the data set itself .*none is for train"),
+        ((0.5, 0.5), np.full(4, 2), "train, validation of 4; the data set itself"),
+    ],
+)
+def test_an_empty_part_is_refused(shares, parts, message):
+    validation, test = shares
+    with pytest.raises(ValueError, match=f"no sample for {message}"):
+        split(samples([0, 0, 1, 1], parts=parts), validation=validation, test=test, seed=0)
 
 
 def test_long_tail():
@@ -93,7 +105,12 @@ def test_long_tail():
 @pytest.mark.parametrize(
     ("targets", "kwargs", "message"),
     [
-        (np.array([0, 3]), {"names": ("a", "b")}, "classes 0 to 1, got up to 3"),
+        (np.array([0, 3]), {"names": ("a", "b")}, "classes 0 to 1, got 0 to 3"),
+        (np.array([-1, 0, 1]), {"names": ("a", "b")}, "classes 0 to 1, got -1 to 1"),
+        (np.array([0, 0]), {"names": ("a",)}, "two classes .one alone cannot be learnt., got a"),
+        (np.zeros((2, 0)), {"names": ()}, "at least one label, got none"),
+        (np.array([0, 1]), {"names": ("a", "a")}, "each once; got 'a' twice"),
+        (np.zeros((2, 2)), {"names": ("a", "a")}, "each once; got 'a' twice"),
         (np.array([[0, 2], [1, 0]]), {}, "targets 0, 1 or -1"),
         (np.array([0, 1]), {"inputs": np.array([[1.0], [np.nan]])}, "NaN"),
         (np.array([0, 1, 1]), {"inputs": np.zeros((2, 1))}, "a target of each"),
