@@ -518,6 +518,7 @@ def test_predictions_are_kept(tmp_path, labels):
         ("slices", (1, 64, 64), []),
         ("digits", (1, 8, 8), []),
         ("arff", (294,), []),
+        ("csv", (20,), []),
         ("docstrings", (60,), []),
         ("newsgroups", (500,), []),
     ],
