@@ -34,8 +34,20 @@ class EpochLog:
             log.write(json.dumps(_finite(record), allow_nan=False) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """What the lines hold."""
-        return [json.loads(line) for line in self._lines()]
+        """What the lines hold.
+
+        Raises:
+            ValueError: naming the file: a line that is no JSON.
+        """
+        records = []
+        for number, line in enumerate(self._lines(), 1):
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{self.path}: line {number} is damaged ({error}); remove it"
+                ) from None
+        return records
 
     def forget_from(self, epoch: int) -> None:
         """Drop lines of epochs that a resumed training runs again, and half a line."""

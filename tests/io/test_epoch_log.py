@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from segcal.io.epoch_log import EpochLog
 
 
@@ -22,3 +24,12 @@ def test_what_json_does_not_have_becomes_null(tmp_path):
     assert log.records() == [
         {"epoch": 0, "val": {"a": None, "b": 1.5}, "lam": [[None, 2.0], [None]]}
     ]
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    log = EpochLog(tmp_path)
+    log.append({"epoch": 0})
+    with log.path.open("a") as file:
+        file.write('{"epoch": 1, "trai')
+    with pytest.raises(ValueError, match=r"segcal_log\.jsonl: line 2 is damaged.*; remove it"):
+        log.records()
