@@ -18,6 +18,7 @@ from segcal.evaluation.compare import (
     shared_means,
 )
 from segcal.reporting.comparison import plot_comparison
+from segcal.reporting.picture import draw
 from tests.conftest import close
 
 
@@ -111,5 +112,5 @@ def test_shared_means_without_a_shared_case():
 def test_names_of_methods_are_no_formulas():
     rows = table([0.1, 0.2, 0.3])
     figure = plot_comparison(compare({"$a": rows, r"$\x$": rows + 0.1}, resamples=0))
-    figure.draw_without_rendering()
+    draw(figure, "differences")
     assert r"$\x$" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
