@@ -18,7 +18,7 @@ from segcal.datasets.classification.samples import Samples
 XML_BYTES = 1 << 22
 """A list of labels that is longer is none."""
 QUOTED = r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\""""
-VALUE = rf"""(?:{QUOTED}|([^\s'",][^,\t]*)?)\s*(,|\t|$)"""
+VALUE = rf"""(?:(?:{QUOTED}|([^\s'",][^,\t]*))\s*)?(,|\t|$)"""
 DENSE = re.compile(rf"\s*(){VALUE}")
 SPARSE = re.compile(rf"\s*(\d+)\s+{VALUE}")
 """A value of a row, after its column where rows are sparse, and what ends it."""
