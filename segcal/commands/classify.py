@@ -86,9 +86,13 @@ def evaluate(
         bool, typer.Option("--last", help="The last checkpoint instead of the best one.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Where the data set is now, if it has been moved since the training."),
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Where the data set is now, if it has been moved since the training: "
+            "data.args.path=FILE.",
+        ),
     ] = None,
     formats: Annotated[
         list[str] | None,
@@ -125,7 +129,7 @@ def evaluate(
             part=part.value,
             checkpoint=LAST_NAME if last else BEST_NAME,
             device=device,
-            path=data,
+            settings=settings or [],
         )
         files = write_classifier_report(
             output,

@@ -70,7 +70,7 @@ def read_content(
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected keys {', '.join(model.model_fields)}")
     for setting in settings:
-        _put(content, setting)
+        put(content, setting)
     return content
 
 
@@ -98,7 +98,12 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-def _put(content: dict[str, Any], setting: str) -> None:
+def put(content: dict[str, Any], setting: str) -> None:
+    """Put a setting, ``key=value``, into what a YAML file says.
+
+    Raises:
+        ValueError: it is none.
+    """
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
         raise ValueError(f"--set {setting}: expected key=value, e.g. training.epochs=3")
@@ -143,7 +148,7 @@ def build_part(component: Component, kind: type[Part], name: str, **runtime: Any
         )
     try:
         part: Part = build(component, **runtime)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ValueError(f"{name}: {error}") from None
     return part
 
@@ -177,8 +182,8 @@ def build_optimizer(
             f"optimizer: {optimizer.target} computes the loss anew within a step, for which there "
             "is no way here; take another, e.g. torch.optim.AdamW"
         )
-    parameter = nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.ones(1)
+    parameter = nn.Parameter(torch.zeros_like(next(network.parameters()).detach().flatten()[:1]))
+    parameter.grad = torch.ones_like(parameter)
     trial = build_part(optimizer, Optimizer, "optimizer", params=[parameter])
     try:
         trial.step()
@@ -200,7 +205,8 @@ def build_optimizer(
     if isinstance(schedule, CosineAnnealingLR) and schedule.T_max < epochs:
         raise ValueError(
             f"scheduler: with T_max {schedule.T_max} the learning rate would climb again before "
-            f"the end of {epochs} epochs; give it T_max: {epochs}"
+            f"the end of {epochs} epochs; give it T_max: {epochs} (a training that was begun with "
+            "another cannot be made longer)"
         )
     rehearsal = build_part(scheduler, LRScheduler, "scheduler", optimizer=trial)
     try:

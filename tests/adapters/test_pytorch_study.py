@@ -174,11 +174,12 @@ def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
         ("changes.recipe=ls", "recipe has no effect here; say it with recipes"),
         ("sets.halves.changes.training.seed=7", r"halves\.changes.*training\.seed has no effect"),
         ("sets.halves.changes.output=a", "output has no effect here"),
+        ("changes.data.split.seed=7", r"data\.split\.seed has no effect with splits: seed"),
     ],
 )
 def test_changes_that_a_study_overrules_are_refused(study, changes, message):
     with pytest.raises(ValueError, match=message):
-        load_study(study, [changes])
+        load_study(study, ["splits=seed", changes])
 
 
 def test_results_of_other_data_are_refused(study, tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 import torchvision
+from PIL import Image
 
 from segcal.adapters.pytorch.data import Augment, Part, Parted, load
 from segcal.adapters.pytorch.experiment import Data, load_experiment
@@ -463,13 +465,34 @@ def test_data_that_have_moved(tmp_path, classes):
     moved = classes.rename(tmp_path / "moved.npz")
     with pytest.raises(ValueError, match=r"classes\.npz: no such file"):
         evaluate_classifier(done.folder)
-    assert len(evaluate_classifier(done.folder, path=moved).part) == 24
+    there = [f"data.args.path={moved}"]
+    assert len(evaluate_classifier(done.folder, settings=there).part) == 24
+    with pytest.raises(ValueError, match=r"only data\.args may be said anew"):
+        evaluate_classifier(done.folder, settings=["training.epochs=3"])
     again = run(path, "training.epochs=2", f"data.args.path={moved}", resume=True)
     assert again.epochs == 2
     assert len(evaluate_classifier(done.folder).part) == 24
     write_classes(moved, seed=1)  # other features, the same classes
     with pytest.raises(ValueError, match=r"checkpoint_best\.pt: was trained when its data set"):
-        evaluate_classifier(done.folder, path=moved)
+        evaluate_classifier(done.folder, settings=there)
+
+
+def test_other_images_of_the_same_classes_are_other_data(tmp_path):
+    found = []
+    for seed, letters in ((0, "ab"), (0, "ab"), (1, "ab"), (0, "ac")):
+        rng = np.random.default_rng(seed)
+        shutil.rmtree(tmp_path / "images", ignore_errors=True)
+        for kind in ("cat", "dog"):
+            (tmp_path / "images" / kind).mkdir(parents=True)
+            for i in range(10):
+                picture = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+                Image.fromarray(picture).save(
+                    tmp_path / "images" / kind / f"{i}{letters[i % 2]}.png"
+                )
+        data = Data(source="images", args={"path": str(tmp_path / "images"), "size": 8})
+        found.append(load(data).checksum)
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
 
 
 def test_few_large_samples_are_evaluated_at_a_time(monkeypatch):

@@ -56,8 +56,8 @@ def test_train_and_evaluate_classes(tmp_path):
     moved = (tmp_path / "a.npz").rename(tmp_path / "b.npz")
     evaluate = ["classify", "evaluate", tmp_path / "run", "-o", tmp_path / "r"]
     assert "a.npz: no such file" in segcal(*evaluate, code=2)
-    assert "24 test samples" in segcal(*evaluate, "--data", moved)
-    assert "device: expected auto" in segcal(*evaluate, "--data", moved, "--device", "gpu", code=2)
+    assert "24 test samples" in segcal(*evaluate, "--set", f"data.args.path={moved}")
+    assert "device: expected auto" in segcal(*evaluate, "--device", "gpu", code=2)
 
 
 def test_labels_get_a_column_for_their_link(tmp_path):

@@ -17,6 +17,8 @@ from segcal.datasets.classification.samples import PARTS, Samples, long_tailed, 
 from segcal.io.config import Component
 from segcal.io.experiments import build_part
 
+FILE_ARGUMENTS = ("path", "labels")
+"""Arguments of readers that may name files."""
 SUMMED_AT_ONCE = 1024
 """Samples whose bytes are brought in a row for a checksum."""
 
@@ -72,8 +74,8 @@ class Parted:
         names: of the classes or labels.
         multilabel: whether a sample may have several.
         num_words: of the vocabulary, of texts.
-        checksum: of which samples train, validate and test, with all they hold; of images in
-            folders without their values, which libraries decode with small differences.
+        checksum: of which samples train, validate and test, with all they hold, or the files that
+            they come from.
     """
 
     parts: Mapping[str, Part]
@@ -98,8 +100,9 @@ def load(data: Data) -> Parted:
 
 
 def _stamp(data: Data) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of the files that arguments name, or of those in a folder."""
-    named = [Path(v) for v in data.args.values() if isinstance(v, str) and Path(v).exists()]
+    """Names, sizes and times of the files that are read, or of those in a folder."""
+    given = [data.args.get(name) for name in FILE_ARGUMENTS]
+    named = [Path(v) for v in given if isinstance(v, str)]
     files = [file for path in named for file in (path, *sorted(path.rglob("*")))]
     return tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.exists())
 
@@ -135,15 +138,15 @@ def _load(settings: str, stamp: object) -> Parted:
             inputs, torch.from_numpy(part.targets.astype(np.int64)), torch.from_numpy(index)
         )
     words = int(samples.inputs.max()) + 1 if samples.inputs.dtype == np.int64 else None
-    checksum = _checksum(parts, samples.names, values=data.source != "images")
+    checksum = _checksum(parts, samples.names, samples.checksum)
     return Parted(parts, samples.names, samples.multilabel, words, checksum)
 
 
-def _checksum(parts: Mapping[str, Part], names: tuple[str, ...], *, values: bool) -> int:
-    found = zlib.crc32(repr(names).encode())
+def _checksum(parts: Mapping[str, Part], names: tuple[str, ...], files: int | None) -> int:
+    found = zlib.crc32(repr((names, files)).encode())
     for part in parts.values():
         found = zlib.crc32(repr(tuple(part.inputs.shape)).encode(), found)
-        for tensor in (part.index, part.targets, part.inputs if values else part.inputs[:0]):
+        for tensor in (part.index, part.targets, part.inputs if files is None else part.inputs[:0]):
             for some in torch.split(tensor, SUMMED_AT_ONCE):
                 found = zlib.crc32(some.contiguous().numpy().data, found)
     return found

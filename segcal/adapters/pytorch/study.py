@@ -7,16 +7,17 @@ there is not run again, so an interrupted study goes on where it was.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from segcal.adapters.pytorch.data import load
 from segcal.adapters.pytorch.experiment import KIND as EXPERIMENTS
@@ -46,12 +47,18 @@ OVERRULED = {
 
 def _check_changes(value: dict[str, Any]) -> dict[str, Any]:
     for key, instead in OVERRULED.items():
-        place: Any = value
-        for name in key.split("."):
-            place = place.get(name) if isinstance(place, dict) else None
-        if place is not None:
+        *above, last = key.split(".")
+        if last in _inner(value, *above):
             raise ValueError(f"{key} has no effect here; say it with {instead}")
     return value
+
+
+def _inner(content: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """What a mapping has under a name, and under the next of that; nothing if it has none."""
+    for name in names:
+        inner = content.get(name)
+        content = inner if isinstance(inner, Mapping) else {}
+    return content
 
 
 Changes = Annotated[dict[str, Any], AfterValidator(_check_changes)]
@@ -104,6 +111,13 @@ class Study(Strict):
             check_recipe(recipe)
         return value
 
+    @model_validator(mode="after")
+    def _splits(self) -> Study:
+        changes = [self.changes, *(one.changes for one in self.sets.values())]
+        if self.splits == "seed" and any("seed" in _inner(c, "data", "split") for c in changes):
+            raise ValueError("changes: data.split.seed has no effect with splits: seed")
+        return self
+
     @field_validator("sets")
     @classmethod
     def _folders(cls, value: dict[str, Set]) -> dict[str, Set]:
@@ -140,7 +154,7 @@ class Cell:
             return None
         content: dict[str, Any] = read_json(path)
         same = content.get("experiment") == self.experiment.model_dump(mode="json")
-        return content if same else None
+        return content if same and "data" in content else None
 
 
 def load_study(config: str | Path, settings: Sequence[str] = ()) -> Study:
@@ -262,15 +276,18 @@ def run_cells(todo: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, str]
 
 def _run_safely(cell: Cell) -> str:
     told = cell.experiment.folder / FAILURE_NAME
-    told.unlink(missing_ok=True)
     try:
+        told.unlink(missing_ok=True)
         run_cell(cell)
     except (ValueError, FloatingPointError) as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - out of memory, a full disk, a network's own
-        told.parent.mkdir(parents=True, exist_ok=True)
-        write_text(told, traceback.format_exc())
-        return f"{type(error).__name__}: {error} (more in {told})"
+        why = f"{type(error).__name__}: {error}"
+        with suppress(OSError):
+            told.parent.mkdir(parents=True, exist_ok=True)
+            write_text(told, traceback.format_exc())
+            why += f" (more in {told})"
+        return why
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from segcal.datasets.classification.samples import PARTS
 from segcal.evaluation.classification import Outcome, measure, probabilities
 from segcal.io.checkpoints import BEST_NAME, read_checkpoint
 from segcal.io.config import validated
-from segcal.io.experiments import choose_device, merged
+from segcal.io.experiments import choose_device, put
 from segcal.io.files import whole_file
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 
@@ -82,7 +83,7 @@ def evaluate_classifier(
     part: str = "test",
     checkpoint: str = BEST_NAME,
     device: str = "auto",
-    path: Path | None = None,
+    settings: Sequence[str] = (),
 ) -> Tested:
     """Evaluate a classifier.
 
@@ -91,18 +92,20 @@ def evaluate_classifier(
         part: ``test``, ``validation`` or ``train``.
         checkpoint: name of the file.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``.
-        path: where its data are now; None is where they were.
+        settings: ``data.args.path=FILE`` and others of ``data.args``, where data have been moved.
 
     Raises:
-        ValueError: no such part, checkpoint or device; data that have changed.
+        ValueError: no such part, checkpoint or device; other settings; data that have changed.
     """
     if part not in PARTS:
         raise ValueError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
     place, file = choose_device(device), folder / checkpoint
     content = read_checkpoint(file, KEYS)
-    given = content["experiment"]
-    if path is not None:
-        given = merged(given, {"data": {"args": {"path": str(path)}}})
+    given = dict(content["experiment"])
+    for setting in settings:
+        if not setting.startswith("data.args."):
+            raise ValueError(f"--set {setting}: of a training, only data.args may be said anew")
+        put(given, setting)
     experiment = validated(given, Experiment, str(file))
     data = load(experiment.data)
     check_data(content, data, file)

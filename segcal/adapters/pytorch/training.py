@@ -143,7 +143,8 @@ class TrainingRun:
         self.objective = build_objective(experiment, self.data).to(self.device)
         self.augment = Augment(experiment.data.augment)
         torch.manual_seed(settings.seed)
-        self.network = build_network(experiment, self.data).to(self.device)
+        network = build_network(experiment, self.data, pretrained=checkpoint is None)
+        self.network = network.to(self.device)
         self._check_network()
         if experiment.network.args.get(WEIGHTS) is not None:
             self._check_rebuilt()
@@ -465,12 +466,13 @@ def build_network(experiment: Experiment, data: Parted, *, pretrained: bool = Tr
     """
     inputs, count = data.parts["train"].inputs, len(data.names)
     component, arguments = experiment.network, dict(experiment.network.args)
-    from_weights = hands_on(target(component)) and arguments.get(WEIGHTS) is not None
+    handed_on = hands_on(target(component))
+    from_weights = handed_on and arguments.get(WEIGHTS) is not None
+    if from_weights:  # they have a number of classes of their own, to begin with
+        arguments.pop("num_classes", None)
     if from_weights and not pretrained:
         arguments[WEIGHTS] = None
-    if from_weights and pretrained:
-        arguments.pop("num_classes", None)  # those of the weights, to begin with
-    elif hands_on(target(component)):
+    if handed_on and arguments.get(WEIGHTS) is None:
         arguments.setdefault("num_classes", count)
     component = component.model_copy(update={"args": arguments})
     network = build_part(

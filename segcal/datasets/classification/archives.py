@@ -54,7 +54,7 @@ def read_npz(path: str | Path, names: tuple[str, ...] | None = None) -> Samples:
         )
     targets = _targets(Path(path), targets)
     if "names" in arrays:
-        names = tuple(map(str, arrays["names"]))
+        names = tuple(map(str, arrays["names"].astype(str)))
     groups = arrays.get("groups")
     return Samples(
         inputs=_inputs(Path(path), inputs),

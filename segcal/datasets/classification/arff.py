@@ -48,7 +48,8 @@ def read_arff(path: str | Path, labels: int | Sequence[str] | str | Path) -> Sam
     except ValueError as error:
         raise ValueError(f"{path}: not an ARFF file of numbers and labels ({error})") from None
     chosen = _label_columns(path, list(columns), labels)
-    features = [name for name in columns if name not in set(chosen)]
+    labelled = set(chosen)
+    features = [name for name in columns if name not in labelled]
     if wrong := [name for name in features if columns[name] is not None]:
         raise ValueError(f"{path}: features that are no numbers: {', '.join(wrong[:5])}")
     try:

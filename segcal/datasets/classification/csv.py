@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
+import io
+import lzma
 import re
-import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from segcal.datasets.classification.samples import PARTS, Samples
 
+OPENERS: Mapping[str, Callable[..., Any]] = {
+    ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open,
+}  # fmt: skip
 NAMELESS = re.compile(r"Unnamed: \d+")
 """How pandas calls columns without a name."""
 
@@ -20,13 +29,13 @@ def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = N
     """Read a table; all columns that are not named here are features.
 
     Args:
-        path: of the file, which may be packed (``.csv.gz``).
+        path: of the file, which may be packed (``.gz``, ``.bz2``, ``.xz``).
         target: column of the class; or a list of columns of labels, 0 or 1, empty if unknown.
         part: column that says train, validation or test.
 
     Raises:
-        ValueError: naming the file: not readable, no column of that name, rows without a class,
-            features without a name or that are no numbers.
+        ValueError: naming the file: not readable, no column of that name or two, rows of another
+            length or without a class, features without a name or that are no numbers.
     """
     targets = [target] if isinstance(target, str) else list(target)
     named = [*targets, *([] if part is None else [part])]
@@ -68,15 +77,16 @@ def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
         ValueError: naming the file: not readable, or no column of that name.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header
-            table = pd.read_csv(
-                path,
-                index_col=False,
-                keep_default_na=False,
-                na_values=[""],
-                low_memory=False,  # in pieces, a column can have 1 and "1"
-            )
+        with OPENERS.get(Path(path).suffix, open)(path, "rt", encoding="utf-8-sig") as file:
+            text = file.read()
+        _check_rows(text)
+        table = pd.read_csv(
+            io.StringIO(text),
+            index_col=False,
+            keep_default_na=False,
+            na_values=[""],
+            low_memory=False,  # in pieces, a column can have 1 and "1"
+        )
     except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
         raise ValueError(f"{path}: cannot be read as CSV ({error})") from None
     if unknown := [name for name in columns if name not in table.columns]:
@@ -84,6 +94,20 @@ def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
             f"{path}: has no column {', '.join(unknown)}; it has {', '.join(table.columns[:20])}"
         )
     return table
+
+
+def _check_rows(text: str) -> None:
+    """Raise ValueError for what pandas fills up, shifts or renames."""
+    rows = csv.reader(io.StringIO(text, newline=""))
+    header = next(filter(None, rows), [])
+    if twice := [name for name, times in Counter(header).items() if name and times > 1]:
+        raise ValueError(f"a column is there twice: {', '.join(twice[:5])}")
+    for row in filter(None, rows):
+        if len(row) < len(header) or any(row[len(header) :]):
+            raise ValueError(
+                f"line {rows.line_num}: expected {len(header)} values as in the header, got "
+                f"{len(row)}"
+            )
 
 
 def check_filled(path: str | Path, column: pd.Series) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +39,17 @@ def read_images(path: str | Path, size: int | tuple[int, int], colour: bool = Tr
     if not found:
         raise ValueError(f"{root}: expected folders of images, a folder a class; found no image")
     names = sorted({name for _, name, _ in found})
-    images = np.stack([_read(file, height, width, colour) for file, _, _ in found])
+    images, checksum = [], 0
+    for file, _, _ in found:
+        content = _content(file)
+        checksum = zlib.crc32(file.relative_to(root).as_posix().encode(), checksum)
+        checksum = zlib.crc32(content, checksum)
+        images.append(_decoded(file, content, height, width, colour))
     classes = np.array([names.index(name) for _, name, _ in found], np.int64)
     parts = np.array([part for _, _, part in found], np.int64)
     said = None if (parts == UNSAID).all() else parts
-    return Samples(images, classes, tuple(names), said).check(str(root))
+    samples = Samples(np.stack(images), classes, tuple(names), said, checksum=checksum)
+    return samples.check(str(root))
 
 
 def _sides(size: object) -> tuple[int, int]:
@@ -52,9 +60,18 @@ def _sides(size: object) -> tuple[int, int]:
     raise ValueError(f"size: expected pixels, from 1, or [height, width], got {size!r}")
 
 
-def _read(file: Path, height: int, width: int, colour: bool) -> NDArray[np.uint8]:
+def _content(file: Path) -> bytes:
     try:
-        with Image.open(file) as image:
+        return file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read ({error})") from None
+
+
+def _decoded(
+    file: Path, content: bytes, height: int, width: int, colour: bool
+) -> NDArray[np.uint8]:
+    try:
+        with Image.open(io.BytesIO(content)) as image:
             if image.mode.startswith(("I", "F")):  # all above 255 would become white
                 raise ValueError("more than 8 bits a value; scale it to 8 bits, or make an .npz")
             upright = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")

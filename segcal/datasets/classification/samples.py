@@ -26,6 +26,8 @@ class Samples:
         names: of the classes or labels.
         parts: ``(N,)`` as the data set has them, -1 where it does not say; None says nothing.
         groups: ``(N,)``; samples of a group (slices of a patient) are never parted.
+        checksum: of the files they come from, where libraries decode these with small differences;
+            None where the inputs are what the files hold.
     """
 
     inputs: NDArray[Any]
@@ -33,6 +35,7 @@ class Samples:
     names: tuple[str, ...]
     parts: NDArray[np.int64] | None = None
     groups: NDArray[np.int64] | None = None
+    checksum: int | None = None
 
     def __len__(self) -> int:
         """Number of samples."""
