@@ -8,8 +8,8 @@ Pairs: a small network on 20 features, with and without the label pair regularis
 the posterior of 2000 other samples; after the last epoch, and after the one with the best
 likelihood of as many validation samples as a quarter of the training samples.
 
-    python scripts/multilabel_posterior.py -o posterior                 # some ten minutes on a core
-    python scripts/multilabel_posterior.py -o posterior --seeds 0 1     # sooner
+    python scripts/multilabel_posterior.py -o posterior             # some four minutes on a core
+    python scripts/multilabel_posterior.py -o posterior --seeds 0 1 # sooner
 """
 
 from __future__ import annotations
