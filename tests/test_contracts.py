@@ -10,8 +10,9 @@ import copy
 import pytest
 import torch
 
-from segcal.io.config import accepted_arguments, build, load_component, names, target
-from segcal.penalty import Penalty
+from segcal.components import accepted_arguments, build_component, target
+from segcal.recipes import load_component, names
+from segcal.term import Term
 from tests.conftest import close
 
 OTHER_INTERFACE = {"bwcr": "compares the logits of two views; see penalties/test_bwcr.py"}
@@ -38,7 +39,7 @@ pytestmark = [
 
 def method(kind, name, k=3, **arguments):
     """Build it, with multipliers that are felt."""
-    term = build(load_component(kind, name), num_classes=k, **arguments)
+    term = build_component(load_component(kind, name), num_classes=k, **arguments)
     for buffer_name, buffer in term.named_buffers():
         if buffer_name == "lam":
             generator = torch.Generator().manual_seed(5)
@@ -113,7 +114,7 @@ def test_ignored_voxels_are_irrelevant(kind, name, ignore):
     close(value.detach(), term(logits, labels))
     (slope,) = torch.autograd.grad(value, changed)
     assert (slope[:, :, 1:3, 1:3] == 0).all()
-    if isinstance(term, Penalty):
+    if isinstance(term, Term):
         term.observe(logits, labels)
         other.observe(changed.detach(), labels)
         term.dual_step()
@@ -176,7 +177,7 @@ def test_inputs_stay_as_they_are(kind, name, dtype):
     term = method(kind, name, ignore_index=9)
     close(term(logits, labels), method(kind, name, ignore_index=9)(logits, labels.long()))
     term(logits, labels)
-    if isinstance(term, Penalty):
+    if isinstance(term, Term):
         term.observe(logits, labels)
     assert torch.equal(logits, before[0])
     assert torch.equal(labels, before[1])
@@ -188,7 +189,7 @@ def test_state_dict_round_trip_continues_identically(kind, name):
     term = method(kind, name, **({"rho_period": 4} if "rho_period" in options else {}))
     for seed in range(3):
         step(term, seed)
-    if isinstance(term, Penalty):
+    if isinstance(term, Term):
         term.observe(*data(seed=9, scale=8.0))
     other = method(kind, name, **({"rho_period": 4} if "rho_period" in options else {}))
     other.load_state_dict(copy.deepcopy(term.state_dict()))
@@ -202,7 +203,7 @@ def test_state_dict_round_trip_continues_identically(kind, name):
 def step(term, seed):
     logits, labels = data(seed=seed, scale=8.0)
     value = term(logits, labels)
-    if isinstance(term, Penalty):
+    if isinstance(term, Term):
         term.observe(logits, labels)
         term.dual_step()
     return value
