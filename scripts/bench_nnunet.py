@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 from segcal.reporting.progress import region_names
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)

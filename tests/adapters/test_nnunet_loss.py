@@ -370,7 +370,8 @@ FIND = """
 import multiprocessing, pickle, sys
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name as find
 if sys.argv[1] == "register":
-    from segcal.adapters.nnunet.discovery import ensure_env, register
+    from segcal.adapters.nnunet.discovery import ensure_env
+    from segcal.adapters.nnunet.registration import register
     register()
     ensure_env()
 for short in sys.argv[2].split(","):

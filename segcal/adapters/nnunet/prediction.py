@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from segcal import __version__
-from segcal.adapters.nnunet.running import LOGITS_FOLDER, RECORD_NAME, Aggregation, replaced
+from segcal.adapters.nnunet.patching import LOGITS_FOLDER, RECORD_NAME, Aggregation, replaced
 from segcal.io.files import whole_file, write_json
 
 OUTSIDE = -110.0

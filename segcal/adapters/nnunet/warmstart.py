@@ -22,7 +22,7 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
 from segcal import __version__
 from segcal.adapters.nnunet.checkpoints import read_checkpoint
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 from segcal.io.files import whole_file, write_json
 
 FINAL = "checkpoint_final.pth"
