@@ -139,7 +139,8 @@ class AveragingPredictor(nnUNetPredictor):
         if not torch.isfinite(total).all():
             raise ValueError(
                 "the network's output is NaN or infinite; was it trained until its loss was NaN, "
-                "or is an image NaN? Half precision (-device cuda) ends at 65504: try -device cpu"
+                "or is an image NaN? Half precision, which nnU-Net has on a GPU, ends at 65504: "
+                "try the CPU (-device cpu)"
             )
         return total
 

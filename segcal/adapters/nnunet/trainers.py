@@ -100,8 +100,8 @@ class CalibratedTrainer(nnUNetTrainer):
         """
         if self.device.type == "mps":
             raise ValueError(
-                f"{type(self).__name__}: multipliers are kept in float64, which -device mps does "
-                "not have; use -device cpu or cuda"
+                f"{type(self).__name__}: multipliers are kept in float64, which the device mps "
+                "does not have; use cpu or cuda"
             )
         batch, ranks = (
             self.configuration_manager.batch_size,
@@ -138,7 +138,7 @@ class CalibratedTrainer(nnUNetTrainer):
         if self._other_settings:
             raise ValueError(
                 f"{self._other_settings}. Go on with the settings it was trained with, or start "
-                "anew without --c"
+                "anew (without --c)"
             )
         super().on_train_start()
         self._say_what_is_trained()
@@ -356,8 +356,8 @@ class CalibratedTrainer(nnUNetTrainer):
         if isinstance(path, str) and Path(path).exists() and not zipfile.is_zipfile(path):
             raise ValueError(
                 f"{path}: not a whole checkpoint (was its disk full, or its training killed while "
-                "a stock trainer wrote it?). Delete it: --c then goes on from checkpoint_best.pth, "
-                "if there is one"
+                "a stock trainer wrote it?). Delete it: a training that goes on (--c) then takes "
+                "checkpoint_best.pth, if there is one"
             )
         super().load_checkpoint(filename_or_checkpoint)
         saved = self.my_init_kwargs.get(CHECKPOINT_KEY)
