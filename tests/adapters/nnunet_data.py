@@ -148,7 +148,7 @@ def trainer(name, configuration, fold=0, *, epochs=2, resume=False):
     """Return nnU-Net's trainer of that name, its epochs short."""
     from nnunetv2.run.run_training import get_trainer_from_args
 
-    from segcal.adapters.nnunet.discovery import register
+    from segcal.adapters.nnunet.registration import register
     from segcal.adapters.nnunet.running import Budget, seed_everything
 
     register()

@@ -169,7 +169,7 @@ def test_killed_at_random_moments(workspace):
 RESUME = """
 import json
 import torch
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 register()
 from nnunetv2.run.run_training import get_trainer_from_args, maybe_load_checkpoint
 cpu = torch.device("cpu")

@@ -29,6 +29,7 @@ from tests.adapters.nnunet_data import (
     set_environment,
     trainer,
 )
+from tests.conftest import close
 
 TRAINERS = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
 LEARNED = {"CRaC": 2, "CALS": 1, "CALSHR": 1}
@@ -121,6 +122,20 @@ def test_regions_are_refused_before_training(tiny, short):
     tiny(labels=REGIONS)
     with pytest.raises(ValueError, match="has no form per channel"):
         trainer(f"nnUNetTrainer{short}", "2d").initialize()
+
+
+@pytest.mark.parametrize("labels", [CLASSES, {**CLASSES, "ignore": 4}])
+def test_a_penalty_of_weight_0_leaves_the_stock_loss(tiny, labels):
+    """Cross-entropy is computed in a sweep with the penalty there, and has to be nnU-Net's."""
+    tiny(labels=labels).set_plans("zero", "3d", segcal={"crac": {"weight": 0}})
+    stock, ours = (trainer(f"nnUNetTrainer{name}", "zero") for name in ("", "CRaC"))
+    for found in (stock, ours):
+        found.initialize()
+    batch = next(stock.get_dataloaders()[0])
+    with torch.no_grad():
+        heads = stock.network(batch["data"])
+        assert ours.loss.joined.shares_sweep(heads[0])
+        close(ours.loss(heads, batch["target"]), stock.loss(heads, batch["target"]), rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 TRAINER = """
 import sys
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 register()
 from nnunetv2.run.run_training import get_trainer_from_args
 import torch
@@ -187,7 +187,7 @@ def test_settings_from_the_plans(workspace):
     path.write_text(json.dumps(plans))
     script = """
 import torch
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 register()
 from nnunetv2.run.run_training import get_trainer_from_args
 def initialised(name):
@@ -307,7 +307,7 @@ def test_warm_start_goes_on_from_the_end(workspace):
     assert "full learning rate" not in out
     script = """
 import sys
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 register()
 from nnunetv2.run.run_training import get_trainer_from_args, maybe_load_checkpoint
 import torch
