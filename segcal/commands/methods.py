@@ -53,7 +53,7 @@ def methods(
 
 
 def _names() -> dict[str, list[str]]:
-    from segcal.io.config import names
+    from segcal.recipes import names
 
     return {kind: names(kind) for kind in SINGULAR}  # type: ignore[arg-type]
 
@@ -95,7 +95,8 @@ def _list(console: Console) -> None:
 
 def _data(kind: str, name: str) -> dict[str, Any]:
     """What the config says; of a loss or penalty also every option with its default."""
-    from segcal.io.config import accepted_arguments, load_component, load_recipe, target
+    from segcal.components import accepted_arguments, target
+    from segcal.recipes import load_component, load_recipe
 
     if kind == "recipes":
         return load_recipe(name).model_dump()

@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 from segcal.adapters.nnunet import running
 from segcal.adapters.nnunet.running import Budget
-from segcal.io.config import load_recipe, names
+from segcal.recipes import load_recipe, names
 from tests.adapters.nnunet_data import (
     CASES,
     CLASSES,

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from segcal.commands.main import app
-from segcal.io.config import load_component, names
+from segcal.recipes import load_component, names
 
 
 def run(*arguments):
