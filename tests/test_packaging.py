@@ -133,7 +133,7 @@ def test_every_requirement_is_locked(python):
         and holds(requirement, python)
         and releases.get(canonicalize_name(requirement.name), "none") not in requirement.specifier
     ]
-    assert not wrong, "renew scripts/constraints.txt (CONTRIBUTING.md says how)"
+    assert not wrong, "renew it: bash scripts/lock.sh"
 
 
 def test_the_lock_names_no_place():
