@@ -167,4 +167,6 @@ def test_citation():
     assert citation["license"] == PROJECT["license"]
     assert "version" not in citation, "segcal/__init__.py says it"
     addresses = set(PROJECT["urls"].values())
+    # the installed metadata part name and address at the first comma
+    assert not [name for name in PROJECT["urls"] if "," in name or len(name) > 32]
     assert addresses <= {reference["url"] for reference in citation["references"]}
