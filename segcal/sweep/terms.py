@@ -17,8 +17,6 @@ Shape = Literal["abs", "upper", "lower"]
 RegionMap = Callable[[Tensor], Tensor]
 """Takes labels ``(N, *S)`` and returns the region of every voxel, in [0, R), -1 for none."""
 
-# Numbers from here are compiled into what ``cpu`` keeps on disk, which is renewed when the file
-# ``cpu.py`` changes: change it, too.
 NOTHING = 255
 """Code of a voxel that does not count, as a centre or as a neighbour."""
 NO_CLASS = 254
