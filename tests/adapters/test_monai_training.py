@@ -241,7 +241,7 @@ def test_recipes_of_every_kind(tmp_path, phantom, recipe, settings):
     done = run(path, *settings)
     (record,) = EpochLog(done.folder).records()
     assert np.isfinite(list(record["train"].values())).all()
-    assert ("bwcr" in record["train"]) == (recipe == "bwcr_published")
+    assert ("bwcr_published" in record["train"]) == (recipe == "bwcr_published")
     assert ("cals" in record) == (recipe == "cals")
 
 

@@ -161,11 +161,11 @@ def test_without_deep_supervision(tiny, short):
 @pytest.mark.parametrize("configuration", ["2d", "3d"])
 def test_image_kernel_of_several_channels(tiny, configuration):
     data = tiny(channels=2)
-    for kernel in ("bilateral", "mean"):
+    for kernel in ("image_l1", "mean"):
         data.set_plans(kernel, configuration, segcal={"nacl": {"kernel": kernel}})
-    by_kernel = {k: check(run("NACL", k), "NACL") for k in ("bilateral", "mean")}
+    by_kernel = {k: check(run("NACL", k), "NACL") for k in ("image_l1", "mean")}
     first = {k: lines[0]["val"]["nacl"] for k, lines in by_kernel.items()}
-    assert first["bilateral"] != first["mean"]
+    assert first["image_l1"] != first["mean"]
 
 
 @pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE"])
