@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.classify.prediction import log_odds_by_kind, probabilities
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier
@@ -51,12 +52,10 @@ MOST_CONDITIONS = 5
 """Labels of a retrieval query, at most."""
 FLOOR = 1e-12
 """Smaller probabilities count as this where their logarithm is taken."""
-SIGMOID, SOFTMAX = "sigmoid", "softmax"
-"""How probabilities come of logits, where no link does it."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Measured:
     """What one kind of probabilities is worth.
 
     Attributes:
@@ -74,33 +73,7 @@ class Outcome:
     retrieval: dict[int, float] = field(default_factory=dict)
 
 
-def probabilities(logits: Tensor, loss: MultiLabelLoss | None) -> dict[str, Tensor]:
-    """Probabilities of logits by how they come about.
-
-    Args:
-        logits: ``(N, K)``.
-        loss: of labels; None softens over classes.
-
-    Returns:
-        ``softmax`` of classes; ``sigmoid`` of labels and, where the posterior of the loss is
-        another one, that by the name of its link.
-    """
-    if loss is None:
-        return {SOFTMAX: torch.softmax(logits.double(), 1)}
-    return {kind: torch.sigmoid(z) for kind, z in _log_odds(logits, loss).items()}
-
-
-def _log_odds(logits: Tensor, loss: MultiLabelLoss) -> dict[str, Tensor]:
-    """Log-odds of labels by how they come about, see :func:`probabilities`."""
-    found = {SIGMOID: logits.double()}
-    if not loss.no_posterior:
-        probe = torch.linspace(-3, 3, 7, dtype=torch.float64)[:, None].expand(7, logits.shape[1])
-        if not torch.equal(loss.log_odds(probe), probe):
-            found[loss.link_name] = loss.log_odds(logits.double())
-    return found
-
-
-def measure_classes(probs: Tensor, classes: Tensor, names: tuple[str, ...]) -> Outcome:
+def measure_classes(probs: Tensor, classes: Tensor, names: tuple[str, ...]) -> Measured:
     """Numbers of classes that exclude each other.
 
     Args:
@@ -129,12 +102,12 @@ def measure_classes(probs: Tensor, classes: Tensor, names: tuple[str, ...]) -> O
         },
         index=pd.Index(names, name="class"),
     )
-    return Outcome(metrics, reliability(probs, classes, bins=CLASS_BINS), bins, table)
+    return Measured(metrics, reliability(probs, classes, bins=CLASS_BINS), bins, table)
 
 
 def measure_labels(
     log_odds: Tensor, targets: Tensor, names: tuple[str, ...], *, retrieval: bool = False
-) -> Outcome:
+) -> Measured:
     """Numbers of labels of which a sample may have several.
 
     Args:
@@ -177,7 +150,7 @@ def measure_labels(
         conditions = range(1, min(MOST_CONDITIONS, len(names)) + 1)
         curve = retrieval_curve(log_odds, targets, conditions=conditions)
     pooled = multilabel_reliability(probs, targets, bins=LABEL_BINS)
-    return Outcome(metrics, pooled, bins, table, curve)
+    return Measured(metrics, pooled, bins, table, curve)
 
 
 def measure(
@@ -187,7 +160,7 @@ def measure(
     loss: MultiLabelLoss | None,
     *,
     retrieval: bool = False,
-) -> dict[str, Outcome]:
+) -> dict[str, Measured]:
     """Numbers of logits, for every kind of :func:`probabilities` of them.
 
     Args:
@@ -202,7 +175,7 @@ def measure(
         return {kind: measure_classes(p, targets, names) for kind, p in found.items()}
     return {
         kind: measure_labels(z, targets, names, retrieval=retrieval)
-        for kind, z in _log_odds(logits, loss).items()
+        for kind, z in log_odds_by_kind(logits, loss).items()
     }
 
 
@@ -213,7 +186,7 @@ def conventions(multilabel: bool) -> dict[str, str]:
     return {**chosen, "bins": f"{bins} of (lo, hi], 0 in the first"}
 
 
-def record(outcome: Outcome) -> dict[str, Any]:
+def record(outcome: Measured) -> dict[str, Any]:
     """What JSON keeps of an outcome."""
     return {
         "metrics": {k: _finite(v) for k, v in outcome.metrics.items()},

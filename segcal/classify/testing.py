@@ -10,23 +10,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from segcal.classify.data import Part, Parted, load
-from segcal.classify.evaluation import Outcome, measure, probabilities
-from segcal.classify.experiment import Experiment
+from segcal.classify.building import build_network, build_objective
+from segcal.classify.data import Part, Parted, check_data, load
+from segcal.classify.evaluation import Measured, measure
+from segcal.classify.experiment import ClassificationExperiment
+from segcal.classify.prediction import label_loss, predict, probabilities
 from segcal.classify.readers.samples import PARTS
-from segcal.classify.training import (
-    KEYS,
-    build_network,
-    build_objective,
-    check_data,
-    label_loss,
-    predict,
-)
+from segcal.classify.training import KEYS
 from segcal.io.files import whole_file
 from segcal.io.yaml import validated
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.training.checkpoints import BEST_NAME, read_checkpoint
-from segcal.training.experiments import choose_device, put
+from segcal.training.devices import choose_device
+from segcal.training.experiments import put
 
 
 @dataclass(frozen=True)
@@ -34,22 +30,26 @@ class Tested:
     """What a classifier says of a part of the samples, and what that is worth.
 
     Attributes:
-        experiment: of the training.
+        folder: of the training.
+        experiment: what was trained.
         epoch: that the checkpoint was written after, from 0.
         data: the samples.
-        part: those that were evaluated.
+        part_name: ``test``, ``validation`` or ``train``.
+        part: the samples of that name, which were evaluated.
         logits: ``(N, K)``.
         loss: of labels; None of classes.
         outcomes: numbers by the kind of probabilities.
     """
 
-    experiment: Experiment
+    folder: Path
+    experiment: ClassificationExperiment
     epoch: int
     data: Parted
+    part_name: str
     part: Part
     logits: Tensor
     loss: MultiLabelLoss | None
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, Measured]
 
     def notes(self) -> list[str]:
         """What a reader of the numbers should know."""
@@ -104,9 +104,9 @@ def evaluate_classifier(
     given = dict(content["experiment"])
     for setting in settings:
         if not setting.startswith("data.args."):
-            raise ValueError(f"--set {setting}: of a training, only data.args may be said anew")
+            raise ValueError(f"setting {setting!r}: of a training, only data.args may be said anew")
         put(given, setting)
-    experiment = validated(given, Experiment, str(file))
+    experiment = validated(given, ClassificationExperiment, str(file))
     data = load(experiment.data)
     check_data(content, data, file)
     network = build_network(experiment, data, pretrained=False)
@@ -117,4 +117,4 @@ def evaluate_classifier(
     logits = predict(network.to(place), chosen.to(place)).cpu()
     outcomes = measure(logits, chosen.targets, data.names, loss, retrieval=True)
     epoch = int(content["epoch"]) - 1
-    return Tested(experiment, epoch, data, chosen, logits, loss, outcomes)
+    return Tested(folder, experiment, epoch, data, part, chosen, logits, loss, outcomes)

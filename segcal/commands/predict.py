@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from segcal.commands.errors import user_errors
-from segcal.commands.experiment import Settings
+from segcal.commands.experiment import SetOptions
 from segcal.commands.progress import progress_bar
 from segcal.commands.train import Config
 
@@ -30,7 +30,7 @@ class Form(str, Enum):
 
 def predict(
     config: Config,
-    settings: Settings = None,
+    settings: SetOptions = None,
     images: Annotated[
         Path | None,
         typer.Option(

@@ -11,7 +11,7 @@ from rich.console import Console
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import table_forms
-from segcal.commands.experiment import Settings
+from segcal.commands.experiment import SetOptions
 from segcal.commands.progress import progress_bar
 
 
@@ -23,7 +23,7 @@ def study(
             "docstrings, multilabel, slices, cifar10)."
         ),
     ] = "digits",
-    settings: Settings = None,
+    settings: SetOptions = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -66,8 +66,8 @@ def study(
 
     Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage.
     """
-    from segcal.classify.study import cells, check, load_study, run_cells, run_of
-    from segcal.classify.study_report import FILES, write_study
+    from segcal.classify.study import check, load_study, report_study, run_trials, trials
+    from segcal.classify.study_report import FILES
     from segcal.reporting.folder import ReportFolder
 
     console = Console()
@@ -76,42 +76,27 @@ def study(
         chosen = load_study(config, settings or [])
         folder = output or Path(chosen.output) / "report"
         ReportFolder(folder).check(FILES)
-        found = cells(chosen)
+        found = trials(chosen)
         if not report_only:
             check(found)
-        todo = [] if report_only else [cell for cell in found if cell.result() is None]
+        todo = [] if report_only else [trial for trial in found if trial.result() is None]
     say(console, f"{len(found)} trainings, {len(todo)} of them to do")
     failed: dict[str, str] = {}
     interrupted = False
     try:
         with progress_bar("Training", len(todo)) as advance:
-            for cell, why in run_cells(todo, processes):
+            for trial, why in run_trials(todo, processes):
                 if why:
-                    failed[cell.name] = why
-                    say(console, f"FAILED {cell.name}: {why}", "red")
-                advance(cell.name)
+                    failed[trial.name] = why
+                    say(console, f"FAILED {trial.name}: {why}", "red")
+                advance(trial.name)
     except KeyboardInterrupt:
         interrupted = True
     with user_errors():
-        runs = [run for run in map(run_of, found) if run is not None]
-        missing = [cell.name for cell in found if cell.result() is None and cell.name not in failed]
-    if not runs:
+        files = report_study(chosen, found, folder, name=config, failed=failed, forms=forms)
+    if not files:
         say(console, "Nothing has been trained with these settings: no report.", "red")
         raise typer.Exit(130 if interrupted else 1)
-    with user_errors():
-        files = write_study(
-            folder,
-            runs,
-            header={
-                "name": chosen.summary or config,
-                "predictions": str(Path(chosen.output).resolve()),
-                "references": ", ".join(chosen.sets),
-                "study": chosen.model_dump(mode="json"),
-            },
-            failed=failed,
-            missing=missing,
-            forms=forms,
-        )
     say(console, f"Written to {folder}: {', '.join(files)}")
     if interrupted:
         say(console, "Interrupted: the report is of the trainings before.", "red")
