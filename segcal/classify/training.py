@@ -27,7 +27,8 @@ from segcal.classify.networks import Standardised
 from segcal.classify.prediction import label_loss, predict
 from segcal.recipes import load_objective
 from segcal.training.checkpoints import LAST_NAME
-from segcal.training.run import Criterion, TrainingRun, Validation
+from segcal.training.results import Criterion, Validation
+from segcal.training.run import TrainingRun
 
 KEYS = (*TrainingRun.keys, "data")
 """What a checkpoint of a classifier has at least."""

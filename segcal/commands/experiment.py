@@ -13,7 +13,7 @@ from segcal.commands.console import say
 from segcal.commands.errors import user_errors
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
-    from segcal.training.run import Trained
+    from segcal.training.results import Trained
 
 SetOptions = Annotated[
     list[str] | None,
@@ -36,7 +36,7 @@ ResumeOption = Annotated[
 @contextmanager
 def training_begins() -> Iterator[None]:
     """Turn what a user can mend into its message and exit code 2, with the options that help."""
-    from segcal.training.run import OutputInUseError
+    from segcal.training.beginning import OutputInUseError
 
     with user_errors():
         try:

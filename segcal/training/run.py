@@ -9,98 +9,33 @@ patience ends.
 from __future__ import annotations
 
 import math
-import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from segcal.io.files import read_json, remove_leftovers, write_json
-from segcal.io.yaml import validated
 from segcal.objective import Objective
 from segcal.recipes import Recipe
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
-from segcal.term import DualStep, sum_over_ranks
+from segcal.term import sum_over_ranks
+from segcal.training.beginning import begin, check_unused, last_checkpoint
 from segcal.training.building import build_optimizer
-from segcal.training.checkpoints import BEST_NAME, LAST_NAME, read_checkpoint, write_checkpoint
+from segcal.training.checkpoints import BEST_NAME, LAST_NAME, write_checkpoint
 from segcal.training.collapse import CollapseWatch
 from segcal.training.devices import Ranks, choose_device
 from segcal.training.epoch_log import EpochLog
-from segcal.training.experiments import Experiment, check_same, write_resolved
+from segcal.training.experiments import Experiment
+from segcal.training.results import Criterion, Trained, Validation
 
-RUN_NAME = "run.json"
 FIGURE_SECONDS = 20.0
 """The figure of a training is drawn anew no more often than this, and at the end."""
 Kind = TypeVar("Kind", bound=Experiment)
 Say = Callable[[str], None]
-
-
-class OutputInUseError(ValueError):
-    """The folder of the results holds a training already."""
-
-
-@dataclass(frozen=True)
-class Criterion:
-    """What makes one epoch better than another.
-
-    Attributes:
-        key: of the metric among those of :class:`Validation`.
-        name: for people.
-        higher: whether more of it is better.
-    """
-
-    key: str
-    name: str
-    higher: bool = True
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Result of a pass over the validation set.
-
-    Attributes:
-        terms: mean of every unweighted term of the loss over samples.
-        metrics: numbers by name, with that of the criterion among them.
-        steps: what the update of the multipliers did, by penalty.
-        predicted: voxels per class in the prediction, where collapse is watched.
-        labelled: voxels per class in the labels, where collapse is watched.
-    """
-
-    terms: dict[str, float]
-    metrics: dict[str, float]
-    steps: dict[str, DualStep]
-    predicted: Sequence[float] = ()
-    labelled: Sequence[float] = ()
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What came of a training.
-
-    Attributes:
-        folder: of the results.
-        epochs: that have been trained, those before a resume included.
-        best_epoch: number of the best one, from 0.
-        metric: by which it is the best.
-        best: its value in validation.
-        early: whether patience ended it.
-    """
-
-    folder: Path
-    epochs: int
-    best_epoch: int
-    metric: str
-    best: float
-    early: bool
 
 
 class TrainingRun(ABC, Generic[Kind]):
@@ -157,7 +92,9 @@ class TrainingRun(ABC, Generic[Kind]):
         self.ranks = ranks or Ranks(0, 1, choose_device(settings.device))
         self.device = self.ranks.device
         self.say = say if self.ranks.first else lambda text: None
-        checkpoint = self._find_checkpoint(resume)
+        if not resume:
+            check_unused(experiment)
+        checkpoint = last_checkpoint(experiment, self.keys) if resume else None
         self.prepare(checkpoint)
         if checkpoint is not None and checkpoint["recipe"] != self.recipe.model_dump():
             raise ValueError(
@@ -182,7 +119,18 @@ class TrainingRun(ABC, Generic[Kind]):
             self._restore(checkpoint)
         self._check_ranks()
         if self.ranks.first:
-            self._begin(resumed=checkpoint is not None)
+            begin(
+                experiment,
+                self.ranks,
+                epoch=self.epoch,
+                libraries=self.libraries,
+                facts={
+                    "metric": self.criterion.name,
+                    "classes": list(self.classes),
+                    "recipe": self.recipe.model_dump(),
+                    **self.facts(),
+                },
+            )
         self.advance: Callable[[str], None] = lambda state: None
 
     # What a trainer says.
@@ -299,27 +247,6 @@ class TrainingRun(ABC, Generic[Kind]):
             early=self.out_of_patience,
         )
 
-    def _find_checkpoint(self, resume: bool) -> dict[str, Any] | None:
-        """The checkpoint to go on from; ValueError unless it is of this experiment."""
-        path = self.folder / LAST_NAME
-        if not resume:
-            if path.exists() or EpochLog(self.folder).path.exists():
-                raise OutputInUseError(
-                    f"{self.folder}: holds a training; resume it, or choose another output"
-                )
-            return None
-        if not path.exists():
-            return None
-        checkpoint = read_checkpoint(path, self.keys)
-        before = validated(checkpoint["experiment"], type(self.experiment), str(path))
-        check_same(before, self.experiment, path)
-        if checkpoint["epoch"] > self.experiment.training.epochs:
-            raise ValueError(
-                f"{path}: has been trained for {checkpoint['epoch']} epochs, more than "
-                f"training.epochs {self.experiment.training.epochs}; choose another output"
-            )
-        return checkpoint
-
     def _check_ranks(self) -> None:
         """Raise ValueError unless all processes are at the same epoch; wait for all."""
         mine = torch.tensor([self.epoch, self.epoch**2], dtype=torch.float64)
@@ -329,36 +256,6 @@ class TrainingRun(ABC, Generic[Kind]):
                 f"{self.folder / LAST_NAME}: not all processes find the same one; the output "
                 "must lie on a file system that all machines share"
             )
-
-    def _begin(self, *, resumed: bool) -> None:
-        """Write what the run is, when all has been checked by all processes."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.folder)
-        EpochLog(self.folder).forget_from(self.epoch)
-        write_resolved(self.experiment, self.folder)
-        path = self.folder / RUN_NAME
-        before = read_json(path)["runs"] if resumed and path.exists() else []
-        run = {
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "first_epoch": self.epoch,
-            "seed": self.experiment.training.seed,
-            "device": str(self.device),
-            "processes": self.ranks.size,
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in self.libraries},
-            },
-        }
-        write_json(
-            path,
-            {
-                "runs": [*before, run],
-                "metric": self.criterion.name,
-                "classes": list(self.classes),
-                "recipe": self.recipe.model_dump(),
-                **self.facts(),
-            },
-        )
 
     def _run_epoch(self) -> None:
         """Train, validate, log, keep the best and the last."""

@@ -94,17 +94,6 @@ def _plain(value):
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def test_what_is_there_is_not_overwritten(tmp_path, classes):
-    path = write_config(tmp_path, classes)
-    run(path, "training.epochs=1")
-    with pytest.raises(ValueError, match="holds a training; resume it, or choose another"):
-        run(path, "training.epochs=1")
-    with pytest.raises(ValueError, match=r"was trained with recipe = 'cals', not 'ce'"):
-        run(path, "recipe=ce", resume=True)
-    done = run(path, "training.epochs=1", "training.early_stop=3", resume=True)
-    assert done.epochs == 1  # nothing left to do
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_loss_of_classes(tmp_path, classes, recipe):
     done = run(write_config(tmp_path, classes), f"recipe={recipe}", "training.epochs=2")
@@ -177,13 +166,6 @@ def test_a_fixed_seed_and_another(tmp_path, classes):
         done = run(path, f"output={tmp_path / name}", f"training.seed={seed}", "training.epochs=1")
         logs.append(EpochLog(done.folder).records()[0]["train"])
     assert logs[0] == logs[1] != logs[2]
-
-
-def test_patience(tmp_path, classes):
-    path = write_config(tmp_path, classes, optimizer={"target": "torch.optim.SGD", "args": {
-        "lr": 1e-12}})  # fmt: skip
-    done = run(path, "training.epochs=9", "training.early_stop=2")
-    assert (done.epochs, done.best_epoch, done.early) == (3, 0, True)
 
 
 def test_a_loss_that_is_lost_stops_it(tmp_path, classes):

@@ -40,9 +40,11 @@ from segcal.adapters.monai.dataset import check_cases, find_cases
 from segcal.adapters.monai.experiment import SegmentationExperiment
 from segcal.adapters.monai.validation import TermMeans, ValidationPass
 from segcal.recipes import build, load_objective
+from segcal.training.beginning import RUN_NAME
 from segcal.training.checkpoints import LAST_NAME
 from segcal.training.collapse import CollapseWatch
-from segcal.training.run import RUN_NAME, Criterion, TrainingRun, Validation
+from segcal.training.results import Criterion, Validation
+from segcal.training.run import TrainingRun
 
 SummaryWriter, HAS_TENSORBOARD = optional_import("torch.utils.tensorboard", name="SummaryWriter")
 TENSORBOARD = "tensorboard"

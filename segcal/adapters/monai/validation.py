@@ -15,7 +15,7 @@ from segcal.metrics.ece import reliability
 from segcal.metrics.iou import confusion_matrix, mean_iou
 from segcal.objective import Objective
 from segcal.term import sum_over_ranks
-from segcal.training.run import Validation
+from segcal.training.results import Validation
 
 ECE_BINS = 15
 
