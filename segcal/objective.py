@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -211,7 +211,7 @@ def two_view_loss(
 
 
 def __getattr__(name: str) -> Any:
-    """``build`` stands in :mod:`segcal.recipes`, which loads yaml; it can be had from here, too."""
+    """Let ``build`` be had from here, too; it stands in :mod:`segcal.recipes`, which loads yaml."""
     if name == "build":
-        return importlib.import_module("segcal.recipes").build
+        return resolve_name("segcal.recipes:build")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
