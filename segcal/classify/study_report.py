@@ -138,12 +138,25 @@ def write_study(
             title, head = f"{name}: retrieval", Column("method")
             printed.append(retrieval_table(f"{name}-retrieval", title, _retrieval(own), head=head))
             sections.append(page.table_section(printed[-1], pictures=[answers]))
+    summary = {**header, **_summary(runs, failed, missing)}
+    write_json(report.place("summary.json"), summary)
+    for form in forms:
+        write_text(report.place(markup.FILES[form]), markup.render_tables(printed, form))
+    title = f"Study: {header['name']}"
+    write_text(report.place("index.html"), page.render(title, summary, sections))
+    report.close()
+    return report.written
+
+
+def _summary(
+    runs: Sequence[TrialResult], failed: Mapping[str, str], missing: Sequence[str]
+) -> dict[str, Any]:
+    """What was evaluated, and what the numbers mean."""
     definitions: dict[str, str] = {}
     for multilabel in dict.fromkeys(run.multilabel for run in runs):
         of = "labels" if multilabel else "classes"
         definitions |= {f"{of}: {k}": v for k, v in conventions(multilabel).items()}
-    summary = {
-        **header,
+    return {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"segcal": __version__},
         "cases": {
@@ -154,13 +167,6 @@ def write_study(
         "missing": list(missing),
         "conventions": definitions,
     }
-    write_json(report.place("summary.json"), summary)
-    for form in forms:
-        write_text(report.place(markup.FILES[form]), markup.render_tables(printed, form))
-    title = f"Study: {header['name']}"
-    write_text(report.place("index.html"), page.render(title, summary, sections))
-    report.close()
-    return report.written
 
 
 def _rows(runs: Sequence[TrialResult]) -> dict[str, list[tuple[TrialResult, Mapping[str, Any]]]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,6 +14,9 @@ from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import table_forms
 from segcal.commands.experiment import SetOptions
 from segcal.commands.progress import progress_bar
+
+if TYPE_CHECKING:  # torch is imported when there is work to do
+    from segcal.classify.study import Trial
 
 
 def study(
@@ -66,7 +70,7 @@ def study(
 
     Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage.
     """
-    from segcal.classify.study import check, load_study, report_study, run_trials, trials
+    from segcal.classify.study import check, load_study, report_study, trials
     from segcal.classify.study_report import FILES
     from segcal.reporting.folder import ReportFolder
 
@@ -81,17 +85,7 @@ def study(
             check(found)
         todo = [] if report_only else [trial for trial in found if trial.result() is None]
     say(console, f"{len(found)} trainings, {len(todo)} of them to do")
-    failed: dict[str, str] = {}
-    interrupted = False
-    try:
-        with progress_bar("Training", len(todo)) as advance:
-            for trial, why in run_trials(todo, processes):
-                if why:
-                    failed[trial.name] = why
-                    say(console, f"FAILED {trial.name}: {why}", "red")
-                advance(trial.name)
-    except KeyboardInterrupt:
-        interrupted = True
+    failed, interrupted = _train(console, todo, processes)
     with user_errors():
         files = report_study(chosen, found, folder, name=config, failed=failed, forms=forms)
     if not files:
@@ -104,3 +98,20 @@ def study(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
+
+
+def _train(console: Console, todo: Sequence[Trial], processes: int) -> tuple[dict[str, str], bool]:
+    """Train what is to be trained; return why some failed, and whether it was interrupted."""
+    from segcal.classify.study import run_trials
+
+    failed: dict[str, str] = {}
+    try:
+        with progress_bar("Training", len(todo)) as advance:
+            for trial, why in run_trials(todo, processes):
+                if why:
+                    failed[trial.name] = why
+                    say(console, f"FAILED {trial.name}: {why}", "red")
+                advance(trial.name)
+    except KeyboardInterrupt:
+        return failed, True
+    return failed, False

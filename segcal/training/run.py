@@ -73,7 +73,7 @@ class TrainingRun(ABC, Generic[Kind]):
     keys: ClassVar[Sequence[str]] = ("experiment", "recipe", "epoch", "network", "objective")
     """What a checkpoint has at least."""
 
-    classes: Sequence[str]
+    classes: tuple[str, ...]
     criterion: Criterion
     recipe: Recipe
     objective: Objective
