@@ -30,7 +30,7 @@ SOURCES = {
     "texts": f"{_READERS}.texts.read_texts",
 }
 """Readers by the name of what they read."""
-Metric = Literal["accuracy", "nll", "map_class", "map_sample"]
+MetricName = Literal["accuracy", "nll", "map_class", "map_sample"]
 
 
 class SampleSplit(Strict):
@@ -107,7 +107,7 @@ class ClassificationTraining(TrainingSettings):
     batch_size: int = Field(default=64, ge=1)
     precision: Literal["fp32", "bf16"] = "fp32"
     clip_grad: float | None = Field(default=None, gt=0)
-    metric: Metric | None = None
+    metric: MetricName | None = None
 
 
 def check_recipe(name: str) -> None:

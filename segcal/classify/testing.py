@@ -16,7 +16,7 @@ from segcal.classify.evaluation import Measured, measure
 from segcal.classify.experiment import ClassificationExperiment
 from segcal.classify.prediction import label_loss, predict, probabilities
 from segcal.classify.readers.samples import PARTS
-from segcal.classify.training import KEYS
+from segcal.classify.training import ClassificationRun
 from segcal.io.files import whole_file
 from segcal.io.yaml import validated
 from segcal.losses.multilabel.posterior import MultiLabelLoss
@@ -100,7 +100,7 @@ def evaluate_classifier(
     if part not in PARTS:
         raise ValueError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
     place, file = choose_device(device), folder / checkpoint
-    content = read_checkpoint(file, KEYS)
+    content = read_checkpoint(file, ClassificationRun.keys)
     given = dict(content["experiment"])
     for setting in settings:
         if not setting.startswith("data.args."):

@@ -30,9 +30,6 @@ from segcal.training.checkpoints import LAST_NAME
 from segcal.training.results import Criterion, Validation
 from segcal.training.run import TrainingRun
 
-KEYS = (*TrainingRun.keys, "data")
-"""What a checkpoint of a classifier has at least."""
-
 
 class ClassificationRun(TrainingRun[ClassificationExperiment]):
     """A training of a classifier that has been checked and is ready to run.
@@ -45,7 +42,7 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
     epoch with how it went.
     """
 
-    keys = KEYS
+    keys = (*TrainingRun.keys, "data")
     network: Standardised
 
     def prepare(self, checkpoint: dict[str, Any] | None) -> None:

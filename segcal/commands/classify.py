@@ -155,6 +155,35 @@ def _outcome_table(tested: Tested) -> Table:
     return table
 
 
+Size = Annotated[int, typer.Option(min=8, help="Height and width of the slices.")]
+SliceAxis = Annotated[
+    str,
+    typer.Option(help="Along which slices follow each other, as files store them: z is last."),
+]
+MinVoxels = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Voxels of a label, at least, in a slice that shows it; with "
+        "fewer, but not none, it is unknown.",
+    ),
+]
+Window = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        help="Intensities that become black and white (of CT, e.g. -160 240); "
+        "default: those of each volume, without the outermost 0.5 %."
+    ),
+]
+Patient = Annotated[
+    str | None,
+    typer.Option(
+        help="Regular expression for the patient at the beginning of a case's name "
+        "(patient\\d+); default: every case is one. Patients are never parted."
+    ),
+]
+
+
 @app.command("from-segmentation")
 def from_segmentation(
     root: Annotated[
@@ -165,33 +194,11 @@ def from_segmentation(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, .npz.")],
-    size: Annotated[int, typer.Option(min=8, help="Height and width of the slices.")] = 64,
-    axis: Annotated[
-        str,
-        typer.Option(help="Along which slices follow each other, as files store them: z is last."),
-    ] = "z",
-    min_voxels: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Voxels of a label, at least, in a slice that shows it; with "
-            "fewer, but not none, it is unknown.",
-        ),
-    ] = 1,
-    window: Annotated[
-        tuple[float, float] | None,
-        typer.Option(
-            help="Intensities that become black and white (of CT, e.g. -160 240); "
-            "default: those of each volume, without the outermost 0.5 %."
-        ),
-    ] = None,
-    patient: Annotated[
-        str | None,
-        typer.Option(
-            help="Regular expression for the patient at the beginning of a case's name "
-            "(patient\\d+); default: every case is one. Patients are never parted."
-        ),
-    ] = None,
+    size: Size = 64,
+    axis: SliceAxis = "z",
+    min_voxels: MinVoxels = 1,
+    window: Window = None,
+    patient: Patient = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write over a file that is there.")
     ] = False,

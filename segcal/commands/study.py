@@ -19,14 +19,38 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.classify.study import Trial
 
 
+StudyConfig = Annotated[
+    str,
+    typer.Argument(
+        help="The study: a YAML file, or the name of one that comes with segcal (digits, "
+        "docstrings, multilabel, slices, cifar10)."
+    ),
+]
+Processes = Annotated[
+    int,
+    typer.Option(
+        "--processes",
+        "-p",
+        min=1,
+        help="Trainings at the same time; of several, each has a core.",
+    ),
+]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--format",
+        help="Write the tables as markdown (tables.md), latex (tables.tex) or, with a comma, "
+        "both; default: both.",
+    ),
+]
+ReportOnly = Annotated[
+    bool,
+    typer.Option("--report-only", help="Train nothing: report what has been trained so far."),
+]
+
+
 def study(
-    config: Annotated[
-        str,
-        typer.Argument(
-            help="The study: a YAML file, or the name of one that comes with segcal (digits, "
-            "docstrings, multilabel, slices, cifar10)."
-        ),
-    ] = "digits",
+    config: StudyConfig = "digits",
     settings: SetOptions = None,
     output: Annotated[
         Path | None,
@@ -34,27 +58,9 @@ def study(
             "--output", "-o", help="Folder of the report; default: report in that of the study."
         ),
     ] = None,
-    processes: Annotated[
-        int,
-        typer.Option(
-            "--processes",
-            "-p",
-            min=1,
-            help="Trainings at the same time; of several, each has a core.",
-        ),
-    ] = 1,
-    formats: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format",
-            help="Write the tables as markdown (tables.md), latex (tables.tex) or, with a comma, "
-            "both; default: both.",
-        ),
-    ] = None,
-    report_only: Annotated[
-        bool,
-        typer.Option("--report-only", help="Train nothing: report what has been trained so far."),
-    ] = False,
+    processes: Processes = 1,
+    formats: Formats = None,
+    report_only: ReportOnly = False,
 ) -> None:
     """Train every loss with every seed on every data set, and report mean and deviation.
 
