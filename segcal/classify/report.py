@@ -12,7 +12,8 @@ import pandas as pd
 
 from segcal import __version__
 from segcal.classify.curves import plot_retrieval
-from segcal.classify.evaluation import (
+from segcal.classify.evaluation import Evaluated
+from segcal.classify.measures import (
     CLASS_METRICS,
     HIGHER_IS_BETTER,
     LABEL_METRICS,
@@ -20,7 +21,6 @@ from segcal.classify.evaluation import (
     conventions,
     record,
 )
-from segcal.classify.testing import Tested
 from segcal.io.files import write_json, write_text
 from segcal.io.tables import write_csv
 from segcal.reporting import markup, page
@@ -132,20 +132,24 @@ def _mean_of(values: Sequence[float | None]) -> Cell:
 
 
 def write_classifier_report(
-    folder: Path, tested: Tested, *, forms: Sequence[str] = ()
+    folder: Path, evaluated: Evaluated, *, forms: Sequence[str] = ()
 ) -> list[str]:
     """Write the report of a classifier on samples, each file replacing that of an earlier run.
 
     Args:
         folder: of the report.
-        tested: what the classifier says of the samples.
+        evaluated: what the classifier says of the samples.
         forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
 
     Returns:
         names of the files.
     """
     report = ReportFolder(folder)
-    outcomes, names, multilabel = tested.outcomes, tested.data.names, tested.data.multilabel
+    outcomes, names, multilabel = (
+        evaluated.outcomes,
+        evaluated.data.names,
+        evaluated.data.multilabel,
+    )
     head = Column("probabilities", "how they come of the logits")
     table = metric_table(
         "metrics",
@@ -156,7 +160,7 @@ def write_classifier_report(
         caption="Fractions of 1, NLL in nats.",
     )
     records = {kind: record(o) for kind, o in outcomes.items()}
-    summary = _summary(tested, records)
+    summary = _summary(evaluated, records)
     write_json(report.place("summary.json"), summary)
     per_class = pd.concat({kind: o.table for kind, o in outcomes.items()}, names=["probabilities"])
     write_csv(report.place("classes.csv"), per_class)
@@ -165,7 +169,7 @@ def write_classifier_report(
         "reliability_classes.png": _class_diagrams(outcomes, names),
     }
     tables = [table]
-    sections = [page.table_section(table, *tested.notes(), pictures=list(pictures.values()))]
+    sections = [page.table_section(table, *evaluated.notes(), pictures=list(pictures.values()))]
     if multilabel:
         answered = {kind: [content["retrieval"]] for kind, content in records.items()}
         title = "Retrieval of samples by their labels"
@@ -175,7 +179,7 @@ def write_classifier_report(
         sections.append(page.table_section(tables[-1], pictures=[picture]))
     for name, picture in pictures.items():
         picture.save(report.place(name))
-    tested.save(report.place(PREDICTIONS_NAME))
+    evaluated.save(report.place(PREDICTIONS_NAME))
     for form in forms:
         write_text(report.place(markup.FILES[form]), markup.render_tables(tables, form))
     sections.append(page.table_section(_class_table(per_class)))
@@ -200,24 +204,24 @@ def check_folder(folder: Path, training: Path) -> None:
     ReportFolder(folder).check(FILES)
 
 
-def _summary(tested: Tested, records: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(evaluated: Evaluated, records: Mapping[str, Any]) -> dict[str, Any]:
     """What was evaluated, and the numbers."""
-    experiment, count = tested.experiment, len(tested.part)
+    experiment, count = evaluated.experiment, len(evaluated.part)
     source = experiment.data.source
     given = " ".join(f"{name}={value}" for name, value in experiment.data.args.items())
     return {
         "name": f"{experiment.recipe} on {source}",
-        "predictions": f"{tested.folder.resolve()}, epoch {tested.epoch}",
-        "references": f"{tested.part_name} samples of {source} {given}".rstrip(),
+        "predictions": f"{evaluated.folder.resolve()}, epoch {evaluated.epoch}",
+        "references": f"{evaluated.part_name} samples of {source} {given}".rstrip(),
         "samples": count,
         "recipe": experiment.recipe,
         "seed": experiment.training.seed,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"segcal": __version__},
         "cases": count_of(count, "sample"),
-        "conventions": conventions(tested.data.multilabel),
+        "conventions": conventions(evaluated.data.multilabel),
         "outcomes": records,
-        "classes": list(tested.data.names),
+        "classes": list(evaluated.data.names),
     }
 
 

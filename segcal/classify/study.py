@@ -21,11 +21,11 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from segcal.classify.building import build_objective
 from segcal.classify.data import check_data, load
-from segcal.classify.evaluation import record
+from segcal.classify.evaluation import evaluate_classifier
 from segcal.classify.experiment import KIND as EXPERIMENTS
 from segcal.classify.experiment import ClassificationExperiment, check_recipe
+from segcal.classify.measures import record
 from segcal.classify.study_report import TrialResult, write_study
-from segcal.classify.testing import evaluate_classifier
 from segcal.classify.training import ClassificationRun
 from segcal.io.files import read_json, write_json, write_text
 from segcal.io.yaml import Strict, merged, validated
@@ -230,21 +230,21 @@ def run_trial(trial: Trial) -> None:
         FloatingPointError: the loss is no longer finite.
     """
     done = ClassificationRun(trial.experiment, resume=True).run()
-    tested = evaluate_classifier(done.folder, device=trial.experiment.training.device)
+    evaluated = evaluate_classifier(done.folder, device=trial.experiment.training.device)
     write_json(
         done.folder / RESULT_NAME,
         {
             "experiment": trial.experiment.model_dump(mode="json"),
-            "data": tested.data.checksum,
+            "data": evaluated.data.checksum,
             "epochs": done.epochs,
             "best_epoch": done.best_epoch,
             "metric": done.metric,
             "best": done.best,
-            "multilabel": tested.data.multilabel,
-            "names": list(tested.data.names),
-            "samples": {name: len(part) for name, part in tested.data.parts.items()},
-            "notes": tested.notes(),
-            "outcomes": {kind: record(outcome) for kind, outcome in tested.outcomes.items()},
+            "multilabel": evaluated.data.multilabel,
+            "names": list(evaluated.data.names),
+            "samples": {name: len(part) for name, part in evaluated.data.parts.items()},
+            "notes": evaluated.notes(),
+            "outcomes": {kind: record(outcome) for kind, outcome in evaluated.outcomes.items()},
         },
     )
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from segcal import __version__
 from segcal.binning import BinStatistics
 from segcal.classify.curves import multipliers, plot_curves, plot_multipliers, plot_retrieval
-from segcal.classify.evaluation import (
+from segcal.classify.measures import (
     HIGHER_IS_BETTER,
     conventions,
 )

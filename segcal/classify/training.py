@@ -21,8 +21,8 @@ from segcal.classify.building import (
     check_rebuilt,
 )
 from segcal.classify.data import Augment, check_data, load
-from segcal.classify.evaluation import HIGHER_IS_BETTER, measure
 from segcal.classify.experiment import ClassificationExperiment
+from segcal.classify.measures import HIGHER_IS_BETTER, measure
 from segcal.classify.networks import Standardised
 from segcal.classify.prediction import label_loss, predict
 from segcal.recipes import load_objective

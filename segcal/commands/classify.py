@@ -24,7 +24,7 @@ from segcal.commands.experiment import (
 from segcal.commands.progress import progress_bar
 
 if TYPE_CHECKING:
-    from segcal.classify.testing import Tested
+    from segcal.classify.evaluation import Evaluated
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -115,42 +115,42 @@ def evaluate(
     of their own beside the sigmoid's, and retrieval.png shows how well samples are found by several
     conditions at once (this label and that one, not a third).
     """
+    from segcal.classify.evaluation import evaluate_classifier
     from segcal.classify.report import check_folder, write_classifier_report
-    from segcal.classify.testing import evaluate_classifier
     from segcal.training.checkpoints import BEST_NAME, LAST_NAME
 
     console = Console()
     with user_errors():
         forms = table_forms(formats or [])
         check_folder(output, folder)
-        tested = evaluate_classifier(
+        evaluated = evaluate_classifier(
             folder,
             part=part.value,
             checkpoint=LAST_NAME if last else BEST_NAME,
             device=device,
             settings=settings or [],
         )
-        files = write_classifier_report(output, tested, forms=forms)
-    console.print(_outcome_table(tested))
+        files = write_classifier_report(output, evaluated, forms=forms)
+    console.print(_outcome_table(evaluated))
     say(console, "Fractions of 1; nll in nats.")
-    for note in tested.notes():
+    for note in evaluated.notes():
         say(console, note, "yellow")
     say(console, f"Written to {output}: {', '.join(files)}")
 
 
-def _outcome_table(tested: Tested) -> Table:
+def _outcome_table(evaluated: Evaluated) -> Table:
     """Numbers of a classifier, a column for every kind of probabilities."""
     table = Table(
-        title=f"{len(tested.part)} {tested.part_name} samples",
+        title=f"{len(evaluated.part)} {evaluated.part_name} samples",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         title_justify="left",
     )
     table.add_column("metric", no_wrap=True)
-    for kind in tested.outcomes:
+    for kind in evaluated.outcomes:
         table.add_column(kind, justify="right", no_wrap=True)
-    for name in next(iter(tested.outcomes.values())).metrics:
-        values = (measured.metrics[name] for measured in tested.outcomes.values())
+    for name in next(iter(evaluated.outcomes.values())).metrics:
+        values = (measured.metrics[name] for measured in evaluated.outcomes.values())
         table.add_row(name, *(number(value, 4) for value in values))
     return table
 

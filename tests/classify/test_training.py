@@ -13,13 +13,13 @@ from PIL import Image
 
 from segcal.classify.building import build_network
 from segcal.classify.data import Augment, Part, Parted, load
-from segcal.classify.evaluation import measure
+from segcal.classify.evaluation import evaluate_classifier
 from segcal.classify.experiment import SampleData, load_experiment
+from segcal.classify.measures import measure
 from segcal.classify.networks import GPoolCNN, SmallCNN, Standardise
 from segcal.classify.prediction import label_loss, predict
 from segcal.classify.readers.archives import write_npz
 from segcal.classify.readers.samples import Samples
-from segcal.classify.testing import evaluate_classifier
 from segcal.classify.training import ClassificationRun
 from segcal.losses.multilabel.bce import frequency_weights
 from segcal.recipes import names
