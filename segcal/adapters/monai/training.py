@@ -88,6 +88,8 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         )
         self.collapse = CollapseWatch(len(self.classes))
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self._means = TermMeans()
+        self._measured = ValidationPass(self.objective, len(self.classes), self.cases.ignore_index)
 
     def build_network(self, *, fresh: bool) -> nn.Module:
         """Build what the experiment names."""
@@ -169,14 +171,6 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         )
         evaluator.add_event_handler(Events.STARTED, self._share_statistics)
         return evaluator
-
-    @cached_property
-    def _measured(self) -> ValidationPass:
-        return ValidationPass(self.objective, len(self.classes), self.cases.ignore_index)
-
-    @cached_property
-    def _means(self) -> TermMeans:
-        return TermMeans()
 
     @cached_property
     def _model(self) -> nn.Module:
