@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from segcal.adapters.monai.experiment import load_experiment
-from segcal.adapters.monai.training import TrainingRun, processes
+from segcal.adapters.monai.training import SegmentationRun
+from segcal.training.devices import processes
 
 NETWORK = {
     "target": "monai.networks.nets.UNet",
@@ -42,7 +43,7 @@ def run(path: Path, *settings: str, resume: bool = False, advance=lambda state: 
     experiment = load_experiment(path, settings)
     with processes(experiment.training.device) as ranks:
         say = (lambda text: None) if said is None else said.append
-        return TrainingRun(experiment, ranks, resume=resume, say=say).run(advance)
+        return SegmentationRun(experiment, ranks, resume=resume, say=say).run(advance)
 
 
 def rank_main(rank: int, jobs: list[tuple[int, Path, list[str]]]) -> None:
