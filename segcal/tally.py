@@ -157,14 +157,6 @@ class Tally:
         }
         return found if exact else {**found, "aece_bound": self.top_mass.error_bound(groups)}
 
-    def tace_ref(self) -> float:
-        """See :func:`segcal.metrics.tace.tace_ref`, over these voxels."""
-        occurring = [k for k, c in enumerate(self.classes) if c.hit_sum.sum() > 0]
-        if not occurring:
-            return float("nan")
-        errors = [c.expected_error() for c in self.kept[: occurring[-1] + 1]]
-        return float(np.mean(np.nan_to_num(errors)))
-
     def mass(self, channel: int) -> MassHistogram:
         """Histogram of a channel: 0 the top label, 1 + k class k above the threshold."""
         statistics = self._statistics(channel, self.by_confidence(channel))

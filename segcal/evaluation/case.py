@@ -14,6 +14,7 @@ from scipy import ndimage
 from segcal.metrics.dice import dice
 from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
 from segcal.metrics.volume_difference import volume_difference
+from segcal.reproduction.crac import tace_ref_of
 from segcal.reproduction.marginloss import CONVENTIONS as OF_MARGINLOSS
 from segcal.reproduction.marginloss import evaluate_case_marginloss
 from segcal.surface import Box, label_boxes, surface_distances
@@ -281,7 +282,7 @@ def _calibration(voxels: Voxels, settings: Settings) -> tuple[dict[str, float], 
         found = one.metrics(settings.bins, groups[scope])
         row.update({f"{metric}_{scope}": value for metric, value in found.items()})
         if scope == "fg":
-            row["tace_ref"] = one.tace_ref()
+            row["tace_ref"] = tace_ref_of(one)
     return row, tallies
 
 

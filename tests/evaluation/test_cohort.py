@@ -32,7 +32,8 @@ from segcal.metrics.dice import dice
 from segcal.metrics.ece import ece, reliability
 from segcal.metrics.hausdorff import assd, hausdorff, nsd
 from segcal.metrics.nll import nll
-from segcal.metrics.tace import tace, tace_ref
+from segcal.metrics.tace import tace
+from segcal.reproduction.crac import tace_ref
 from tests.conftest import close
 from tests.data_paths import real_data
 from tests.io.test_volumes import peak
