@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from segcal.binning import equal_width_statistics
+from segcal.metrics.table import CalibrationMetric
 from segcal.tally import Tally
 from segcal.tensors import as_tensor, select_voxels
 
@@ -65,6 +66,20 @@ def tace_ref_of(tally: Tally) -> float:
     occurring = [k for k, c in enumerate(tally.classes) if c.hit_sum.sum() > 0]
     last = occurring[-1] + 1 if occurring else 0
     return _mean_of_classes([c.expected_error() for c in tally.kept[:last]])
+
+
+TACE_REF = CalibrationMetric(
+    key="tace_ref",
+    heading="TACE ref",
+    brief="TACE ref",
+    meaning="CRaC poster: equal-width classwise ECE over p > {tace_threshold:g}, "
+    "foreground-labelled voxels",
+    function=lambda tally, groups: tace_ref_of(tally),
+    where="cases",
+    scope="fg",
+    in_cases=True,
+)
+"""Row of the table of metrics, beside Nixon's TACE for comparison with published numbers."""
 
 
 def tcece(
