@@ -15,10 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from segcal.commands.console import calibration_table, class_table
+from segcal.commands.evaluate import STORE
 from segcal.commands.main import app
 from segcal.evaluation import cohort
-from segcal.evaluation.cohort import summarise
-from segcal.evaluation.job import STORE
+from segcal.evaluation.summary import summarise
 from segcal.io.volumes import write_nifti
 from segcal.reporting import report
 from segcal.reproduction.marginloss import evaluate_case_marginloss
@@ -123,7 +123,7 @@ def test_an_engine_that_cannot_start_is_said_before_work(folders):
     root, _ = folders
     done = evaluate(root, "--scheduler", "tcp://localhost:1")
     assert done.exit_code == 2
-    assert "--scheduler tcp://localhost:1: is for --engine dask" in done.output
+    assert "--scheduler tcp://localhost:1: is for the engine dask" in done.output
     pytest.importorskip("distributed", reason='needs pip install "segcal[dask]"')
     done = evaluate(root, "--engine", "dask", "--scheduler", "nowhere")
     assert done.exit_code == 2
@@ -781,9 +781,9 @@ def test_what_resume_may_not_keep(four, monkeypatch, change):
     reports = []
     write = report.write_report
 
-    def keeps(job, cohort, settings, **options):
-        reports.append(cohort)
-        return write(job, cohort, settings, **options)
+    def keeps(report, folder, **options):
+        reports.append(report.cohort)
+        return write(report, folder, **options)
 
     monkeypatch.setattr(report, "write_report", keeps)
     whole = (root / "p" / "d.npz").read_bytes()
@@ -909,10 +909,10 @@ def test_a_region_of_interest(folders):
     for options, message in (
         (("--roi", root / "masks"), "masks: holds no mask for 1 cases, e.g. b"),
         (("--roi", root / "nowhere"), "nowhere: no such folder"),
-        (("--scopes", "roi"), "give the folder of the masks with --roi"),
-        (("--scopes", "fg,air"), "scopes: expected one of"),
-        (("--scopes", ""), "scopes: expected one of"),
-        (("--scopes", "fg,fg"), "scopes: expected different ones, got fg, fg"),
+        (("--scopes", "roi"), "--roi: expected the folder of the masks of the scope roi"),
+        (("--scopes", "fg,air"), "--scopes: expected one of"),
+        (("--scopes", ""), "--scopes: expected one of"),
+        (("--scopes", "fg,fg"), "--scopes: expected different ones, got fg, fg"),
     ):
         done = evaluate(root, *options, out="wrong")
         assert done.exit_code == 2

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from segcal.evaluation.cohort import evaluate_cohort, summarise
+from segcal.evaluation.cohort import evaluate_cohort
 from segcal.evaluation.engine import AHEAD, default_jobs, run
+from segcal.evaluation.summary import summarise
 from segcal.io.pairing import pair
 from segcal.io.volumes import write_nifti
 from tests.evaluation.items import LONG, dies, first_ends_last, square, stops_everything
