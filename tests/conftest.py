@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def interruptible():
+    """Let SIGINT raise KeyboardInterrupt: a shell starts its background jobs with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def close(actual: Any, expected: Any, rtol: float = 1e-10, atol: float = 1e-12) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import socket
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from segcal.adapters.nnunet import running
 from segcal.adapters.nnunet.running import Budget
@@ -29,6 +27,7 @@ from tests.adapters.nnunet_data import (
     set_environment,
     trainer,
 )
+from tests.ranks import in_two_processes
 
 TRAINERS = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
 LEARNED = {"CRaC": 2, "CALS": 1, "CALSHR": 1}
@@ -427,15 +426,14 @@ def test_a_network_of_two_stages_is_refused(tiny):
         trainer("nnUNetTrainerCRaC", "two").initialize()
 
 
-def rank_main(rank, port, root, name, configuration):
+def rank_main(rank, root, name, configuration):
     """nnU-Net's training on several GPUs, on the CPU: only its device is another."""
-    torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
     set_environment(patch, Path(root))
     from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as host  # noqa: N813
 
     found = trainer(name, configuration)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
     try:
         patch.setattr(host, "DDP", lambda network, device_ids: ddp(network))
         ddp = torch.nn.parallel.DistributedDataParallel
@@ -506,11 +504,8 @@ def test_two_processes_learn_the_same_multipliers(tiny, short, source):
     settings = {"multiplier_source": source, "volumes_every": 1}
     # nnU-Net's own batch Dice cannot gather from batches of different sizes
     data.set_plans("two", "2d", batch_dice=False, segcal=settings)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     name = f"nnUNetTrainer{short}"
-    mp.spawn(rank_main, (port, str(data.root), name, "two"), nprocs=2)
+    in_two_processes(rank_main, str(data.root), name, "two")
     first, second = (torch.load(data.root / f"{r}.pt", weights_only=False) for r in (0, 1))
     assert (first["batch"], second["batch"]) == (2, 1)  # of a batch of three
     assert first["state"].keys() == second["state"].keys()

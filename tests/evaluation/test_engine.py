@@ -87,7 +87,7 @@ def test_an_item_that_kills_every_process_is_lost_alone(tmp_path):
     assert (tmp_path / "deaths").read_text() == "xx"  # with others, and alone
 
 
-def test_ctrl_c_ends_the_processes(tmp_path):
+def test_ctrl_c_ends_the_processes(tmp_path, interruptible):
     items = [(os.getpid(), signal.SIGINT, tmp_path, i) for i in range(4)]
     with pytest.raises(KeyboardInterrupt):
         list(run(stops_everything, items, lost=lost, jobs=2))
