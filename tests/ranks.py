@@ -20,10 +20,10 @@ PRELOADED = [
     "segcal.adapters.monai.training",
     "segcal.adapters.nnunet.trainers",
 ]
-ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+PORTS = "MASTER_PORTS_TO_COME"
 
 
-def in_two_processes(function: Callable[..., None], *arguments: Any) -> None:
+def in_two_processes(function: Callable[..., None], *arguments: Any, groups: int = 1) -> None:
     """Run ``function(rank, *arguments)`` in two processes of one thread each.
 
     They have the variables of ``torchrun``, and meet in a store that this process keeps: a port
@@ -32,29 +32,40 @@ def in_two_processes(function: Callable[..., None], *arguments: Any) -> None:
     Args:
         function: of a module that can be imported.
         arguments: can be pickled.
+        groups: how many they join, one after the other; see :func:`meet_again`.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: it failed in one of them.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stores = [
+        dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(groups)
+    ]
+    ports = [str(store.port) for store in stores]
     mp.get_context("forkserver").set_forkserver_preload(PRELOADED)  # heeded at the first start
-    mp.start_processes(
-        _member, (store.port, function, arguments), nprocs=2, start_method="forkserver"
+    started = mp.start_processes(
+        _member, (ports, function, arguments), nprocs=2, join=False, start_method="forkserver"
     )
+    try:
+        while not started.join():
+            pass
+    finally:
+        for process in started.processes:
+            process.kill()  # one that waits for another would keep us from our end
 
 
 def _member(
-    rank: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]
+    rank: int, ports: list[str], function: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0",
     )  # fmt: skip
-    os.environ[ATTEMPT] = "0"
+    os.environ[PORTS] = ",".join(ports)
+    meet_again()
     function(rank, *arguments)
 
 
 def meet_again() -> None:
-    """Let a member join another group, after it has left its first."""
-    os.environ[ATTEMPT] = str(int(os.environ[ATTEMPT]) + 1)
+    """Let a member join the next group, after it has left the one before."""
+    os.environ["MASTER_PORT"], _, os.environ[PORTS] = os.environ[PORTS].partition(",")

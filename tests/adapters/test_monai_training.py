@@ -298,7 +298,7 @@ def test_two_processes_train_as_one(tmp_path, phantom):
     ]
     batch_norm = "network.args={channels: [4, 8], strides: [2], num_res_units: 1, norm: batch}"
     jobs.append((path, [f"output={tmp_path}/norm", batch_norm, "training.epochs=1"]))
-    in_two_processes(rank_main, jobs)
+    in_two_processes(rank_main, jobs, groups=len(jobs))
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         assert_same_state(one.folder / name, tmp_path / "two" / name, exactly=False)
     a, b = (EpochLog(folder).records() for folder in (one.folder, tmp_path / "two"))
