@@ -39,7 +39,8 @@ from scipy import ndimage
 from segcal.binning import mean_gap
 from segcal.evaluation.case import Settings
 from segcal.evaluation.cohort import evaluate_cohort, evaluate_files
-from segcal.io.cases import Case, LabelSet, pair
+from segcal.io.label_sets import LabelSet
+from segcal.io.pairing import Case, pair
 from segcal.io.volumes import Geometry, write_nifti
 from segcal.metrics.hausdorff import hausdorff_of, nsd_of
 from segcal.surface import label_boxes, surface_distances

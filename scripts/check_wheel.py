@@ -8,9 +8,9 @@ from pathlib import Path
 
 import segcal
 from segcal.adapters.nnunet.discovery import ext_path
-from segcal.io.config import config_root, names
-from segcal.io.experiments import shipped
-from segcal.objective import build
+from segcal.io.yaml import config_root
+from segcal.recipes import build, names
+from segcal.training.experiments import shipped
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from segcal.adapters.pytorch.networks import MLP
+from segcal.classify.networks import MLP
 from segcal.losses.multilabel.asymmetric import Asymmetric
 from segcal.losses.multilabel.bce import BCE
 from segcal.losses.multilabel.lpr import LPR

@@ -23,12 +23,11 @@ from rich.progress import track
 from rich.table import Table
 
 from segcal.datasets.phantom import make_phantom
-from segcal.io.config import names
 from segcal.metrics.dice import dice
 from segcal.metrics.ece import ece
 from segcal.metrics.nll import nll
 from segcal.metrics.tace import tace, tace_ref
-from segcal.objective import build
+from segcal.recipes import build, names
 
 CLASSES = 4
 COLUMNS = ("DSC", "ECE", "ECE fg", "TACE", "TACE ref", "NLL", "abs error", "KL", "confidence")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segcal.alm import PENALTIES, AugmentedLagrangian, p2, p3, phr
+from segcal.alm import FUNCTIONS, AugmentedLagrangian, p2, p3, phr
 from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.crac import CRaC
 from tests.conftest import close
@@ -27,7 +27,7 @@ def test_golden_penalties(golden, name):
     g = golden("penalties")
     for row, (lam, rho) in enumerate(g["combos"]):
         z = g["z"].clone().requires_grad_()
-        value, derivative = PENALTIES[name](z, lam, rho)
+        value, derivative = FUNCTIONS[name](z, lam, rho)
         (slope,) = torch.autograd.grad(value.sum(), z)
         close(value.detach(), g[f"{name}_value"][row])
         close(derivative.detach(), g[f"{name}_grad"][row])
@@ -77,7 +77,7 @@ def test_axioms(lam, rho, name):
     """P' >= 0, P'(0) = lam, P(0) = 0, P' does not decrease."""
     z = torch.linspace(-3, 3, 101, dtype=torch.float64)
     tensors = torch.tensor(lam, dtype=torch.float64), torch.tensor(rho, dtype=torch.float64)
-    value, slope = PENALTIES[name](z, *tensors)
+    value, slope = FUNCTIONS[name](z, *tensors)
     assert (slope >= 0).all()
     close(slope[50], lam)
     close(value[50], 0.0)
@@ -174,7 +174,7 @@ def test_resume_is_bitwise(golden):
     ("other", "difference"),
     [
         (lambda: CRaC(5), "num_classes 4, here 5"),
-        (lambda: CRaC(4, penalty="p2"), "penalty 'phr', here 'p2'"),
+        (lambda: CRaC(4, function="p2"), "function 'phr', here 'p2'"),
         (lambda: CRaC(4, constraint="signed"), "constraint 'abs', here 'signed'"),
         (lambda: CRaC(4, regions=lambda y: y % 2, margins=(1, 1)), "regions 'inner, outer', here"),
         (lambda: CALS(4), "method 'CRaC', here 'CALS'"),
@@ -203,7 +203,7 @@ def test_a_state_without_identity_is_refused():
 
 def test_a_state_of_another_version_is_refused(monkeypatch):
     state = CRaC(4).state_dict()
-    monkeypatch.setattr("segcal.penalty.STATE_VERSION", 2)
+    monkeypatch.setattr("segcal.term.STATE_VERSION", 2)
     with pytest.raises(ValueError, match="version 1, here 2"):
         CRaC(4).load_state_dict(state)
 
@@ -316,7 +316,7 @@ def test_start_epoch(golden):
 
 def test_equality_finds_the_multiplier_of_a_known_problem():
     """min x^2 / 2 subject to x = 3: the multiplier of x - 3 = 0 is -3, reached from 0."""
-    alm = Elementwise(2, penalty="equality", rho0=2.0, rho_max=2.0)
+    alm = Elementwise(2, function="equality", rho0=2.0, rho_max=2.0)
     for _ in range(40):
         lam = float(alm.lam[0, 0])
         x = (2.0 * 3 - lam) / (1 + 2.0)  # minimises x^2 / 2 + lam (x - 3) + rho (x - 3)^2 / 2
@@ -326,7 +326,7 @@ def test_equality_finds_the_multiplier_of_a_known_problem():
 
 
 def test_equality_counts_the_size_of_deviations():
-    alm = Elementwise(2, penalty="equality", rho0=1.0)
+    alm = Elementwise(2, function="equality", rho0=1.0)
     z = torch.tensor([[[1.0, -3.0], [1.0, -3.0]]], dtype=torch.float64)
     alm.observe(z, torch.zeros(1, 2, dtype=torch.int64))
     step = alm.dual_step()
@@ -393,8 +393,8 @@ def test_state_keeps_its_types_in_a_model_of_another(golden, dtype):
 
 
 def test_p3_from_a_tiny_start_is_warned_of():
-    with pytest.warns(UserWarning, match="penalty p3 multiplies its multipliers"):
-        CRaC(3, penalty="p3")
+    with pytest.warns(UserWarning, match="function p3 multiplies its multipliers"):
+        CRaC(3, function="p3")
 
 
 def test_a_multiplier_that_runs_away_is_said_once():
@@ -413,7 +413,7 @@ def test_a_multiplier_that_runs_away_is_said_once():
 @pytest.mark.parametrize(
     "kwargs",
     [
-        {"penalty": "p4"},
+        {"function": "p4"},
         {"average": "none"},
         {"rho0": 0.0},
         {"rho0": 11.0},
@@ -429,8 +429,8 @@ def test_a_multiplier_that_runs_away_is_said_once():
         {"kernel_size": True},
         {"margin_inner": float("nan")},
         {"constraint": "both"},
-        {"constraint": "equality", "penalty": "phr"},
-        {"penalty": "equality"},
+        {"constraint": "equality", "function": "phr"},
+        {"function": "equality"},
         {"normaliser": "class"},
         {"on_nonfinite": "ignore"},
         {"start_epoch": -1},

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from segcal.neighbourhood import class_proportions
-from segcal.objective import build
 from segcal.penalties.cals import CALS
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin
 from segcal.penalties.nacl import NACL
+from segcal.recipes import build
 from tests.conftest import close
 
 K = 3
@@ -22,7 +22,7 @@ CASES = [
     (Margin, {"margin": 2.0}),
     (Margin, {"margin": 2.0, "power": 2, "class_reduction": "sum"}),
     (CRaC, {"lambda0": 0.3}),
-    (CRaC, {"lambda0": 0.3, "normaliser": "label", "penalty": "p2"}),
+    (CRaC, {"lambda0": 0.3, "normaliser": "label", "function": "p2"}),
     (CALS, {"lambda0": 0.3, "margin": 2.0}),
 ]
 
@@ -95,7 +95,7 @@ def test_recipe():
     """Dice and the penalty without class 0, cross-entropy of all voxels."""
     logits, labels = batch()
     objective = build("nacl", K, include_background=False)
-    _, values = objective.evaluate(logits, labels)
+    _, values = objective.loss_and_terms(logits, labels)
     close(values["cross_entropy"], F.cross_entropy(logits, labels))
     p, t = logits.softmax(1)[:, 1:], F.one_hot(labels, K).movedim(-1, 1)[:, 1:]
     overlap, sizes = (p * t).sum((2, 3)), (p + t).sum((2, 3))

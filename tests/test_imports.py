@@ -8,15 +8,17 @@ import sys
 SCRIPT = """
 import importlib, pkgutil, sys
 
+BLOCKED = "nnunetv2 monai nibabel SimpleITK yaml pydantic pandas".split()
+
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"nnunetv2", "monai", "nibabel", "SimpleITK", "yaml"}:
+        if name.split(".")[0] in BLOCKED:
             raise ImportError(f"{name} is blocked")
 
 sys.meta_path.insert(0, Blocked())
 import segcal
-names = "tensors compiling penalty neighbourhood binning surface collapse alm ranking".split()
-for package in ("losses", "losses.multilabel", "penalties", "metrics", "sweep"):
+names = "tensors compiling term neighbourhood binning surface ranking objective".split()
+for package in ("alm", "losses", "losses.multilabel", "penalties", "metrics", "sweep"):
     module = importlib.import_module(f"segcal.{package}")
     names += [f"{package}.{m.name}" for m in pkgutil.iter_modules(module.__path__)]
 for name in names:

@@ -24,7 +24,7 @@ def test_sums_and_forwards():
     )
     terms = objective.terms
     expected = {name: terms[name](logits, labels) for name in terms}
-    total, values = objective.evaluate(logits, labels)
+    total, values = objective.loss_and_terms(logits, labels)
     assert list(values) == ["ce", "nacl", "crac"]
     for name, value in values.items():
         close(value, expected[name])
@@ -60,7 +60,7 @@ def test_cross_entropy_and_a_penalty_share_a_sweep(penalty, loss, monkeypatch):
         if fused:  # then cross-entropy comes with the sweep
             monkeypatch.setattr(CrossEntropy, "forward", None)
         x = logits.clone().requires_grad_()
-        total, values = objective.evaluate(x, labels)
+        total, values = objective.loss_and_terms(x, labels)
         (3 * total).backward()
         monkeypatch.undo()
         results.append((total.detach(), *values.values(), x.grad))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segcal.io.config import accepted_arguments, build, load_component, target
+from segcal.components import accepted_arguments, build_component, target
 from segcal.losses.cross_entropy import cross_entropy
 from segcal.losses.dice import soft_dice_loss
 from segcal.losses.svls import svls
-from segcal.objective import build as build_objective
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import margin
 from segcal.penalties.nacl import nacl
-from segcal.penalty import Penalty
+from segcal.recipes import build as build_objective
+from segcal.recipes import load_component
+from segcal.term import Term
 from tests.conftest import close
 from tests.test_contracts import METHODS
 
@@ -30,7 +31,7 @@ def example(shape=(6, 7), k=3, seed=0):
 
 
 def method(kind, name, k=3, **arguments):
-    term = build(load_component(kind, name), num_classes=k, per_channel=True, **arguments)
+    term = build_component(load_component(kind, name), num_classes=k, per_channel=True, **arguments)
     if hasattr(term, "lam"):
         term.lam.copy_(torch.rand(term.lam.shape, generator=torch.Generator().manual_seed(1)))
     return term
@@ -48,7 +49,7 @@ def test_others_say_so_when_built(kind, name):
 def test_recipes():
     logits, labels = example()
     objective = build_objective("crac", 3, per_channel=True)
-    total, values = objective.evaluate(logits, labels)
+    total, values = objective.loss_and_terms(logits, labels)
     close(total, sum(values.values()))
     objective.observe(logits, labels)
     assert objective.dual_step()["crac"].step == 1
@@ -86,7 +87,7 @@ def test_ignored_voxels_are_irrelevant(kind, name):
     for x in (logits, changed):
         term = method(kind, name, ignore_index=255)
         values.append(term(x, labels))
-        if isinstance(term, Penalty):
+        if isinstance(term, Term):
             term.observe(x, labels)
             term.dual_step()
             values += [b.double() for b in term.buffers()]

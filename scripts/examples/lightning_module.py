@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from segcal.metrics.ece import ece
-from segcal.objective import build
-from segcal.penalty import sum_over_ranks
+from segcal.recipes import build
+from segcal.term import sum_over_ranks
 
 
 class Calibrated(lightning.LightningModule):

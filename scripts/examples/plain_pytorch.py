@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from segcal.datasets.phantom import make_phantom
 from segcal.metrics.ece import ece
-from segcal.objective import build
+from segcal.recipes import build
 
 CLASSES = 4
 

@@ -34,7 +34,7 @@ def check(
     Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
     """
     from segcal.evaluation.check import check_case, count_channels
-    from segcal.io.cases import find_reader, pair
+    from segcal.io.pairing import find_reader, pair
 
     console = Console()
     with user_errors():

@@ -17,7 +17,7 @@ from segcal.commands.experiment import Resume, Settings, training_ends
 from segcal.commands.progress import progress_bar
 
 if TYPE_CHECKING:
-    from segcal.adapters.pytorch.testing import Tested
+    from segcal.classify.testing import Tested
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,8 +58,8 @@ def train(
     """
     console = Console()
     with user_errors():
-        from segcal.adapters.pytorch.experiment import load_experiment
-        from segcal.adapters.pytorch.training import TrainingRun
+        from segcal.classify.experiment import load_experiment
+        from segcal.classify.training import TrainingRun
 
         experiment = load_experiment(config, settings or [])
         training = TrainingRun(experiment, resume=resume, say=lambda text: say(console, text))
@@ -113,10 +113,10 @@ def evaluate(
     of their own beside the sigmoid's, and retrieval.png shows how well samples are found by several
     conditions at once (this label and that one, not a third).
     """
-    from segcal.adapters.pytorch.testing import evaluate_classifier
-    from segcal.io.checkpoints import BEST_NAME, LAST_NAME
-    from segcal.reporting.classification import FILES, write_classifier_report
+    from segcal.classify.report import FILES, write_classifier_report
+    from segcal.classify.testing import evaluate_classifier
     from segcal.reporting.folder import ReportFolder
+    from segcal.training.checkpoints import BEST_NAME, LAST_NAME
 
     console = Console()
     with user_errors():
@@ -195,8 +195,8 @@ def from_segmentation(
 
     Then: segcal classify train slices --set data.args.path=slices.npz
     """
-    from segcal.datasets.classification.archives import write_npz
-    from segcal.datasets.classification.presence import find_slice_cases, presence_of_labels
+    from segcal.classify.readers.archives import write_npz
+    from segcal.classify.readers.presence import find_slice_cases, presence_of_labels
 
     console = Console()
     with user_errors():

@@ -12,7 +12,7 @@ from rich.text import Text
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from collections.abc import Mapping, Sequence
 
-    from segcal.evaluation.classification import Outcome
+    from segcal.classify.evaluation import Outcome
     from segcal.evaluation.compare import Difference
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.cohort import Cohort
     from segcal.evaluation.job import Job
     from segcal.evaluation.store import Outcome
-    from segcal.io.cases import LabelSet
+    from segcal.io.label_sets import LabelSet
 
     Runner = Callable[..., Generator[tuple[int, Outcome]]]
 
@@ -308,7 +308,7 @@ def _jobs(
 ) -> list[Job]:
     """Check all that is given before the first case is read."""
     from segcal.evaluation.job import Job
-    from segcal.io.cases import find_reader, pair, with_rois
+    from segcal.io.pairing import find_reader, pair, with_rois
 
     if not predictions:
         raise ValueError("give at least one folder of predictions, then the references")
@@ -387,8 +387,9 @@ def find_label_set(
     Raises:
         ValueError: a file that is given, or one with an ignore label, cannot be understood.
     """
-    from segcal.io.cases import find_dataset_json, read_label_set
     from segcal.io.files import read_json
+    from segcal.io.label_sets import read_label_set
+    from segcal.io.pairing import find_dataset_json
 
     if dataset_json is not None:
         return read_label_set(dataset_json)

@@ -21,9 +21,13 @@ SINGULAR = {
     "losses": "loss",
     "penalties": "penalty",
     "multilabel": "multi-label loss",
+    "posthoc": "post-hoc method",
     "recipes": "recipe",
 }
-TITLES = {"multilabel": "losses of labels (segcal classify)"}
+TITLES = {
+    "multilabel": "losses of labels (segcal classify)",
+    "posthoc": "post-hoc methods (segcal.posthoc)",
+}
 
 
 def methods(
@@ -53,7 +57,7 @@ def methods(
 
 
 def _names() -> dict[str, list[str]]:
-    from segcal.io.config import names
+    from segcal.recipes import names
 
     return {kind: names(kind) for kind in SINGULAR}  # type: ignore[arg-type]
 
@@ -95,7 +99,8 @@ def _list(console: Console) -> None:
 
 def _data(kind: str, name: str) -> dict[str, Any]:
     """What the config says; of a loss or penalty also every option with its default."""
-    from segcal.io.config import accepted_arguments, load_component, load_recipe, target
+    from segcal.components import accepted_arguments, target
+    from segcal.recipes import load_component, load_recipe
 
     if kind == "recipes":
         return load_recipe(name).model_dump()

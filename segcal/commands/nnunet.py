@@ -256,7 +256,7 @@ def recipes() -> None:
     """
     from segcal.adapters.nnunet.discovery import recipes_of_trainers
     from segcal.adapters.nnunet.settings import WITHOUT_DICE, parts
-    from segcal.io.config import load_recipe, names
+    from segcal.recipes import load_recipe, names
 
     by_trainer = recipes_of_trainers()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

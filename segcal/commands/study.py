@@ -66,9 +66,9 @@ def study(
 
     Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage.
     """
-    from segcal.adapters.pytorch.study import cells, check, load_study, run_cells, run_of
+    from segcal.classify.study import cells, check, load_study, run_cells, run_of
+    from segcal.classify.study_report import FILES, write_study
     from segcal.reporting.folder import ReportFolder
-    from segcal.reporting.study import FILES, write_study
 
     console = Console()
     with user_errors():

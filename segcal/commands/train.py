@@ -55,7 +55,7 @@ def train(
     with user_errors():
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.training import TrainingRun, processes
-        from segcal.io.experiments import to_yaml
+        from segcal.training.experiments import to_yaml
 
         experiment = load_experiment(config, settings or [])
     if show:

@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from segcal.datasets.raw import Plan, RawCase, Skipped
-from segcal.io.cases import read_label_set
 from segcal.io.files import case_name, read_json
+from segcal.io.label_sets import read_label_set
 from segcal.io.sources import Source
 
 KEPT = ("name", "description", "reference", "licence", "release")

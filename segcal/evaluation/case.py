@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from segcal.evaluation.marginloss import CONVENTIONS as OF_MARGINLOSS
-from segcal.evaluation.marginloss import evaluate_case_marginloss
 from segcal.metrics.dice import dice
 from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
 from segcal.metrics.volume_difference import volume_difference
+from segcal.reproduction.marginloss import CONVENTIONS as OF_MARGINLOSS
+from segcal.reproduction.marginloss import evaluate_case_marginloss
 from segcal.surface import Box, label_boxes, surface_distances
 from segcal.tally import Tally, Voxels, predicted_classes
 from segcal.tensors import check_choice
@@ -44,7 +44,7 @@ class Settings:
         tolerance: how far, in voxels, a prediction may lie off its reference.
         chosen: selections of voxels that calibration is reported for, keys of :data:`SCOPES`.
         compat: ``marginloss`` adds columns of that name, by the rules of
-            :mod:`segcal.evaluation.marginloss`.
+            :mod:`segcal.reproduction.marginloss`.
 
     Raises:
         ValueError: values out of range.

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from segcal.io.cases import Case, LabelSet
 from segcal.io.class_files import check_class_files
+from segcal.io.label_sets import LabelSet
+from segcal.io.pairing import Case
 from segcal.io.probabilities import check_classes, check_npz, stored_channels
 from segcal.io.volumes import Geometry, check_place, read_geometry
 

@@ -16,8 +16,9 @@ from segcal.evaluation.case import CaseResult, Settings, Structure, evaluate_cas
 from segcal.evaluation.compare import interval, result_columns
 from segcal.evaluation.engine import run
 from segcal.evaluation.store import Outcome, Store
-from segcal.io.cases import Case, LabelSet, Pairing
 from segcal.io.class_files import read_class_files
+from segcal.io.label_sets import LabelSet
+from segcal.io.pairing import Case, Pairing
 from segcal.io.probabilities import holds_probabilities, read_probabilities
 from segcal.io.volumes import Geometry, Volume, check_place, put_on, read_labels
 from segcal.tally import Tally, predicted_classes

@@ -12,7 +12,8 @@ from typing import Any
 
 from segcal.evaluation.case import Settings
 from segcal.evaluation.store import Store
-from segcal.io.cases import LabelSet, Pairing
+from segcal.io.label_sets import LabelSet
+from segcal.io.pairing import Pairing
 
 STORE = ".segcal-results"
 """Folder in the report's, where results of cases wait for the last."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.io.cases import Case
 from segcal.io.files import remove_leftovers, whole_file
+from segcal.io.pairing import Case
 from segcal.tally import Tally
 
 FORMAT = 1

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from segcal.io.cases import LabelSet, scan
+from segcal.io.label_sets import LabelSet
+from segcal.io.pairing import scan
 from segcal.io.probabilities import SUM_TOLERANCE, check_probabilities, check_range
 from segcal.io.volumes import Array, Geometry, check_place, put_on, read_volume
 

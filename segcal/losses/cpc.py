@@ -6,7 +6,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.tensors import (
     check_logits_labels,
@@ -15,6 +15,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 
 def cpc(
@@ -67,7 +68,7 @@ def cpc(
         return reduce_voxels(total, valid)
 
 
-class CPC(nn.Module):
+class CPC(Term):
     """Module form of :func:`cpc`.
 
     Raises:

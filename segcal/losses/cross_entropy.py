@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.sweep.terms import CrossEntropyTerm
 from segcal.tensors import (
@@ -15,6 +15,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 
 def cross_entropy(
@@ -66,7 +67,7 @@ def cross_entropy(
         )
 
 
-class CrossEntropy(nn.Module):
+class CrossEntropy(Term):
     """Module form of :func:`cross_entropy`; `class_weight` is a buffer."""
 
     class_weight: Tensor | None

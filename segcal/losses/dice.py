@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.tensors import (
     check_background,
@@ -14,6 +14,7 @@ from segcal.tensors import (
     one_hot,
     valid_mask,
 )
+from segcal.term import Term
 
 
 def soft_dice_loss(
@@ -84,7 +85,7 @@ def soft_dice_loss(
         return loss.mean()
 
 
-class SoftDiceLoss(nn.Module):
+class SoftDiceLoss(Term):
     """Module form of :func:`soft_dice_loss`."""
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.tensors import (
     Reduction,
@@ -17,6 +17,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 Thresholds = Sequence[tuple[float, float]]
 FLSD_53: Thresholds = ((0.2, 5.0), (0.5, 3.0))
@@ -65,7 +66,7 @@ def flsd(
         return reduce_voxels(miss**gammas * nll, valid, reduction)
 
 
-class FLSD(nn.Module):
+class FLSD(Term):
     """Module form of :func:`flsd`.
 
     Raises:

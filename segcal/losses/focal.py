@@ -6,7 +6,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.tensors import (
     Reduction,
@@ -16,6 +16,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 SLOPE_GUARD = 1e-12
 """Added to 1 - p for 0 < gamma < 1, where the slope at p = 1 is infinite."""
@@ -61,7 +62,7 @@ def focal(
         return reduce_voxels(miss**gamma * nll, valid, reduction)
 
 
-class Focal(nn.Module):
+class Focal(Term):
     """Module form of :func:`focal`.
 
     Raises:

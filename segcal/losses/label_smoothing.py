@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.tensors import (
     check_logits_labels,
@@ -13,6 +13,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 
 def label_smoothing(
@@ -45,7 +46,7 @@ def label_smoothing(
         return reduce_voxels((1 - alpha) * nll - alpha * log_p.mean(1), valid)
 
 
-class LabelSmoothing(nn.Module):
+class LabelSmoothing(Term):
     """Module form of :func:`label_smoothing`.
 
     Raises:

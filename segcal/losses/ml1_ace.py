@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.binning import equal_width_index
 from segcal.tensors import (
@@ -13,6 +13,7 @@ from segcal.tensors import (
     one_hot,
     valid_mask,
 )
+from segcal.term import Term
 
 
 def ml1_ace(
@@ -72,7 +73,7 @@ def ml1_ace(
         return (per_row.sum() / (used > 0).sum().clamp(min=1)).to(x.dtype)
 
 
-class ML1ACE(nn.Module):
+class ML1ACE(Term):
     """Module form of :func:`ml1_ace`.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.tensors import (
     check_logits_labels,
@@ -11,6 +11,7 @@ from segcal.tensors import (
     full_precision,
     valid_mask,
 )
+from segcal.term import Term
 
 KERNEL_WIDTH = 0.4
 ROOT_GUARD = 1e-10
@@ -77,7 +78,7 @@ def mmce(
         return torch.sqrt(square + ROOT_GUARD) if sqrt else square
 
 
-class MMCE(nn.Module):
+class MMCE(Term):
     """Module form of :func:`mmce`; weigh it 0.1 beside cross-entropy (CALS; its code has 1).
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.neighbourhood import (
     KernelSize,
@@ -23,6 +23,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 
 def svls(
@@ -84,7 +85,7 @@ def svls(
         return reduce_voxels(-(soft * F.log_softmax(x, dim=1)).sum(1), valid)
 
 
-class SVLS(nn.Module):
+class SVLS(Term):
     """Module form of :func:`svls`.
 
     Raises:

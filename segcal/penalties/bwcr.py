@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy import ndimage
-from torch import Tensor, nn
+from torch import Tensor
 
 from segcal.tensors import as_array, check_choice, check_label_values, full_precision, valid_mask
+from segcal.term import TwoViewTerm
 
 Compat = Literal["bwcr"]
 
@@ -223,7 +224,7 @@ class View:
         return F.grid_sample(x, grid, mode=mode, padding_mode="border", align_corners=False)
 
 
-class BWCR(nn.Module):
+class BWCR(TwoViewTerm):
     """``alpha`` times the boundary-weighted consistency of two views' logits.
 
     ``L_con = sum_i lambda(i) M(i) sum_k (z1_k(i) - z2_k(i))^2 / (K sum_i M(i))`` with the weight
@@ -261,7 +262,6 @@ class BWCR(nn.Module):
         ValueError: options out of range.
     """
 
-    two_views = True
     """For hosts: this term compares two views and is not a function of one set of logits."""
 
     def __init__(

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from segcal.alm import AugmentedLagrangian
-from segcal.penalty import DualStep, LearnedPenalty, Reduce
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import check_choice, check_logits_labels, full_precision, valid_mask
+from segcal.term import DualStep, LearnedTerm, Reduce
 
 Score = Literal["unweighted", "weighted"]
 
@@ -72,7 +72,7 @@ class CALS(AugmentedLagrangian):
         return Residual(
             lam=lam,
             rho=rho,
-            penalty=self.penalty,
+            function=self.function,
             shape="upper",
             margins=(self.margin,),
             scale=1 / self.margin if self.normalize else 1.0,
@@ -87,7 +87,7 @@ class CALS(AugmentedLagrangian):
         return f"margin={self.margin}, {super().extra_repr()}"
 
 
-class CALSHR(LearnedPenalty):
+class CALSHR(LearnedTerm):
     """Margin penalties with a weight per class that a heuristic rule moves up or down.
 
     The penalty is ``(1 / (N K)) sum_i sum_k lam_k relu(d_k - m)``. After each validation pass with
@@ -178,7 +178,7 @@ class CALSHR(LearnedPenalty):
         return Residual(
             lam=self.lam.unsqueeze(0),
             rho=torch.zeros_like(self.lam).unsqueeze(0),
-            penalty="relu",
+            function="relu",
             shape="upper",
             margins=(self.margin,),
             divisor=self.num_classes,

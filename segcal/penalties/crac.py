@@ -116,13 +116,13 @@ class CRaC(AugmentedLagrangian):
                 f"margins {margins}"
             )
         factors = (margin_inner, margin_outer) if margins is None else tuple(margins)
-        if constraint == "equality" and alm.setdefault("penalty", "equality") != "equality":
-            raise ValueError(f"penalty: {alm['penalty']!r} is not for constraint 'equality'")
+        if constraint == "equality" and alm.setdefault("function", "equality") != "equality":
+            raise ValueError(f"function: {alm['function']!r} is not for constraint 'equality'")
         super().__init__(num_classes, len(factors), per_channel, rho0=rho0, **alm)
         check_options(kernel_size, kernel, padding)
         check_choice("constraint", constraint, get_args(Constraint))
-        if constraint != "equality" and self.penalty == "equality":
-            raise ValueError(f"penalty: 'equality' is not for constraint {constraint!r}")
+        if constraint != "equality" and self.function == "equality":
+            raise ValueError(f"function: 'equality' is not for constraint {constraint!r}")
         if not all(map(math.isfinite, factors)):
             raise ValueError(
                 f"margin_inner, margin_outer, margins: expected finite numbers, got {factors}"
@@ -168,7 +168,7 @@ class CRaC(AugmentedLagrangian):
         return Residual(
             lam=lam,
             rho=rho,
-            penalty=self.penalty,
+            function=self.function,
             shape=SHAPES[self.constraint],
             margins=self.margins,
             patch=(self.kernel_size, self.padding),

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from segcal.penalty import Penalty
 from segcal.tensors import (
     ClassReduction,
     check_logits_labels,
@@ -18,6 +17,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 
 def entropy(
@@ -52,7 +52,7 @@ def entropy(
         )
 
 
-class Entropy(Penalty):
+class Entropy(Term):
     """``-alpha`` times :func:`entropy`, to be added to cross-entropy (Pereyra et al. 2017).
 
     Args:

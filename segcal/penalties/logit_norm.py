@@ -8,7 +8,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from segcal.penalty import Penalty
 from segcal.tensors import (
     check_choice,
     check_logits_labels,
@@ -17,6 +16,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 Space = Literal["logits", "softmax"]
 ROOT_GUARD = 1e-12
@@ -69,7 +69,7 @@ def logit_norm(
         return reduce_voxels(norm, valid_mask(labels, ignore_index))
 
 
-class LogitNorm(Penalty):
+class LogitNorm(Term):
     """``alpha`` times :func:`logit_norm`, to be added to cross-entropy.
 
     Args:

@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from segcal.penalty import Penalty
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import (
@@ -22,6 +21,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 Power = Literal[1, 2]
 
@@ -85,7 +85,7 @@ def margin(
         )
 
 
-class Margin(Penalty):
+class Margin(Term):
     """``alpha`` times :func:`margin`, to be added to cross-entropy.
 
     Args:
@@ -147,7 +147,7 @@ class Margin(Penalty):
         return Residual(
             lam=weight if linear else 0 * weight,
             rho=0 * weight if linear else 2 * weight,
-            penalty="relu" if linear else "phr",
+            function="relu" if linear else "phr",
             shape="abs" if self.two_sided else "upper",
             margins=(self.margin,),
             divisor=self.num_classes - first if self.class_reduction == "mean" else 1,

@@ -19,7 +19,6 @@ from segcal.neighbourhood import (
     check_options,
     class_proportions,
 )
-from segcal.penalty import Penalty
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import (
@@ -34,6 +33,7 @@ from segcal.tensors import (
     reduce_voxels,
     valid_mask,
 )
+from segcal.term import Term
 
 AnyKernel = Kernel | ImageKernel | OrderKernel
 KERNELS = (Kernel, ImageKernel, OrderKernel)
@@ -119,7 +119,7 @@ def nacl(
         )
 
 
-class NACL(Penalty):
+class NACL(Term):
     """``alpha`` times :func:`nacl`; add it to cross-entropy (published) or to Dice + CE.
 
     Args:
@@ -202,7 +202,7 @@ class NACL(Penalty):
         return Residual(
             lam=weight if absolute else 0 * weight,
             rho=0 * weight if absolute else 2 * weight,
-            penalty="relu" if absolute else "phr",
+            function="relu" if absolute else "phr",
             shape="abs",
             margins=(1.0,),
             patch=(self.kernel_size, self.padding),

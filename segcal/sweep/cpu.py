@@ -30,12 +30,12 @@ from segcal.compiling import compiled
 from segcal.sweep.terms import (
     ABS,
     EQUALITY,
+    FUNCTION_CODES,
     MAP,
     NOTHING,
     P2,
     P3,
     PATCH,
-    PENALTY_CODES,
     PHR,
     RELU,
     SHAPE_CODES,
@@ -66,7 +66,7 @@ class _Plan(NamedTuple):
     ce_factor: float
     penalty_factor: float
     shape: int
-    penalty: int
+    function: int
     regions: int
     from_largest: bool
     gaps: bool
@@ -294,10 +294,11 @@ def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
 
 
 @njit(forceinline=True, fastmath=EXACT)
-def _penalise(penalty, absolute, signed, u, lam, rho, weight, value, slope, pull):
+def _penalise(function, absolute, signed, u, lam, rho, weight, value, slope, pull):
     """Put z = absolute |u| + signed u in place of u, add P(z) to value; slope = P'(z).
 
-    pull = weight P'(z) dz/du. P is that of :mod:`segcal.alm`; comparisons with < let NaN through.
+    pull = weight P'(z) dz/du. P is of :mod:`segcal.alm.functions`; comparisons with < let NaN
+    through.
     """
     T = u.dtype.type
     zero, one, half, top = T(0), T(1), T(0.5), T(Z_LINEAR)
@@ -307,19 +308,19 @@ def _penalise(penalty, absolute, signed, u, lam, rho, weight, value, slope, pull
         inside = top if z > top else z
         beyond = z - inside
         la, rh = lam[x], rho[x]
-        if penalty == PHR:
+        if function == PHR:
             s = la + rh * inside
             d = rh if rh > T(1e-37) else T(1e-37)
             v = -half * la * la / d if s < zero else la * inside + half * rh * inside * inside
             s = zero if s < zero else s
-        elif penalty == RELU:
+        elif function == RELU:
             v = zero if inside < zero else la * inside
             s = zero if inside < zero else la
-        elif penalty == EQUALITY:
+        elif function == EQUALITY:
             v = la * inside + half * rh * inside * inside
             s = la + rh * inside
         else:
-            cubic = rh * rh if penalty == P2 else zero
+            cubic = rh * rh if function == P2 else zero
             p = zero if inside < zero else inside
             m = inside if inside < zero else zero
             d = one - rh * m
@@ -421,20 +422,20 @@ def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, 
                 for x in range(width):
                     u[x] = plane[x] - T(count[x]) * margin[x]
             a, b = absolute, signed
-            if plan.penalty == PHR:  # one loop for each, without a branch inside
+            if plan.function == PHR:  # one loop for each, without a branch inside
                 _penalise(PHR, a, b, u, lam, rho, weight, value, slope, pull)
-            elif plan.penalty == P2:
+            elif plan.function == P2:
                 _penalise(P2, a, b, u, lam, rho, weight, value, slope, pull)
-            elif plan.penalty == P3:
+            elif plan.function == P3:
                 _penalise(P3, a, b, u, lam, rho, weight, value, slope, pull)
-            elif plan.penalty == RELU:
+            elif plan.function == RELU:
                 _penalise(RELU, a, b, u, lam, rho, weight, value, slope, pull)
             else:
                 _penalise(EQUALITY, a, b, u, lam, rho, weight, value, slope, pull)
             if plan.with_statistics:
                 for x in range(width):
                     clipped[x] = min(max(slope[x], low), high)
-                    u[x] = abs(u[x]) if plan.penalty == EQUALITY else u[x]
+                    u[x] = abs(u[x]) if plan.function == EQUALITY else u[x]
                 for r in range(R):
                     statistics[0, r, k] += _sum_of_region(clipped, region, r)
                     statistics[1, r, k] += _sum_of_region(u, region, r)
@@ -590,7 +591,7 @@ def _plan(job: Job, with_map: bool) -> _Plan:
         ce_factor=float(job.factors[0]),
         penalty_factor=float(job.factors[1]),
         shape=SHAPE_CODES[residual.shape],
-        penalty=PENALTY_CODES[residual.penalty],
+        function=FUNCTION_CODES[residual.function],
         regions=region_code(residual, with_map),
         from_largest=residual.patch is None,
         gaps=job.gaps,

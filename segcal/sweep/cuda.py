@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from segcal.sweep import terms
-from segcal.sweep.terms import PENALTY_CODES, SHAPE_CODES, Job, region_code
+from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, Job, region_code
 
 BLOCK = 512
 PROGRAMS = 2048
@@ -73,23 +73,23 @@ def _look_around(
 
 
 @triton.jit
-def _penalise(z, lam, rho, PENALTY: tl.constexpr):
-    """P(z; lam, rho) and P'(z), the functions of :mod:`segcal.alm`; a NaN passes through."""
+def _penalise(z, lam, rho, FUNCTION: tl.constexpr):
+    """P(z; lam, rho) and P'(z), of :mod:`segcal.alm.functions`; a NaN passes through."""
     inside = tl.where(z > Z_LINEAR, Z_LINEAR, z)
-    if PENALTY == PHR:
+    if FUNCTION == PHR:
         s = lam + rho * inside
         d = tl.where(rho < 1e-37, 1e-37, rho)
         v = tl.where(s < 0, -0.5 * lam * lam / d, lam * inside + 0.5 * rho * inside * inside)
         s = tl.where(s < 0, 0.0, s)
-    elif PENALTY == RELU:
+    elif FUNCTION == RELU:
         v = tl.where(inside < 0, 0.0, lam * inside)
         s = tl.where(inside < 0, 0.0, lam)
-    elif PENALTY == EQUALITY:
+    elif FUNCTION == EQUALITY:
         v = lam * inside + 0.5 * rho * inside * inside
         s = lam + rho * inside
     else:
         cubic = rho * 0.0
-        if PENALTY == P2:
+        if FUNCTION == P2:
             cubic = rho * rho
         p = tl.where(inside < 0, 0.0, inside)
         m = tl.where(inside < 0, inside, 0.0)
@@ -121,7 +121,7 @@ def _sweep(
     PATCH_Z: tl.constexpr,
     PATCH_Y: tl.constexpr,
     PATCH_X: tl.constexpr,
-    PENALTY: tl.constexpr,
+    FUNCTION: tl.constexpr,
     SHAPE: tl.constexpr,
     REGIONS: tl.constexpr,
     FROM_LARGEST: tl.constexpr,
@@ -216,10 +216,12 @@ def _sweep(
             elif SHAPE == LOWER:
                 pull = -pull
                 u = -u
-            value, slope = _penalise(u, tl.load(lam + entry + k), tl.load(rho + entry + k), PENALTY)
+            value, slope = _penalise(
+                u, tl.load(lam + entry + k), tl.load(rho + entry + k), FUNCTION
+            )
             penalty += value
             if statistics is not None:
-                if PENALTY == EQUALITY:
+                if FUNCTION == EQUALITY:
                     u = tl.abs(u)
                 size = u.to(tl.float64)
                 clipped = tl.where(slope < low, low, slope)
@@ -308,7 +310,7 @@ def run(
             PATCH_Z=job.sizes[0],
             PATCH_Y=job.sizes[1],
             PATCH_X=job.sizes[2],
-            PENALTY=PENALTY_CODES[residual.penalty],
+            FUNCTION=FUNCTION_CODES[residual.function],
             SHAPE=SHAPE_CODES[residual.shape],
             REGIONS=region_code(residual, region is not None),
             FROM_LARGEST=residual.patch is None,

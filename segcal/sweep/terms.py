@@ -29,7 +29,7 @@ slope inside float32 (P2 grows with the cube of z)."""
 PHR, P2, P3, RELU, EQUALITY = range(5)
 ABS, UPPER, LOWER = range(3)
 ONE, PATCH, MAP = range(3)
-PENALTY_CODES = {"phr": PHR, "p2": P2, "p3": P3, "relu": RELU, "equality": EQUALITY}
+FUNCTION_CODES = {"phr": PHR, "p2": P2, "p3": P3, "relu": RELU, "equality": EQUALITY}
 SHAPE_CODES = {"abs": ABS, "upper": UPPER, "lower": LOWER}
 
 
@@ -57,7 +57,7 @@ class Residual:
     Attributes:
         lam: ``(R, K)``.
         rho: ``(R, K)``.
-        penalty: name of P in :mod:`segcal.alm`.
+        function: name of P in :mod:`segcal.alm.functions`.
         shape: z is the size of u (``abs``), u (``upper``), or -u (``lower``).
         margins: m, one per region.
         scale: see above.
@@ -72,7 +72,7 @@ class Residual:
 
     lam: Tensor
     rho: Tensor
-    penalty: str
+    function: str
     shape: Shape
     margins: tuple[float, ...]
     scale: float = 1.0

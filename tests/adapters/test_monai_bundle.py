@@ -16,9 +16,9 @@ from monai.networks.nets import UNet
 import segcal
 from segcal.adapters.monai.losses import SegcalLoss
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
-from segcal.io.config import config_root
 from segcal.io.probabilities import read_probabilities
 from segcal.io.volumes import read_volume
+from segcal.io.yaml import config_root
 
 pytest.importorskip("fire")
 

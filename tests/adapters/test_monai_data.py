@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.adapters.monai.cases import PADDING, CaseFiles
 from segcal.adapters.monai.data import (
     EpochBatches,
     Preprocess,
@@ -18,6 +17,7 @@ from segcal.adapters.monai.data import (
     resample,
     units,
 )
+from segcal.adapters.monai.dataset import PADDING, CaseFiles
 from segcal.adapters.monai.experiment import Data
 from segcal.io.volumes import Geometry, write_nifti
 

@@ -10,16 +10,16 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from segcal.adapters.monai.cases import find_cases, split_names
+from segcal.adapters.monai.dataset import find_cases, split_names
 from segcal.adapters.monai.experiment import KIND, Split, load_experiment
 from segcal.adapters.monai.inference import Predictor, predict_cases
 from segcal.adapters.monai.training import build_network, check_network
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
-from segcal.io.cases import read_label_set
-from segcal.io.config import load_objective, resolve_terms
-from segcal.io.experiments import shipped, write_resolved
+from segcal.io.label_sets import read_label_set
 from segcal.io.volumes import read_labels, write_nifti
+from segcal.recipes import load_objective, resolve_terms
+from segcal.training.experiments import shipped, write_resolved
 from tests.adapters.monai_experiments import run, write_config
 
 METHODS = ("ce", "fl", "ecp", "ls", "svls", "mbls", "nacl_published", "bwcr_published",

@@ -13,7 +13,7 @@ from monai.networks.utils import one_hot
 from torch.nn.modules.loss import _Loss
 
 from segcal.adapters.monai.losses import SegcalLoss
-from segcal.objective import build
+from segcal.recipes import build
 from tests.conftest import close
 
 K = 4
@@ -94,7 +94,7 @@ def test_what_comes_in_and_out():
 def test_terms_are_told_apart():
     logits, labels = batch()
     loss = SegcalLoss("nacl", num_classes=K)
-    total, values = loss.evaluate(logits, labels)
+    total, values = loss.loss_and_terms(logits, labels)
     assert list(values) == ["cross_entropy", "soft_dice", "nacl"]
     close(total, sum(values.values()))
     assert not any(v.requires_grad for v in values.values())

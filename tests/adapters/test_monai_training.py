@@ -18,8 +18,8 @@ from segcal.adapters.monai.experiment import load_experiment
 from segcal.adapters.monai.inference import Predictor, predict_cases
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
-from segcal.io.epoch_log import EpochLog
 from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
+from segcal.training.epoch_log import EpochLog
 from tests.adapters.monai_experiments import apart_main, rank_main, run, write_config
 from tests.ranks import in_two_processes
 

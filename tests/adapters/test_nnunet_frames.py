@@ -10,7 +10,7 @@ import pytest
 from nnunetv2.imageio import nibabel_reader_writer, simpleitk_reader_writer
 
 from segcal.evaluation.cohort import evaluate_cohort
-from segcal.io.cases import find_reader, pair
+from segcal.io.pairing import find_reader, pair
 from segcal.io.volumes import read_labels
 
 READERS = ("SimpleITKIO", "NibabelIO", "NibabelIOWithReorient", "SimpleITKIOWithReorient")

@@ -23,7 +23,6 @@ from segcal.adapters.nnunet import settings
 from segcal.adapters.nnunet.best import BestCalibrated
 from segcal.adapters.nnunet.discovery import ensure_env, ext_path, require_paths
 from segcal.adapters.nnunet.running import Budget
-from segcal.io.config import Recipe, load_recipe, names
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.focal import Focal, focal
 from segcal.metrics.ece import ece
@@ -31,6 +30,7 @@ from segcal.objective import Objective
 from segcal.penalties.bwcr import BWCR
 from segcal.penalties.crac import CRaC
 from segcal.penalties.nacl import NACL
+from segcal.recipes import Recipe, load_recipe, names
 from tests.conftest import close
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from segcal.adapters.nnunet import running
 from segcal.adapters.nnunet.running import Budget
-from segcal.io.config import load_recipe, names
+from segcal.recipes import load_recipe, names
 from tests.adapters.nnunet_data import (
     CASES,
     CLASSES,

@@ -19,9 +19,9 @@ from segcal.commands.main import app
 from segcal.evaluation import cohort
 from segcal.evaluation.cohort import summarise
 from segcal.evaluation.job import STORE
-from segcal.evaluation.marginloss import evaluate_case_marginloss
 from segcal.io.volumes import write_nifti
 from segcal.reporting import report
+from segcal.reproduction.marginloss import evaluate_case_marginloss
 from tests.conftest import close
 from tests.evaluation.test_cohort import geometry, soft
 

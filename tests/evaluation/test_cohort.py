@@ -22,7 +22,8 @@ from segcal.evaluation.cohort import (
     evaluate_files,
     summarise,
 )
-from segcal.io.cases import LabelSet, pair, read_label_set
+from segcal.io.label_sets import LabelSet, read_label_set
+from segcal.io.pairing import pair
 from segcal.io.volumes import Geometry, read_labels, write_nifti
 from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier, brier_parts

@@ -16,7 +16,7 @@ import pytest
 
 from segcal.evaluation.cohort import evaluate_cohort, summarise
 from segcal.evaluation.engine import AHEAD, default_jobs, run
-from segcal.io.cases import pair
+from segcal.io.pairing import pair
 from segcal.io.volumes import write_nifti
 from tests.evaluation.items import LONG, dies, first_ends_last, square, stops_everything
 from tests.evaluation.test_cohort import geometry, soft

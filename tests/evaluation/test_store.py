@@ -11,7 +11,7 @@ import pytest
 from segcal.evaluation import cohort
 from segcal.evaluation.case import Settings
 from segcal.evaluation.store import Outcome, Store
-from segcal.io.cases import Case, pair, with_rois
+from segcal.io.pairing import Case, pair, with_rois
 from segcal.io.volumes import write_nifti
 from tests.evaluation.test_cohort import geometry, soft
 

@@ -8,8 +8,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from segcal.io.cases import LabelSet
 from segcal.io.class_files import check_class_files, read_class_files
+from segcal.io.label_sets import LabelSet
 from segcal.io.volumes import write_nifti
 from tests.io.test_volumes import GEOMETRY
 

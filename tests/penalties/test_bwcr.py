@@ -8,9 +8,10 @@ import torch
 from scipy import ndimage
 
 from segcal.losses.cross_entropy import CrossEntropy, cross_entropy
-from segcal.objective import Objective, build
+from segcal.objective import Objective
 from segcal.penalties.bwcr import BWCR, boundary_weight, consistency
 from segcal.penalties.nacl import NACL, nacl
+from segcal.recipes import build
 from tests.conftest import close
 
 
@@ -313,7 +314,7 @@ def test_an_objective_steps_through_both_views():
     close(total, (2 * values["cross_entropy"] + values["bwcr"]) / 2.5, 1e-5)
     with pytest.raises(ValueError, match=r"bwcr: compares two views.*objective\.step"):
         objective(torch.zeros(2, 2, 24, 24), labels)
-    value, values = objective.eval().evaluate(torch.zeros(2, 2, 24, 24), labels)
+    value, values = objective.eval().loss_and_terms(torch.zeros(2, 2, 24, 24), labels)
     assert list(values) == ["cross_entropy"]
     close(value, cross_entropy(torch.zeros(2, 2, 24, 24), labels))
 

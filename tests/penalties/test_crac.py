@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from segcal.alm import PENALTIES
+from segcal.alm import FUNCTIONS
 from segcal.penalties.crac import CRaC, from_reference
 from tests.conftest import close
 
@@ -14,7 +14,7 @@ from tests.conftest import close
 def test_golden_single_call(golden, name, padding):
     g = golden("crac")
     for penalty in ("phr", "p2", "p3"):
-        crac = CRaC(4, padding=padding, penalty=penalty, lambda0=0.01)
+        crac = CRaC(4, padding=padding, function=penalty, lambda0=0.01)
         crac.lam.copy_(from_reference(g["get_lambda"]))
         crac.rho.copy_(from_reference(g["get_rho"]))
         logits = g["logits"].clone().requires_grad_()
@@ -55,14 +55,14 @@ def weighted(k=3, **kwargs):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("penalty", sorted(PENALTIES))
+@pytest.mark.parametrize("penalty", sorted(FUNCTIONS))
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (3, 4, 2)])
 def test_gradcheck(shape, penalty, fused):
     logits, labels = example(shape)
     labels[0].flatten()[0] = 255
     constraint = "equality" if penalty == "equality" else "abs"
     crac = weighted(
-        penalty=penalty, constraint=constraint, lambda0=0.01, ignore_index=255, fused=fused
+        function=penalty, constraint=constraint, lambda0=0.01, ignore_index=255, fused=fused
     )
     assert torch.autograd.gradcheck(lambda x: crac(x, labels), logits.requires_grad_())
 

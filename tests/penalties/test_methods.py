@@ -82,11 +82,11 @@ def test_golden_margin(golden, m):
 
 @pytest.mark.parametrize("penalty", ["phr", "p2", "p3"])
 @pytest.mark.parametrize("period", [10, 3])
-@pytest.mark.filterwarnings("ignore:penalty p3")
+@pytest.mark.filterwarnings("ignore:function p3")
 def test_golden_cals(golden, penalty, period):
     g = golden("cals_alm")
     key = f"{penalty}_rs{period}"
-    cals = CALS(5, penalty=penalty, rho_period=period, clamp_elementwise=True)
+    cals = CALS(5, function=penalty, rho_period=period, clamp_elementwise=True)
     labels = torch.zeros(20, dtype=torch.long)
     for epoch in range(12):
         close(cals.lam[0], g[f"lambda_{key}"][epoch])

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from segcal.neighbourhood import class_proportions
-from segcal.objective import build
 from segcal.penalties.nacl import NACL, nacl
+from segcal.recipes import build
 from tests.conftest import close
 
 
@@ -147,7 +147,7 @@ def test_an_objective_hands_the_image_on():
     logits, labels = torch.randn(1, 3, 4, 4), torch.randint(0, 3, (1, 4, 4))
     image = torch.randn(1, 1, 4, 4)
     objective = build("nacl", 3, nacl={"kernel": "image_l1"})
-    _, values = objective.evaluate(logits, labels, image)
+    _, values = objective.loss_and_terms(logits, labels, image)
     close(values["nacl"], 0.1 * nacl(logits, labels, kernel="image_l1", image=image))
     with pytest.raises(ValueError, match="image: this kernel"):
         objective(logits, labels)

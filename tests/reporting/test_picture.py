@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from segcal.binning import BinStatistics
+from segcal.classify.curves import plot_curves, plot_multipliers, plot_retrieval
+from segcal.classify.study_report import Run, plot_metrics
 from segcal.evaluation.compare import Difference
 from segcal.reporting.comparison import plot_comparison
-from segcal.reporting.curves import plot_curves, plot_multipliers, plot_retrieval
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import plot_progress
 from segcal.reporting.reliability import plot_class_reliability, plot_confidence, plot_reliability
-from segcal.reporting.study import Run, plot_metrics
 from segcal.reporting.worst import plot_case
 
 NAMES = ["US$_$", r"c $\frac$", "_hidden", "n" * 60, "$y_1$"]

@@ -22,7 +22,7 @@ from segcal.sweep.terms import CrossEntropyTerm, Residual
 from tests.conftest import close
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in unused lanes
-PENALTIES = ("phr", "p2", "p3", "relu", "equality")
+FUNCTIONS = ("phr", "p2", "p3", "relu", "equality")
 SHAPES = ("abs", "upper", "lower")
 PADDINGS = ("replicate", "background", "renormalize", "zeros")
 CPU = cpu.run
@@ -33,13 +33,13 @@ def thirds(labels):
     return torch.arange(labels.numel()).view(labels.shape) // 3 % 4 - 1
 
 
-def residual(k, *, penalty="phr", shape="abs", regions=None, seed=5, **arguments):
+def residual(k, *, function="phr", shape="abs", regions=None, seed=5, **arguments):
     r = {"patch": 2, None: 1}.get(regions, 3)
     draw = torch.Generator().manual_seed(seed)
     lam, rho = (torch.rand(r, k, generator=draw, dtype=torch.float64) for _ in range(2))
     margins = tuple(0.5 + 0.7 * i for i in range(r))
     arguments = {"patch": (3, "replicate"), "clip": (0.1, 1.5), **arguments}
-    return Residual(lam, 2 * rho, penalty, shape, margins, regions=regions, **arguments)
+    return Residual(lam, 2 * rho, function, shape, margins, regions=regions, **arguments)
 
 
 def data(space, k=3, n=2, dtype=torch.float64, ignore=False):
@@ -79,13 +79,13 @@ def compare(monkeypatch, logits, labels, term, ce=None, gradient=True, statistic
 
 @pytest.mark.parametrize("regions", [None, "patch", thirds], ids=["one", "patch", "map"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_every_penalty(monkeypatch, penalty, shape, regions):
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_penalty(monkeypatch, function, shape, regions):
     """On proportions and on distances, with and without cross-entropy and ignored voxels."""
     for ignore, from_largest in itertools.product((True, False), repeat=2):
         logits, labels = data((5, 7), n=1, ignore=ignore)
         ignored = {"ignore_index": 99} if ignore else {}
-        term = residual(3, penalty=penalty, shape=shape, regions=regions, **ignored)
+        term = residual(3, function=function, shape=shape, regions=regions, **ignored)
         if from_largest:
             if regions == "patch":
                 continue
@@ -102,7 +102,7 @@ def test_patches(monkeypatch, size, space, padding, dtype):
     size = size if isinstance(size, int) else size[-len(space) :]
     logits, labels = data(space, k=4, dtype=dtype, ignore=True)
     term = residual(
-        4, penalty="p2", regions="patch", patch=(size, padding), ignore_index=99, divisor=2.0
+        4, function="p2", regions="patch", patch=(size, padding), ignore_index=99, divisor=2.0
     )
     compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3, ignore_index=99))
 
@@ -167,8 +167,8 @@ def test_extreme_logits(monkeypatch, dtype):
     logits, labels = data((5, 7), dtype=dtype)
     logits[0, 0] *= 1e4
     logits[1] *= 1e6
-    for penalty in ("phr", "p2", "equality"):
-        compare(monkeypatch, logits, labels, residual(3, penalty=penalty), CrossEntropyTerm(3))
+    for function in ("phr", "p2", "equality"):
+        compare(monkeypatch, logits, labels, residual(3, function=function), CrossEntropyTerm(3))
 
 
 def test_all_voxels_ignored(monkeypatch):
@@ -185,11 +185,11 @@ def test_all_voxels_ignored(monkeypatch):
 
 @pytest.mark.parametrize("k", [0, 1, 2])
 @pytest.mark.parametrize("from_largest", [False, True])
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_nan_is_not_hidden(monkeypatch, penalty, from_largest, k):
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_nan_is_not_hidden(monkeypatch, function, from_largest, k):
     logits, labels = data((5, 7), dtype=torch.float32)
     logits[1, k, 2, 3] = torch.nan
-    term = residual(3, penalty=penalty, **({"patch": None} if from_largest else {}))
+    term = residual(3, function=function, **({"patch": None} if from_largest else {}))
     monkeypatch.setattr(cpu, "run", cuda.run)
     values, found, _ = _run(
         logits, labels, term, CrossEntropyTerm(3), (1, 1), gradient=True, statistics=True

@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segcal.io.config import accepted_arguments, load_component, names, target
+from segcal.components import accepted_arguments, target
 from segcal.losses.cross_entropy import CrossEntropy
-from segcal.objective import Objective, build
+from segcal.objective import Objective
 from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin, margin
 from segcal.penalties.nacl import NACL, nacl
+from segcal.recipes import build, load_component, names
 from segcal.sweep import cpu, fused
 from tests.conftest import close
 from tests.test_contracts import data, method
@@ -87,7 +88,7 @@ def test_every_option_of_crac(constraint, penalty, padding):
     """Value, gradient and multipliers of the sweep are those of the readable version."""
     logits, labels = data((3, 8, 6), k=4, scale=4.0)
     labels[:, 0, :2] = 9
-    own = {} if constraint == "equality" else {"penalty": penalty}
+    own = {} if constraint == "equality" else {"function": penalty}
     results = []
     for fast in (True, False):
         crac = CRaC(
@@ -133,7 +134,7 @@ def test_a_nan_is_seen_in_every_value(k, dtype):
     logits[1, k, 2, 3] = float("nan")
     for term in (CRaC(3), CALS(3), NACL(3), Margin(3)):
         objective = Objective({"ce": CrossEntropy(3), "penalty": term})
-        total, values = objective.evaluate(logits, labels)
+        total, values = objective.loss_and_terms(logits, labels)
         assert torch.isnan(torch.stack([total, *values.values()])).all()
 
 

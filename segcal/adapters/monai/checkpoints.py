@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from segcal.adapters.monai.experiment import Experiment
-from segcal.io.checkpoints import read_checkpoint
-from segcal.io.config import validated
+from segcal.io.yaml import validated
+from segcal.training.checkpoints import read_checkpoint
 
 MUST_BE_SAME: Mapping[str, Sequence[str]] = {
     "data": ("cache", "root", "images", "labels"),

@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, Sampler
 
-from segcal.adapters.monai.cases import CaseFiles
+from segcal.adapters.monai.dataset import CaseFiles
 from segcal.adapters.monai.experiment import AXES, Data
-from segcal.io.experiments import build_part
 from segcal.io.volumes import Geometry, read_geometry, read_labels, read_volume
+from segcal.training.experiments import build_part
 
 Item = dict[str, Tensor]
 

@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from segcal.io.config import Component, Strict, load_objective
-from segcal.io.experiments import DEVICES, filled, load
+from segcal.components import Component
+from segcal.io.yaml import Strict
+from segcal.recipes import load_objective
+from segcal.training.experiments import DEVICES, filled, load
 
 KIND = "experiments"
 """Folder of the shipped experiments."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from segcal.adapters.monai.losses import SegcalLoss
 from segcal.adapters.monai.metrics import CaseMetric, SurfaceMetric
-from segcal.penalty import DualStep, sum_over_ranks
+from segcal.term import DualStep, sum_over_ranks
 
 PRED_AND_LABEL = ("pred", "label")
 

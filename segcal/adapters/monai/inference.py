@@ -16,15 +16,15 @@ from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 
 from segcal import __version__
-from segcal.adapters.monai.cases import CaseFiles, check_images, find_cases, find_images
 from segcal.adapters.monai.checkpoints import MUST_BE_SAME, experiment_of, read_training
 from segcal.adapters.monai.data import Preprocess, resample
+from segcal.adapters.monai.dataset import CaseFiles, check_images, find_cases, find_images
 from segcal.adapters.monai.experiment import AXES, Data, Experiment
 from segcal.adapters.monai.training import build_network
-from segcal.io.checkpoints import BEST_NAME, LAST_NAME
-from segcal.io.experiments import check_same, choose_device
 from segcal.io.files import whole_file, write_json
 from segcal.io.volumes import Geometry, write_nifti
+from segcal.training.checkpoints import BEST_NAME, LAST_NAME
+from segcal.training.experiments import check_same, choose_device
 
 RECORD = "segcal_predict.json"
 PREDICTED = ("data", "network")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.nn.modules.loss import _Loss
 
-from segcal.objective import Objective, build
-from segcal.penalty import DualStep, Reduce
+from segcal.objective import Objective
+from segcal.recipes import build
 from segcal.tensors import full_precision, one_hot
+from segcal.term import DualStep, Reduce
 
+Declared = TypeVar("Declared", bool, int | None)
 SUMS_TO_ONE = 1e-2
 """Channels whose sums are this close to one in every voxel went through a softmax (in bfloat16)."""
 
@@ -38,7 +40,7 @@ class SegcalLoss(_Loss):
 
     Args:
         objective: name of a recipe, loss or penalty, or a YAML file, see
-            :func:`segcal.objective.build`; or what that returned.
+            :func:`segcal.recipes.build`; or what that returned.
         num_classes: K; with a name, and only then.
         include_background: False leaves channel 0 out of all that is summed up by class (Dice and
             the penalties); as in MONAI's DiceCELoss cross-entropy still sees every voxel. With a
@@ -84,7 +86,7 @@ class SegcalLoss(_Loss):
             if named := [name for name, is_given in given.items() if is_given]:
                 raise ValueError(
                     f"{', '.join(named)}: belongs to the objective, which is given ready-made; "
-                    "hand it to segcal.objective.build, or give SegcalLoss the name of a recipe"
+                    "hand it to segcal.recipes.build, or give SegcalLoss the name of a recipe"
                 )
         else:
             if num_classes is None:
@@ -99,15 +101,19 @@ class SegcalLoss(_Loss):
             )
         self.objective = objective
         self.to_onehot_y = to_onehot_y
-        self.per_channel = bool(_common(objective, "per_channel"))
-        self.ignore_index = _common(objective, "ignore_index")
+        declared = objective.declared()
+        self.per_channel = _agreed("per_channel", {t.per_channel for t in declared.values()})
+        self.ignore_index = _agreed("ignore_index", {t.ignore_index for t in declared.values()})
         if ignore_index not in (None, self.ignore_index):
             raise ValueError(
                 f"ignore_index: {ignore_index} here, {self.ignore_index} in the objective; hand it "
-                "to segcal.objective.build"
+                "to segcal.recipes.build"
             )
-        for flag, needs in (("needs_image", "the image"), ("two_views", "two views of a batch")):
-            if named := [n for n, t in objective.terms.items() if getattr(t, flag, False)]:
+        for needs, named in (
+            ("the image", [n for n, t in declared.items() if t.needs_image]),
+            ("two views of a batch", [n for n, t in declared.items() if t.two_views]),
+        ):
+            if named:
                 raise ValueError(
                     f"{', '.join(named)}: needs {needs}, and a MONAI loss gets logits and target; "
                     "train with objective.step(model, images, labels) in a loop of your own"
@@ -115,10 +121,10 @@ class SegcalLoss(_Loss):
         self._checked = False
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the scalar loss, see :meth:`evaluate`."""
-        return self.evaluate(input, target)[0]
+        """Return the scalar loss, see :meth:`loss_and_terms`."""
+        return self.loss_and_terms(input, target)[0]
 
-    def evaluate(self, input: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss_and_terms(self, input: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the scalar loss, and every term without its weight and gradient, by name.
 
         Args:
@@ -134,14 +140,14 @@ class SegcalLoss(_Loss):
             if not self._checked:
                 _check_logits(x)
                 self._checked = True
-            return self.objective.evaluate(x, labels)
+            return self.objective.loss_and_terms(x, labels)
 
     def observe(self, input: Tensor | Sequence[Tensor], target: Tensor) -> None:
         """Take in a validation batch; of the heads of deep supervision the first.
 
         Args:
             input: logits ``BNH[WD]``.
-            target: see :meth:`evaluate`.
+            target: see :meth:`loss_and_terms`.
         """
         head = input if isinstance(input, Tensor) else input[0]
         self.objective.observe(*self._canonical(head.detach(), target))
@@ -150,7 +156,7 @@ class SegcalLoss(_Loss):
         """Update the multipliers after the last validation batch; return what was done, by term.
 
         Args:
-            reduce: sums a tensor over ranks, e.g. :func:`segcal.penalty.sum_over_ranks`; None for
+            reduce: sums a tensor over ranks, e.g. :func:`segcal.term.sum_over_ranks`; None for
                 one process.
         """
         return self.objective.dual_step(reduce)
@@ -209,12 +215,15 @@ class SegcalLoss(_Loss):
         return False
 
 
-def _common(objective: Objective, name: str) -> Any:
-    """What the terms of an objective agree on; None where no term has it."""
-    found = {getattr(term, name) for term in objective.terms.values() if hasattr(term, name)}
+def _agreed(name: str, found: set[Declared]) -> Declared:
+    """What all terms of an objective declare.
+
+    Raises:
+        ValueError: they do not agree.
+    """
     if len(found) > 1:
         raise ValueError(f"objective: its terms differ in {name}: {sorted(map(str, found))}")
-    return next(iter(found), None)
+    return next(iter(found))
 
 
 def _check_logits(x: Tensor) -> None:

@@ -37,7 +37,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from segcal.adapters.monai.cases import check_cases, find_cases
 from segcal.adapters.monai.checkpoints import MUST_BE_SAME, experiment_of, read_training
 from segcal.adapters.monai.data import (
     EpochBatches,
@@ -47,13 +46,18 @@ from segcal.adapters.monai.data import (
     crops,
     units,
 )
+from segcal.adapters.monai.dataset import check_cases, find_cases
 from segcal.adapters.monai.experiment import Data, Experiment
 from segcal.adapters.monai.validation import TermMeans, ValidationPass
-from segcal.collapse import REMEDY, CollapseWatch
-from segcal.io.checkpoints import BEST_NAME, LAST_NAME, write_checkpoint
-from segcal.io.config import load_objective
-from segcal.io.epoch_log import EpochLog
-from segcal.io.experiments import (
+from segcal.io.files import read_json, remove_leftovers, write_json
+from segcal.recipes import build, load_objective
+from segcal.reporting.picture import draw
+from segcal.reporting.progress import FIGURE_NAME, plot_progress
+from segcal.term import sum_over_ranks
+from segcal.training.checkpoints import BEST_NAME, LAST_NAME, write_checkpoint
+from segcal.training.collapse import REMEDY, CollapseWatch
+from segcal.training.epoch_log import EpochLog
+from segcal.training.experiments import (
     build_optimizer,
     build_part,
     check_same,
@@ -61,11 +65,6 @@ from segcal.io.experiments import (
     choose_device,
     write_resolved,
 )
-from segcal.io.files import read_json, remove_leftovers, write_json
-from segcal.objective import build
-from segcal.penalty import sum_over_ranks
-from segcal.reporting.picture import draw
-from segcal.reporting.progress import FIGURE_NAME, plot_progress
 
 SummaryWriter, HAS_TENSORBOARD = optional_import("torch.utils.tensorboard", name="SummaryWriter")
 RUN_NAME = "run.json"

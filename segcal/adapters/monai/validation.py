@@ -15,7 +15,7 @@ from segcal.binning import BinStatistics
 from segcal.metrics.ece import reliability
 from segcal.metrics.iou import confusion_matrix, mean_iou
 from segcal.objective import Objective
-from segcal.penalty import DualStep, sum_over_ranks
+from segcal.term import DualStep, sum_over_ranks
 
 ECE_BINS = 15
 
@@ -88,7 +88,7 @@ class ValidationPass:
                 "lower learning rate, fp32, or a network with normalisation may help"
             )
         self.objective.observe(logits, labels)
-        _, values = self.objective.evaluate(logits, labels, output["image"])
+        _, values = self.objective.loss_and_terms(logits, labels, output["image"])
         n = len(labels)
         self._samples += n
         for name, value in values.items():

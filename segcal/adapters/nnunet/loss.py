@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from segcal.binning import BinStatistics, equal_width_statistics
-from segcal.objective import Objective
-from segcal.penalties.bwcr import BWCR, View
-from segcal.penalty import DualStep, Reduce
+from segcal.objective import Objective, two_view_loss
 from segcal.tensors import full_precision, valid_mask
+from segcal.term import DualStep, Reduce, TwoViewTerm, View
 
 ECE_BINS = 15
 Heads = Tensor | Sequence[Tensor]
@@ -89,16 +88,16 @@ class PenalisedLoss(nn.Module):
         host: nn.Module,
         labels: Labels,
         penalties: Objective | None = None,
-        consistency: tuple[float, str, BWCR] | None = None,
+        consistency: tuple[float, str, TwoViewTerm] | None = None,
     ) -> None:
         super().__init__()
         self.host = host
         self.labels = labels
         self.penalties = penalties
-        self.consistency = None if consistency is None else consistency[2]
-        self.weight, self.name = (0.0, "") if consistency is None else consistency[:2]
-        terms = penalties.terms.values() if penalties is not None else ()
-        self.needs_image = any(getattr(term, "needs_image", False) for term in terms)
+        self.consistency: TwoViewTerm | None
+        self.weight, self.name, self.consistency = consistency or (0.0, "", None)
+        declared = {} if penalties is None else penalties.declared()
+        self.needs_image = any(term.needs_image for term in declared.values())
         self._views: tuple[View, View] | None = None
         self._images: list[Tensor | None] = [None]
         self.start_pass()
@@ -200,25 +199,27 @@ class PenalisedLoss(nn.Module):
         if self.penalties is None:
             return base, {"base": base}
         labels = self.labels.of(_first(target))
-        total, values = self.penalties.evaluate(_first(output), labels, image)
+        total, values = self.penalties.loss_and_terms(_first(output), labels, image)
         return base + total, {"base": base, **values}
 
     def _two_view_loss(
         self, views: tuple[View, View], output: Heads, target: Heads
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``(L(view 1) + L(view 2) + w L_con) / (2 + w alpha)``; deep supervision is in L."""
-        term: Any = self.consistency
+        """Loss of both views by :func:`segcal.objective.two_view_loss`; L has deep supervision."""
         both = [_map(lambda x, i=i: x.chunk(2)[i], output) for i in (0, 1)]
-        (loss_a, values_a), (loss_b, values_b) = (
+        losses = [
             self._view_loss(heads, _map(view.labels, target), image)
             for view, heads, image in zip(views, both, self._images, strict=True)
+        ]
+        return two_view_loss(
+            self.name,
+            cast(TwoViewTerm, self.consistency),
+            self.weight,
+            views,
+            [_first(heads) for heads in both],
+            self.labels.of(_first(target)),
+            losses,
         )
-        a, b = (view.back(_first(heads)) for view, heads in zip(views, both, strict=True))
-        inside = views[0].inside(a) & views[1].inside(b)
-        value = term(a, b, self.labels.of(_first(target)), inside)
-        total = (loss_a + loss_b + self.weight * value) / (2 + self.weight * term.alpha)
-        means = {name: (values_a[name] + values_b[name]) / 2 for name in values_a}
-        return total, {**means, self.name: value}
 
 
 def calibration(logits: Tensor, labels: Tensor, layout: Labels) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from segcal.io.config import Recipe
+from segcal.recipes import Recipe
 
 PLANS_KEY = "segcal"
 WITHOUT_DICE = "_CE"

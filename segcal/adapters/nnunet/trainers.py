@@ -14,7 +14,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -30,14 +30,14 @@ from segcal.adapters.nnunet.loss import HeadLoss, Labels, PenalisedLoss, without
 from segcal.adapters.nnunet.settings import PLANS_KEY, WITHOUT_DICE, parts, read_settings
 from segcal.adapters.nnunet.sources import calibration_cases, patches, volumes
 from segcal.adapters.nnunet.workers import workers_end_with_us
-from segcal.collapse import REMEDY, CollapseWatch
-from segcal.io.config import build, load_recipe, names, resolve_terms
-from segcal.io.epoch_log import EpochLog
 from segcal.io.files import read_json, remove_leftovers, whole_file
 from segcal.objective import Objective
-from segcal.penalty import DualStep, LearnedPenalty, sum_over_ranks
+from segcal.recipes import build_terms, load_recipe, names, resolve_terms
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, PANELS, plot_progress, region_names
+from segcal.term import DualStep, LearnedTerm, TwoViewTerm, sum_over_ranks
+from segcal.training.collapse import REMEDY, CollapseWatch
+from segcal.training.epoch_log import EpochLog
 
 BEST_NAME = "checkpoint_best_ece.pth"
 BEST_DICE_NAME = "checkpoint_best.pth"
@@ -103,7 +103,8 @@ class CalibratedTrainer(nnUNetTrainer):
             channels=len(self.dataset_json.get("channel_names") or self.dataset_json["modality"]),
         )
         weights = {**self.parts.instead, **self.parts.added}
-        components = resolve_terms(load_recipe(self.recipe), overrides=self._arguments)
+        recipe = load_recipe(self.recipe)
+        components = resolve_terms(recipe, overrides=self._arguments)
         self.penalty_settings: dict[str, Any] = {
             name: {
                 "weight": weights[name],
@@ -113,7 +114,9 @@ class CalibratedTrainer(nnUNetTrainer):
             }
             for name in self.parts.names
         }
-        terms = {name: build(components[name], **labels.runtime()) for name in self.parts.names}
+        terms = build_terms(
+            recipe, only=self.parts.names, overrides=self._arguments, **labels.runtime()
+        )
         deep = isinstance(host, DeepSupervisionWrapper)
         head = host.loss if deep else host
         if not self.dice:
@@ -125,9 +128,9 @@ class CalibratedTrainer(nnUNetTrainer):
                 host.loss = head
             else:
                 host = head
-        two = [name for name in self.parts.added if getattr(terms[name], "two_views", False)]
+        two = [name for name in self.parts.added if terms[name].two_views]
         added = {name: w for name, w in self.parts.added.items() if name not in two}
-        self.learns = any(isinstance(terms[name], LearnedPenalty) for name in added)
+        self.learns = any(isinstance(terms[name], LearnedTerm) for name in added)
         self.collapse_watch = CollapseWatch(
             len(self.channel_names), background=not self.label_manager.has_regions
         )
@@ -136,7 +139,7 @@ class CalibratedTrainer(nnUNetTrainer):
             host,
             labels,
             Objective({name: terms[name] for name in added}, added) if added else None,
-            (self.parts.added[two[0]], two[0], terms[two[0]]) if two else None,
+            next(((self.parts.added[n], n, cast(TwoViewTerm, terms[n])) for n in two), None),
         ).to(self.device)
 
     def do_split(self) -> tuple[list[str], list[str]]:

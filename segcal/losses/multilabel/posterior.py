@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from segcal.term import Term
 
 BISECTIONS = 100
 """Halvings of a bracket; float64 is exhausted before."""
 
 
-class MultiLabelLoss(nn.Module):
+class MultiLabelLoss(Term):
     """A loss of logits ``(B, T)`` and targets ``(B, T)``, with the posterior of its minimiser.
 
     Attributes:

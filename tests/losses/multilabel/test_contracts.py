@@ -10,7 +10,8 @@ import copy
 import pytest
 import torch
 
-from segcal.io.config import build, load_component, names
+from segcal.components import build_component
+from segcal.recipes import load_component, names
 from tests.conftest import close
 
 ACROSS_SAMPLES = "contrasts the samples of a batch"
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.parametrize("name", names("multilabel"))
 
 
 def loss(name, counts=COUNTS):
-    return build(load_component("multilabel", name), num_classes=5, **counts)
+    return build_component(load_component("multilabel", name), num_classes=5, **counts)
 
 
 def data(n=4, t=5, seed=0, dtype=torch.float64, scale=2.0, unknown=False):

@@ -1,0 +1,254 @@
+"""Files of an experiment: found, split into training and validation, and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from segcal.adapters.monai.experiment import Data, Split
+from segcal.io.files import read_json
+from segcal.io.label_sets import read_label_set
+from segcal.io.pairing import scan
+from segcal.io.volumes import Geometry, read_geometry, read_labels
+
+PADDING = 255
+"""Label of padding, where the data set has no ignore label."""
+
+
+@dataclass(frozen=True)
+class CaseFiles:
+    """Files of one case.
+
+    Attributes:
+        name: without channel and ending.
+        images: a file per channel.
+        label: label map; None where it is only predicted.
+    """
+
+    name: str
+    images: tuple[Path, ...]
+    label: Path | None = None
+
+
+@dataclass(frozen=True)
+class Cases:
+    """A data set.
+
+    Attributes:
+        train: cases that train.
+        val: cases that validate.
+        classes: names of the labels 0, 1, ...
+        ignore_label: of the data set, or None.
+        channels: of every image.
+    """
+
+    train: tuple[CaseFiles, ...]
+    val: tuple[CaseFiles, ...]
+    classes: tuple[str, ...]
+    ignore_label: int | None
+    channels: int
+
+    @property
+    def ignore_index(self) -> int:
+        """Label to leave out: that of the data set, which padding gets, too, or one of its own."""
+        return PADDING if self.ignore_label is None else self.ignore_label
+
+    @property
+    def known_labels(self) -> set[int]:
+        """Values that a label map may hold."""
+        ignored = () if self.ignore_label is None else (self.ignore_label,)
+        return {*range(len(self.classes)), *ignored}
+
+    @property
+    def names(self) -> dict[str, list[str]]:
+        """Names of the cases by what they do."""
+        return {"train": [c.name for c in self.train], "val": [c.name for c in self.val]}
+
+
+def find_cases(data: Data) -> Cases:
+    """Find the files of an experiment and split them.
+
+    Raises:
+        ValueError: naming the folder, file or case: what is missing, or does not fit.
+    """
+    if data.root is not None and not data.root.is_dir():
+        raise ValueError(
+            f"data.root: {data.root}: no such folder; give yours with --set data.root=FOLDER"
+        )
+    if data.root is None:
+        images, labels, classes = data.images, data.labels, data.classes
+        ignore, channels = None, None
+    else:
+        images, labels = data.root / "imagesTr", data.root / "labelsTr"
+        classes, ignore, channels = read_dataset_json(data.root)
+    if images is None or labels is None or classes is None:  # the experiment has been checked
+        raise ValueError("data: give root, or images, labels and classes")
+    there = find_images(images, channels)
+    maps = _scan(labels)
+    if without := sorted(set(maps) - set(there)):
+        raise ValueError(f"{labels}: no image in {images} for {_some(without)}")
+    if without := sorted(set(there) - set(maps)):
+        raise ValueError(f"{images}: no label map in {labels} for {_some(without)}")
+    cases = {name: CaseFiles(name, there[name], maps[name]) for name in sorted(maps)}
+    if not cases:
+        raise ValueError(f"{labels}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
+    train, val = split_names(list(cases), data.split, data.root)
+    return Cases(
+        tuple(cases[name] for name in train),
+        tuple(cases[name] for name in val),
+        classes,
+        ignore,
+        len(next(iter(cases.values())).images),
+    )
+
+
+def read_dataset_json(root: Path) -> tuple[tuple[str, ...], int | None, int]:
+    """Names of the classes, ignore label and number of channels of nnU-Net's raw layout.
+
+    Raises:
+        ValueError: no such file, or regions, which need a sigmoid per channel.
+    """
+    path = root / "dataset.json"
+    label_set = read_label_set(path)
+    if label_set.regions:
+        raise ValueError(
+            f"{path}: defines regions that overlap, for which there is 'segcal nnunet train'; "
+            "give labels that exclude each other"
+        )
+    if label_set.num_channels < 2:
+        raise ValueError(f"{path}: expected background and one label or more")
+    content = read_json(path)
+    channels = content.get("channel_names", content.get("modality"))
+    if not isinstance(channels, dict) or not channels:
+        raise ValueError(f"{path}: expected 'channel_names': {{'0': name}} of nnU-Net v2")
+    return tuple(label_set.names.values()), label_set.ignore_index, len(channels)
+
+
+def find_images(folder: Path, channels: int | None) -> dict[str, tuple[Path, ...]]:
+    """Files of every image of a folder, CASE_0000, CASE_0001, ... or CASE, by case.
+
+    Args:
+        folder: where they lie.
+        channels: how many there must be; None takes as many of all as the first case has.
+
+    Raises:
+        ValueError: no such folder, or a case with more or fewer channels.
+    """
+    files = _scan(folder)
+    found: dict[str, dict[int, Path]] = {}
+    numbered = bool(files) and all(re.search(r"_\d{4}$", name) for name in files)
+    for name, path in files.items():
+        case, channel = (name[:-5], int(name[-4:])) if numbered else (name, 0)
+        found.setdefault(case, {})[channel] = path
+    expected = channels or max((len(c) for c in found.values()), default=1)
+    for case, by_channel in found.items():
+        if sorted(by_channel) != list(range(expected)):
+            have = ", ".join(path.name for path in by_channel.values())
+            raise ValueError(
+                f"{folder}: {case}: expected channels 0 to {expected - 1} (CASE_0000, ...), "
+                f"got {have}"
+            )
+    return {c: tuple(by[i] for i in range(expected)) for c, by in found.items()}
+
+
+def split_names(
+    names: Sequence[str], split: Split, root: Path | None
+) -> tuple[list[str], list[str]]:
+    """Names of training and validation cases.
+
+    Raises:
+        ValueError: a file, fold or pattern that does not fit, a side without a case.
+    """
+    if split.fold is None:
+        return _by_patient(names, split)
+    path = split.file or (Path() if root is None else root) / "splits_final.json"
+    folds = read_json(path)
+    if not isinstance(folds, list) or not all(
+        isinstance(fold, dict) and {"train", "val"} <= fold.keys() for fold in folds
+    ):
+        raise ValueError(f"{path}: expected a list of {{'train': [...], 'val': [...]}}")
+    if split.fold >= len(folds):
+        raise ValueError(f"{path}: has no fold {split.fold}, there are {len(folds)}")
+    train, val = ([str(name) for name in folds[split.fold][side]] for side in ("train", "val"))
+    for side in (train, val):
+        if unknown := sorted(set(side) - set(names)):
+            raise ValueError(f"{path}: no files for {_some(unknown)} of fold {split.fold}")
+    if both := sorted(set(train) & set(val)):
+        raise ValueError(f"{path}: {_some(both)} both train and validate in fold {split.fold}")
+    if not train or not val:
+        raise ValueError(f"{path}: fold {split.fold} needs cases to train and to validate")
+    return train, val
+
+
+def _by_patient(names: Sequence[str], split: Split) -> tuple[list[str], list[str]]:
+    patients: dict[str, list[str]] = {}
+    for name in names:
+        match = re.match(split.patient, name) if split.patient else None
+        if split.patient and match is None:
+            raise ValueError(f"data.split.patient: {split.patient!r} does not match {name!r}")
+        patients.setdefault(match[0] if match else name, []).append(name)
+    if len(patients) < 2:
+        raise ValueError(f"data.split: expected two patients or more, got {_some(list(patients))}")
+    order = sorted(patients, key=lambda p: hashlib.sha256(f"{split.seed} {p}".encode()).hexdigest())
+    number = min(max(round(split.validation * len(order)), 1), len(order) - 1)
+    chosen = {name for patient in order[:number] for name in patients[patient]}
+    return [n for n in names if n not in chosen], [n for n in names if n in chosen]
+
+
+def check_cases(cases: Sequence[CaseFiles], labels: set[int]) -> list[Geometry]:
+    """Check that files are there, lie on one grid, and hold known labels; return their grids.
+
+    Raises:
+        ValueError: naming the file, and what is wrong with it.
+    """
+    geometries = []
+    for case in cases:
+        geometry = check_images(case)
+        if case.label is not None:
+            stored, axes = read_geometry(case.label)
+            if axes != 1:
+                raise ValueError(f"{case.label}: expected a 3-D label map, got {axes} channels")
+            _same(case.label, stored, geometry, case.images[0])
+            values = set(np.unique(read_labels(case.label).array).tolist())
+            if unknown := sorted(values - labels):
+                raise ValueError(
+                    f"{case.label}: holds label {', '.join(map(str, unknown[:9]))}; known are "
+                    f"{', '.join(map(str, sorted(labels)))}"
+                )
+        geometries.append(geometry)
+    return geometries
+
+
+def check_images(case: CaseFiles) -> Geometry:
+    """Grid of an image, whose channels must all lie on it.
+
+    Raises:
+        ValueError: naming the file.
+    """
+    geometry, _ = read_geometry(case.images[0])
+    for path in case.images:
+        stored, axes = read_geometry(path)
+        if axes != 1:
+            raise ValueError(f"{path}: expected one channel a file, got {axes}")
+        _same(path, stored, geometry, case.images[0])
+    return geometry
+
+
+def _same(path: Path, stored: Geometry, geometry: Geometry, other: Path) -> None:
+    if found := stored.differences(geometry):
+        raise ValueError(f"{path}: does not lie on {other.name}: {'; '.join(found)}")
+
+
+def _scan(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    return scan(folder, npz=False)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

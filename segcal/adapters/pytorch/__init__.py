@@ -1,1 +1,0 @@
-"""Classification in plain PyTorch: networks, training, and studies of many trainings."""

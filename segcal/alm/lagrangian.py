@@ -1,0 +1,426 @@
+"""Augmented Lagrangian: multipliers of a constraint and their update in validation.
+
+A penalised objective is ``L + mean_i sum P(z_i; lam, rho)`` where z is a constraint that should
+not be positive. The multipliers lam grow where the constraint is violated on the validation set;
+rho sharpens the penalty where the violation does not shrink (Liu et al., CALS, Alg. 2; CRaC, Alg.
+1; Birgin & Martínez, "Practical augmented Lagrangian methods").
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from segcal.alm.functions import FUNCTIONS, FunctionName
+from segcal.neighbourhood import Normaliser, region_weights
+from segcal.sweep.fused import Statistics, statistics, supports, sweep
+from segcal.sweep.terms import Residual
+from segcal.tensors import check_background, check_choice, full_precision
+from segcal.term import DualStep, LearnedTerm, Reduce
+
+Average = Literal["all", "region"]
+OnNonfinite = Literal["raise", "skip_case"]
+
+LAMBDA_SUSPICIOUS = 100.0
+"""A multiplier above this says that the constraint cannot be met; the user is told."""
+
+
+class AugmentedLagrangian(LearnedTerm):
+    """A penalty whose weights, one per region and class, are learned on the validation set.
+
+    A subclass gives :meth:`constraints`: z ``(N, K, *S)`` and an integer region map ``(N, *S)``
+    in ``[0, R)`` with -1 for voxels that do not count; and, where it can be swept, :meth:`swept`,
+    which says the same to the fast path. The state is all in buffers, so ``state_dict`` carries it
+    and a resumed training continues exactly: ``lam``, ``rho``, ``previous`` (last pass's mean
+    constraint, ``(R, K)``), ``has_previous`` ``(R, 1)``, ``step``, and the sums of a pass that is
+    under way. The state also says what it is the state of, and is refused by another penalty.
+
+    With z >= 0, as in CRaC, every P' is at least lam, so multipliers can only grow.
+
+    Args:
+        num_classes: K.
+        num_regions: R.
+        per_channel: every channel has regions of its own: the region map is ``(N, K, *S)``.
+        function: P of :mod:`segcal.alm.functions`: ``phr``, ``p2``, ``p3`` or ``relu`` for
+            z <= 0; ``equality`` for z = 0, whose multipliers may be negative, down to minus the
+            upper bound.
+        lambda0: initial multipliers; None starts at the lower bound (``equality``: at 0).
+        rho0: initial penalty parameter, also its lower bound.
+        rho_max: upper bound of rho (in the published code, not in the paper).
+        gamma: factor by which rho grows.
+        tau: rho grows where the constraint exceeds `tau` times that of the previous pass.
+        lambda_period: multipliers are updated every so many passes.
+        rho_period: rho is looked at every so many passes (comparing with the pass just before, as
+            the published code does; the paper's algorithm looks at every pass).
+        lambda_bounds: multipliers are clipped to these.
+        average: ``all`` divides a region's sum by all valid voxels, the voxels of other regions
+            keeping lam as it is (published code and poster); ``region`` divides by the region's
+            own voxels, the textbook estimate, which lets a small region grow 1/f_r times faster.
+        clamp_elementwise: clip every P' to `lambda_bounds` before averaging, as the published
+            code does (changes lam by 1e-6 at most while no P' exceeds the upper bound).
+        include_background: whether class 0 is penalised; if not, its multipliers stay and its z
+            are neither in the sum nor in the number of classes that it is divided by.
+        normaliser: what the penalty of a voxel is divided by: all valid voxels (``all``, as
+            published), those of its region (``region``), or those of its region and label class
+            (``label``), see :func:`segcal.neighbourhood.region_weights`.
+        start_epoch: passes to wait; until then the penalty is 0 and nothing is updated.
+        on_nonfinite: what :meth:`observe` does with logits that are not finite: ``raise``, or
+            ``skip_case``, which leaves the case out and says so in the notes.
+        fused: compute value and gradient in one sweep where that is possible (see
+            :mod:`segcal.sweep`); False keeps to ordinary torch operations, which can be
+            differentiated twice.
+
+    Raises:
+        ValueError: arguments out of range.
+    """
+
+    lam: Tensor
+    rho: Tensor
+    previous: Tensor
+    has_previous: Tensor
+    step: Tensor
+    derivative_sum: Tensor
+    constraint_sum: Tensor
+    count: Tensor
+    skipped: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_regions: int = 1,
+        per_channel: bool = False,
+        /,
+        *,
+        function: FunctionName = "phr",
+        lambda0: float | None = None,
+        rho0: float = 1.0,
+        rho_max: float = 10.0,
+        gamma: float = 1.2,
+        tau: float = 0.9,
+        lambda_period: int = 1,
+        rho_period: int = 10,
+        lambda_bounds: tuple[float, float] = (1e-6, 1e6),
+        average: Average = "all",
+        clamp_elementwise: bool = False,
+        include_background: bool = True,
+        normaliser: Normaliser = "all",
+        start_epoch: int = 0,
+        on_nonfinite: OnNonfinite = "raise",
+        fused: bool = True,
+    ) -> None:
+        super().__init__()
+        low, high = lambda_bounds
+        two_sided = function == "equality"
+        if lambda0 is None:
+            lambda0 = 0.0 if two_sided else low
+        fewest = 1 if per_channel else 2
+        if num_classes < fewest:
+            raise ValueError(f"num_classes: expected at least {fewest}, got {num_classes}")
+        if per_channel and normaliser != "all":
+            raise ValueError(f"normaliser: expected 'all' with per_channel, got {normaliser!r}")
+        check_choice("function", function, tuple(FUNCTIONS))
+        for name, choice, choices in (
+            ("average", average, Average),
+            ("normaliser", normaliser, Normaliser),
+            ("on_nonfinite", on_nonfinite, OnNonfinite),
+        ):
+            check_choice(name, choice, get_args(choices))
+        check_background(include_background, per_channel)
+        if start_epoch < 0:
+            raise ValueError(f"start_epoch: expected >= 0, got {start_epoch}")
+        start = abs(lambda0) if two_sided else lambda0
+        if not (0 < low <= high and start <= high and (two_sided or low <= start)):
+            raise ValueError(
+                "lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high "
+                f"(equality: |lambda0| <= high), got {lambda_bounds}, {lambda0}"
+            )
+        if not 0 < rho0 <= rho_max < math.inf:
+            raise ValueError(f"rho0: expected 0 < rho0 <= rho_max, got {rho0} and {rho_max}")
+        if not 1 <= gamma < math.inf or not 0 < tau <= 1:
+            raise ValueError(f"gamma, tau: expected gamma >= 1, 0 < tau <= 1, got {gamma}, {tau}")
+        if lambda_period < 1 or rho_period < 1:
+            raise ValueError(
+                f"lambda_period, rho_period: expected >= 1, got {lambda_period}, {rho_period}"
+            )
+        if function == "p3" and lambda0 < 1e-3:
+            warnings.warn(
+                f"function p3 multiplies its multipliers, which hardly leave lambda0 = {lambda0:g}"
+                "; start from 1e-3 or more, or use phr",
+                stacklevel=2,
+            )
+        self.num_classes = num_classes
+        self.num_regions = num_regions
+        self.per_channel = per_channel
+        self.function: FunctionName = function
+        self.rho_bounds = (rho0, rho_max)
+        self.gamma = gamma
+        self.tau = tau
+        self.lambda_period = lambda_period
+        self.rho_period = rho_period
+        self.lambda_bounds = (-high if two_sided else low, high)
+        self.average = average
+        self.clamp_elementwise = clamp_elementwise
+        self.include_background = include_background
+        self.normaliser: Normaliser = normaliser
+        self.start_epoch = start_epoch
+        self.on_nonfinite = on_nonfinite
+        self.fused = fused
+        shape = (num_regions, num_classes)
+
+        def state(name: str, value: Tensor) -> None:
+            self.register_buffer(name, value)
+
+        state("lam", torch.full(shape, lambda0, dtype=torch.float64))
+        state("rho", torch.full(shape, rho0, dtype=torch.float64))
+        state("previous", torch.zeros(shape, dtype=torch.float64))
+        counted = (num_regions, num_classes if per_channel else 1)
+        state("has_previous", torch.zeros(counted, dtype=torch.bool))
+        state("step", torch.zeros((), dtype=torch.int64))
+        state("derivative_sum", torch.zeros(shape, dtype=torch.float64))
+        state("constraint_sum", torch.zeros(shape, dtype=torch.float64))
+        state("count", torch.zeros(counted, dtype=torch.int64))
+        state("skipped", torch.zeros((), dtype=torch.int64))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AugmentedLagrangian:
+        """Move the state with the module, but keep its types: half precision cannot sum it."""
+
+        def keep_type(x: Tensor) -> Tensor:
+            moved = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
+
+        super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    @abstractmethod
+    def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return z ``(N, K, *S)`` and the region map ``(N, *S)`` in [0, R), -1 = does not count.
+
+        `logits` come in at least float32, outside autocast.
+        """
+
+    def swept(self) -> Residual | None:
+        """Describe the penalty to :mod:`segcal.sweep`; None if only :meth:`constraints` can."""
+        return None
+
+    def identity(self) -> dict[str, Any]:
+        """Shape, function, and whether channels are on their own."""
+        return {
+            **super().identity(),
+            "num_classes": self.num_classes,
+            "num_regions": self.num_regions,
+            "per_channel": self.per_channel,
+            "function": self.function,
+            **({} if self.include_background else {"include_background": False}),
+        }
+
+    @property
+    def num_penalised(self) -> int:
+        """Number of classes that are penalised."""
+        return self.num_classes - (0 if self.include_background else 1)
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the penalty: the mean of P over valid voxels, classes and regions.
+
+        Every voxel belongs to one region; the other regions' slots count as 0, so the sum is
+        divided by N K R (as the published code does by averaging over 2K channels).
+
+        Args:
+            logits: floating ``(N, K, *S)``.
+            labels: integer ``(N, *S)``.
+
+        Returns:
+            scalar; 0 with zero gradient when no voxel is valid.
+        """
+        residual = self.swept()
+        if residual is not None and supports(logits, residual):
+            return sweep(logits, labels, residual)[0]
+        with full_precision(logits) as x:
+            z, region = self.constraints(x, labels)
+            value, _ = self._evaluate(z, region)
+            valid = region >= 0
+            if self.normaliser == "all":  # also where every channel has regions of its own
+                kept = torch.where(valid if self.per_channel else valid.unsqueeze(1), value, 0.0)
+                entries = valid.sum() * (1 if self.per_channel else self.num_penalised)
+                return kept.sum() / (entries.clamp(min=1) * self.num_regions)
+            weight = region_weights(
+                labels, region, valid, self.num_regions, self.num_classes, self.normaliser
+            ).to(x)
+            weight = weight[region.clamp(min=0), torch.where(valid, labels, 0).long()]
+            kept = torch.where(valid, value.sum(1) * weight, 0.0)
+            return kept.sum() / (self.num_penalised * self.num_regions)
+
+    def weights_in_force(self) -> tuple[Tensor, Tensor]:
+        """Return lam and rho ``(R, K)``; zeros before `start_epoch`, and where nothing counts."""
+        if self.start_epoch and int(self.step) < self.start_epoch:
+            return torch.zeros_like(self.lam), torch.zeros_like(self.rho)
+        if not self.include_background:
+            penalised = self._penalised()
+            return self.lam * penalised, self.rho * penalised
+        return self.lam, self.rho
+
+    def _penalised(self) -> Tensor:
+        """Bool ``(K,)``."""
+        first = self.num_classes - self.num_penalised
+        return torch.arange(self.num_classes, device=self.lam.device) >= first
+
+    def _evaluate(self, z: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
+        """P and P' with the weights of every voxel's region."""
+        index = region.clamp(min=0)
+        index = index if self.per_channel else index.unsqueeze(1)
+        k = torch.arange(self.num_classes, device=z.device).view(-1, *(1,) * (z.ndim - 2))
+        lam, rho = (w.to(z.dtype)[index, k] for w in self.weights_in_force())
+        return FUNCTIONS[self.function](z, lam, rho)
+
+    @torch.no_grad()
+    def observe(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a validation batch to the sums, with the multipliers as they are now.
+
+        Raises:
+            ValueError: logits that are not finite, which must not reach the multipliers, with
+                ``on_nonfinite="raise"``.
+        """
+        skipped = 0
+        if self.on_nonfinite == "skip_case":
+            finite = torch.isfinite(logits).flatten(1).all(1)
+            skipped = int((~finite).sum())
+            logits, labels = logits[finite], labels[finite]
+        derivatives, constraints, voxels = self._statistics(logits, labels)
+        if not bool(torch.isfinite(derivatives + constraints).all()):
+            raise ValueError(
+                "logits: not finite in a validation batch; this penalty's sums and multipliers "
+                "were not changed. Look for a diverged training or an fp16 overflow, or leave such "
+                'cases out with on_nonfinite="skip_case"'
+            )
+        self.derivative_sum += derivatives
+        self.constraint_sum += constraints
+        self.count += voxels
+        self.skipped += skipped
+
+    def _statistics(self, logits: Tensor, labels: Tensor) -> Statistics:
+        """Sums of P' and of the constraint per region and class."""
+        residual = self.swept()
+        if residual is not None and supports(logits, residual):
+            found = statistics(logits, labels, residual)
+            return found._replace(voxels=found.voxels.unsqueeze(1))
+        with full_precision(logits) as x:
+            z, region = self.constraints(x, labels)
+            _, derivative = self._evaluate(z, region)
+            if self.clamp_elementwise:
+                derivative = derivative.clamp(*self.lambda_bounds)
+            size = z.abs() if self.function == "equality" else z
+            axes = [0, *range(2, z.ndim)]
+            where = region if self.per_channel else region.unsqueeze(1)
+            regions = [where == r for r in range(self.num_regions)]
+            derivatives, constraints = (
+                torch.stack(
+                    [torch.where(r, v, 0.0).sum(axes, dtype=torch.float64) for r in regions]
+                )
+                for v in (derivative, size)
+            )
+            return Statistics(derivatives, constraints, torch.stack([r.sum(axes) for r in regions]))
+
+    @torch.no_grad()
+    def dual_step(self, reduce: Reduce | None = None) -> DualStep:
+        """Update lam, then rho, from the pass just observed, and start a new pass.
+
+        Both use statistics gathered with the old values. A region without a voxel keeps its row;
+        a pass without any voxel changes nothing and does not count as a pass.
+
+        Args:
+            reduce: sums a float64 vector over ranks (``all_reduce`` with SUM); None for one rank.
+                Sums and counts are reduced, never means, so uneven ranks agree with one process.
+
+        Returns:
+            the new state and what is worth saying about it.
+        """
+        packed = torch.cat(
+            [
+                self.derivative_sum.flatten(),
+                self.constraint_sum.flatten(),
+                self.count.flatten().double(),
+                self.skipped.double().view(1),
+            ]
+        )
+        if reduce is not None:
+            packed = reduce(packed)
+        n_weights = self.num_regions * self.num_classes
+        derivative_sum = packed[:n_weights].view_as(self.lam)
+        constraint_sum = packed[n_weights : 2 * n_weights].view_as(self.lam)
+        n = packed[2 * n_weights : -1].view_as(self.count)
+        skipped = int(packed[-1])
+        seen = n > 0
+        notes = [
+            f"region {r} had no voxel in validation; its multipliers stay"
+            for r in range(self.num_regions)
+            if not seen[r].any() and seen.any()
+        ]
+        if not seen.any():
+            notes.append("no voxel was observed in validation; nothing is updated")
+        if skipped:
+            notes.append(f"{skipped} cases with logits that are not finite were left out")
+        total = n.sum(0)
+        divisor = n.clamp(min=1) if self.average == "region" else total.clamp(min=1)
+        constraint = constraint_sum / divisor
+        moves = seen & self._penalised()
+        waiting = int(self.step) < self.start_epoch
+        anything = bool((total > 0).any())
+        if anything and waiting:
+            self.step += 1
+            left = self.start_epoch - int(self.step)
+            notes.append(
+                f"the penalty starts after {left} more passes" if left else "the penalty starts now"
+            )
+        elif anything:
+            lam_before = self.lam.clone()
+            if (int(self.step) + 1) % self.lambda_period == 0:
+                rest = 0.0 if self.average == "region" else (total - n) * self.lam
+                target = ((derivative_sum + rest) / divisor).clamp(*self.lambda_bounds)
+                self.lam.copy_(torch.where(moves, target, self.lam))
+            if (int(self.step) + 1) % self.rho_period == 0:
+                stuck = constraint > self.tau * self.previous.clamp(min=0)
+                stuck &= moves & self.has_previous
+                grown = torch.where(stuck, self.rho * self.gamma, self.rho)
+                self.rho.copy_(grown.clamp(*self.rho_bounds))
+            self.previous.copy_(torch.where(seen, constraint, self.previous))
+            self.has_previous |= seen
+            self.step += 1
+            limit = min(LAMBDA_SUSPICIOUS, self.lambda_bounds[1])
+            if bool(((self.lam.abs() >= limit) & (lam_before.abs() < limit)).any()):
+                notes.append(
+                    f"a multiplier reached {limit:g}: the constraint cannot be met; lower rho0 or "
+                    "the margins"
+                )
+        self.start_pass()
+        return DualStep(
+            step=int(self.step),
+            lam=self.lam.tolist(),
+            rho=self.rho.tolist(),
+            constraint=constraint.tolist(),
+            count=[int(v) for v in n.sum(1)],
+            notes=notes,
+        )
+
+    def start_pass(self) -> None:
+        """Forget what was observed since the last update."""
+        for sums in (self.derivative_sum, self.constraint_sum, self.count, self.skipped):
+            sums.zero_()
+
+    def extra_repr(self) -> str:
+        """Name what distinguishes this penalty when it is printed."""
+        settings: dict[str, Any] = {
+            "num_classes": self.num_classes,
+            "function": self.function,
+            "rho_bounds": self.rho_bounds,
+            "average": self.average,
+            "normaliser": self.normaliser,
+            "start_epoch": self.start_epoch,
+            "per_channel": self.per_channel,
+            "fused": self.fused,
+        }
+        return ", ".join(f"{k}={v}" for k, v in settings.items())

@@ -1,0 +1,1 @@
+"""Classification: classes that exclude each other, or several labels; from reading to report."""

@@ -1,0 +1,180 @@
+"""An experiment of classification: one YAML file that says all, checked before work starts.
+
+Relative paths are relative to the working directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from segcal.components import Component, build_component
+from segcal.io.yaml import Strict
+from segcal.recipes import load_objective, names
+from segcal.training.experiments import DEVICES, filled, load
+
+KIND = "classify"
+"""Folder of the shipped experiments."""
+_READERS = "segcal.classify.readers"
+SOURCES = {
+    "arff": f"{_READERS}.arff.read_arff",
+    "cifar10": f"{_READERS}.cifar.read_cifar10",
+    "csv": f"{_READERS}.csv.read_csv",
+    "digits": f"{_READERS}.digits.read_digits",
+    "docstrings": f"{_READERS}.texts.read_docstrings",
+    "images": f"{_READERS}.images.read_images",
+    "npz": f"{_READERS}.archives.read_npz",
+    "texts": f"{_READERS}.texts.read_texts",
+}
+"""Readers by the name of what they read."""
+Metric = Literal["accuracy", "nll", "map_class", "map_sample"]
+
+
+class Split(Strict):
+    """Which samples train, validate and test, where the data set does not say.
+
+    Attributes:
+        validation: share that validates, updates multipliers and chooses the epoch.
+        test: share that is evaluated in the end.
+        seed: of the choice.
+    """
+
+    validation: float = Field(default=0.2, gt=0, lt=1)
+    test: float = Field(default=0.2, gt=0, lt=1)
+    seed: int = Field(default=0, ge=0)
+
+
+class Data(Strict):
+    """Samples and what becomes of them.
+
+    Attributes:
+        source: what is read, a key of :data:`SOURCES`.
+        args: of its reader, e.g. ``path``.
+        split: see :class:`Split`.
+        long_tail: training samples of the largest class for one of the smallest, by leaving out;
+            None leaves nothing out. Validation and test stay as they are.
+        channels: of images; 3 repeats grey ones for networks that need colours.
+        augment: transforms of ``torchvision.transforms.v2`` for training images, each drawn for
+            every image.
+    """
+
+    source: str
+    args: dict[str, Any] = Field(default={})
+    split: Split = Split()
+    long_tail: float | None = Field(default=None, gt=1)
+    channels: int | None = Field(default=None, ge=1)
+    augment: tuple[Component, ...] = ()
+
+    @field_validator("source")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in SOURCES:
+            raise ValueError(f"expected one of {', '.join(SOURCES)}, got {value!r}")
+        return value
+
+    def read(self) -> Any:
+        """Read the samples.
+
+        Raises:
+            ValueError: arguments that the reader does not take or lacks, or files that do not fit.
+        """
+        path = self.args.get("path")
+        if isinstance(path, str) and not Path(path).exists():
+            raise ValueError(f"data.args.path: {path}: no such file or folder")
+        try:
+            return build_component(Component(target=SOURCES[self.source], args=self.args))
+        except ValueError as error:
+            raise ValueError(f"data: {error}") from None
+
+
+class Training(Strict):
+    """How long and on what.
+
+    Attributes:
+        epochs: passes over all training samples.
+        batch_size: samples of a step.
+        precision: ``fp32``, or ``bf16`` for what the network computes in; losses, penalties and
+            validation are in float32 anyway.
+        clip_grad: norm that gradients are clipped to; None does not.
+        metric: of the validation set that chooses the best epoch; None is accuracy of classes,
+            ``map_class`` of labels.
+        early_stop: epochs without a better one after which it ends; None never.
+        seed: of weights, order, augmentation, dropout. Every epoch is seeded anew, so a resumed
+            training goes on as if it had not been stopped.
+        device: ``auto`` takes a GPU if there is one.
+    """
+
+    epochs: int = Field(default=60, ge=1)
+    batch_size: int = Field(default=64, ge=1)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    clip_grad: float | None = Field(default=None, gt=0)
+    metric: Metric | None = None
+    early_stop: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=1, ge=0)
+    device: str = Field(default="auto", pattern=f"^({DEVICES})$")
+
+
+def check_recipe(name: str) -> None:
+    """Raise ValueError unless there is a loss of classes or of labels of that name."""
+    if name not in names("multilabel"):
+        try:
+            load_objective(name)
+        except ValueError as error:
+            raise ValueError(f"{error}; of labels {', '.join(names('multilabel'))}") from None
+
+
+class Experiment(Strict):
+    """All about a training.
+
+    Attributes:
+        summary: for people.
+        data: samples, split, preprocessing.
+        network: a class or function of torchvision, MONAI, torch or segcal whose network gives
+            logits ``(N, K)``; numbers of classes, channels and features are filled in where its
+            arguments name them.
+        recipe: the loss: of classes a recipe, loss or penalty, or a YAML file; of labels the name
+            of a multi-label loss.
+        terms: arguments of its terms, by name.
+        optimizer: a class of torch.optim.
+        scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
+            ReduceLROnPlateau is shown the metric that chooses the best epoch.
+        training: see :class:`Training`.
+        output: folder of the results; ``{recipe}`` and ``{seed}`` are replaced.
+    """
+
+    summary: str = ""
+    data: Data
+    network: Component
+    recipe: str
+    terms: dict[str, dict[str, Any]] = Field(default={})
+    optimizer: Component = Component(target="torch.optim.Adam", args={"lr": 1e-3})
+    scheduler: Component | None = None
+    training: Training = Training()
+    output: str
+
+    @field_validator("recipe")
+    @classmethod
+    def _known_recipe(cls, value: str) -> str:
+        check_recipe(value)
+        return value
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the results."""
+        return filled(self.output, recipe=Path(self.recipe).stem, seed=self.training.seed)
+
+
+def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experiment:
+    """Read an experiment.
+
+    Args:
+        config: a YAML file, or the name of a shipped one (``digits``).
+        settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
+
+    Raises:
+        ValueError: no such file or name, or something that does not fit, with all that there is.
+    """
+    return load(config, Experiment, KIND, settings)

@@ -1,0 +1,202 @@
+"""Multi-label tables as ARFF, the format of Weka, Mulan and MEKA, dense or sparse."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.classify.readers.samples import Samples
+
+XML_BYTES = 1 << 22
+"""A list of labels that is longer is none."""
+QUOTED = r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\""""
+VALUE = rf"""(?:(?:{QUOTED}|([^\s'",][^,\t]*))\s*)?(,|\t|$)"""
+DENSE = re.compile(rf"\s*(){VALUE}")
+SPARSE = re.compile(rf"\s*(\d+)\s+{VALUE}")
+"""A value of a row, after its column where rows are sparse, and what ends it."""
+ATTRIBUTE = re.compile(rf"@attribute\s+(?:{QUOTED}|([^\s'\"]\S*))\s+(.+)", re.IGNORECASE)
+NUMERIC = re.compile(r"(numeric|real|int|integer)\b", re.IGNORECASE)
+ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+TRUTH = {"false": 0.0, "true": 1.0}
+
+
+def read_arff(path: str | Path, labels: int | Sequence[str] | str | Path) -> Samples:
+    """Read a table of numbers and labels.
+
+    Args:
+        path: ``.arff`` or ``.arff.gz``; of sparse rows, columns that are not named are 0, or the
+            first value that is declared.
+        labels: how many of the last columns are labels (of the first ones, if negative); or their
+            names; or Mulan's XML file that names them. A missing value is an unknown label.
+
+    Raises:
+        ValueError: naming the file: not readable, features that are no numbers, labels other than
+            0 and 1 (false and true), or no column of that name.
+    """
+    path = Path(path)
+    lines = enumerate(io.StringIO(_text(path), newline=None), 1)
+    try:
+        columns = _header(lines)
+    except ValueError as error:
+        raise ValueError(f"{path}: not an ARFF file of numbers and labels ({error})") from None
+    chosen = _label_columns(path, list(columns), labels)
+    labelled = set(chosen)
+    features = [name for name in columns if name not in labelled]
+    if wrong := [name for name in features if columns[name] is not None]:
+        raise ValueError(f"{path}: features that are no numbers: {', '.join(wrong[:5])}")
+    try:
+        rows = np.array(list(_rows(lines, columns)), np.float32).reshape(-1, len(columns))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    of = {name: rows[:, i] for i, name in enumerate(columns)}
+    inputs = np.stack([of[name] for name in features], 1)
+    targets = np.stack([_label(path, name, of[name]) for name in chosen], 1)
+    return Samples(inputs, targets, tuple(chosen)).check(str(path))
+
+
+def _header(lines: Iterator[tuple[int, str]]) -> dict[str, tuple[str, ...] | None]:
+    """Values of each column that are declared, None of numbers, up to ``@data``."""
+    columns: dict[str, tuple[str, ...] | None] = {}
+    for number, line in lines:
+        content = line.strip()
+        word = content.split(maxsplit=1)[0].lower() if content else "%"
+        if word == "@data" and columns:
+            return columns
+        if found := ATTRIBUTE.fullmatch(content):
+            name = _unquoted(*found.groups()[:3])
+            if name in columns:
+                raise ValueError(f"line {number}: {name} is declared twice")
+            columns[name] = _declared(number, found[4])
+        elif not word.startswith("%") and word != "@relation":
+            raise ValueError(f"line {number}: expected @attribute NAME TYPE or @data")
+    raise ValueError("expected @attribute NAME TYPE, then @data")
+
+
+def _declared(number: int, kind: str) -> tuple[str, ...] | None:
+    if kind.startswith("{"):
+        return tuple(value or "?" for _, value in _values(DENSE, kind[1:].rpartition("}")[0]))
+    if not NUMERIC.match(kind):
+        raise ValueError(f"line {number}: expected numeric or {{values}}, got {kind}")
+    return None
+
+
+def _rows(
+    lines: Iterator[tuple[int, str]], columns: Mapping[str, tuple[str, ...] | None]
+) -> Iterator[NDArray[np.float32]]:
+    read = [_reader(values) for values in columns.values()]
+    first = np.array([_number("0" if v is None else v[0]) for v in columns.values()], np.float32)
+    for number, line in lines:
+        content = line.strip()
+        if not content or content.startswith("%"):
+            continue
+        row = first.copy()
+        try:
+            for i, value in _cells(content, len(row)):
+                row[i] = np.nan if value is None else read[i](value)
+        except KeyError as error:
+            raise ValueError(f"line {number}: {error} is no value that its column has") from None
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        yield row
+
+
+def _cells(content: str, count: int) -> list[tuple[int, str | None]]:
+    """Columns and values of a row."""
+    if content[0] == "{":
+        if content[-1] != "}":
+            raise ValueError("a sparse row does not end with }")
+        inside = content[1:-1].strip()
+        cells = [(int(i), value) for i, value in _values(SPARSE, inside)] if inside else []
+        named = {i for i, _ in cells}
+        if len(named) < len(cells) or not named <= set(range(count)):
+            raise ValueError(f"expected columns 0 to {count - 1}, each once")
+        return cells
+    cells = [(i, value) for i, (_, value) in enumerate(_values(DENSE, content))]
+    if len(cells) != count:
+        raise ValueError(f"expected {count} values, got {len(cells)}")
+    return cells
+
+
+def _values(form: re.Pattern[str], text: str) -> Iterator[tuple[str, str | None]]:
+    """What stands before each value, and the value, None where it is missing."""
+    at, end = 0, ","
+    while end:
+        found = form.match(text, at)
+        if found is None:
+            raise ValueError(f"cannot be read from {text[at : at + 20]!r} on")
+        before, single, double, plain, end = found.groups()
+        value = _unquoted(single, double, plain)
+        yield before, None if plain and value == "?" else value
+        at = found.end()
+
+
+def _unquoted(single: str | None, double: str | None, plain: str | None) -> str:
+    quoted = double if single is None else single
+    if quoted is None:
+        return (plain or "").strip()
+    return re.sub(r"\\(.)", lambda found: ESCAPES.get(found[1], found[1]), quoted)
+
+
+def _reader(values: tuple[str, ...] | None) -> Callable[[str], float]:
+    return float if values is None else {value: _number(value) for value in values}.__getitem__
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+
+
+def _label_columns(
+    path: Path, columns: list[str], labels: int | Sequence[str] | str | Path
+) -> list[str]:
+    if isinstance(labels, int):
+        if not 0 < abs(labels) < len(columns):
+            raise ValueError(f"{path}: labels {labels} of {len(columns)} columns leave none")
+        return columns[-labels:] if labels > 0 else columns[:-labels]
+    names = _xml_names(Path(labels)) if isinstance(labels, (str, Path)) else list(labels)
+    if unknown := [name for name in names if name not in columns]:
+        raise ValueError(f"{path}: has no column {', '.join(unknown[:5])}")
+    if not 0 < len(set(names)) == len(names) < len(columns):
+        raise ValueError(
+            f"{path}: labels: expected names, each once, that leave features; got {len(names)} of "
+            f"{len(columns)} columns"
+        )
+    return names
+
+
+def _xml_names(path: Path) -> list[str]:
+    """Names of Mulan's XML, which has no need of entities; a file with some is not read."""
+    try:
+        content = path.read_bytes()
+        text = content.decode("utf-8-sig")
+        if len(content) > XML_BYTES or "\0" in text or "<!" in text.replace("<!--", ""):
+            raise ValueError("expected a short list in UTF-8, without declarations")
+        root = ElementTree.fromstring(text)  # noqa: S314 - no declarations, so no entities
+    except (OSError, ValueError, ElementTree.ParseError) as error:
+        raise ValueError(f"{path}: not an XML file of labels ({error})") from None
+    return [e.attrib["name"] for e in root.iter() if e.tag.endswith("label") and "name" in e.attrib]
+
+
+def _label(path: Path, name: str, values: NDArray[np.float32]) -> NDArray[np.int8]:
+    unknown = np.isnan(values)
+    if not (unknown | (values == 0) | (values == 1)).all():
+        raise ValueError(f"{path}: label {name}: expected 0, 1 (false, true) or ? (unknown)")
+    return np.where(unknown, -1, np.nan_to_num(values)).astype(np.int8)
+
+
+def _number(value: str) -> float:
+    try:
+        return TRUTH[value.lower()] if value.lower() in TRUTH else float(value)
+    except ValueError:
+        return -2.0  # neither 0 nor 1

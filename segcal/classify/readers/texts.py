@@ -1,0 +1,172 @@
+"""Texts: in folders, in a table, or the documentation of installed packages.
+
+A word becomes the remainder of its checksum: nothing is learned from texts, and a vocabulary of a
+fixed size has some words that share a number.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.classify.readers.csv import check_filled, read_table
+from segcal.classify.readers.folders import PARTS, files_of_classes
+from segcal.classify.readers.samples import UNSAID, Samples
+
+WORD = re.compile(r"[^\W\d_]{2,}")
+PACKAGES = ("matplotlib", "monai", "nibabel", "numpy", "pandas", "scipy", "torch")
+CHOICE = 2
+"""Texts that are read for one that is taken."""
+SHORTEST = 12
+"""Words of a docstring that counts."""
+
+
+def words(texts: Iterable[str], *, vocabulary: int, length: int) -> NDArray[np.int64]:
+    """Numbers of the words of texts ``(N, length)``, from 1; 0 after the end.
+
+    Args:
+        texts: N texts; words are runs of two letters or more, without case.
+        vocabulary: numbers that there are, 0 included.
+        length: words of a text that count, the first ones.
+    """
+    rows = []
+    for text in texts:
+        found = WORD.findall(text.lower())[:length]
+        numbers = [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in found]
+        rows.append(numbers + [0] * (length - len(numbers)))
+    return np.array(rows, np.int64).reshape(-1, length)
+
+
+def read_texts(
+    path: str | Path,
+    vocabulary: int = 20000,
+    length: int = 200,
+    text: str = "text",
+    target: str = "label",
+) -> Samples:
+    """Read texts and their classes.
+
+    Args:
+        path: a folder with a folder a class (below folders with train, validation or test as a
+            word of their names, if they say what texts are for, as 20 Newsgroups has them); or a
+            CSV file.
+        vocabulary: see :func:`words`.
+        length: see there.
+        text: column of a CSV file.
+        target: column of the class of a CSV file.
+
+    Raises:
+        ValueError: naming the file: not readable, no texts, or rows without text or class.
+    """
+    root = Path(path)
+    if root.is_dir():
+        found, parts = _folder_texts(root)
+    else:
+        found, parts = _table_texts(root, text, target), None
+    return _samples(found, parts, vocabulary, length, str(path))
+
+
+def read_docstrings(
+    packages: Sequence[str] = PACKAGES,
+    vocabulary: int = 20000,
+    length: int = 80,
+    most: int = 400,
+    seed: int = 0,
+) -> Samples:
+    """Read the documentation of functions and classes of installed packages: which is it of?
+
+    Sources are parsed, nothing is imported or run. The names of the packages are taken out.
+
+    Args:
+        packages: the classes.
+        vocabulary: see :func:`words`.
+        length: see there.
+        most: texts of a package, chosen at random.
+        seed: of that choice.
+
+    Raises:
+        ValueError: a package that is not there or has no documentation.
+    """
+    rng = np.random.default_rng(seed)
+    taken_out = re.compile("|".join(map(re.escape, packages)), re.IGNORECASE)
+    found = []
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ValueError(f"packages: {package} is not installed")
+        place = Path(spec.submodule_search_locations[0])
+        texts = sorted(_docstrings(place, rng, CHOICE * most))
+        if not texts:
+            raise ValueError(f"packages: {package} has no documentation in its sources")
+        for i in rng.permutation(len(texts))[:most]:
+            found.append((taken_out.sub(" ", texts[i]), package))
+    return _samples(found, None, vocabulary, length, "docstrings")
+
+
+def _samples(
+    found: Sequence[tuple[str, str]],
+    parts: NDArray[np.int64] | None,
+    vocabulary: int,
+    length: int,
+    source: str,
+) -> Samples:
+    if vocabulary < 2 or length < 1:
+        raise ValueError(
+            f"vocabulary, length: expected at least 2 and 1, got {vocabulary}, {length}"
+        )
+    if not found:
+        raise ValueError(f"{source}: expected texts in a folder a class; found none")
+    names = sorted({name for _, name in found})
+    inputs = words((text for text, _ in found), vocabulary=vocabulary, length=length)
+    classes = np.array([names.index(name) for _, name in found], np.int64)
+    return Samples(inputs, classes, tuple(names), parts).check(source)
+
+
+def _folder_texts(root: Path) -> tuple[list[tuple[str, str]], NDArray[np.int64] | None]:
+    files = files_of_classes(root, _part)
+    found = [(f.read_text(encoding="utf-8", errors="replace"), name) for f, name, _ in files]
+    parts = np.array([part for _, _, part in files], np.int64)
+    return found, None if (parts == UNSAID).all() else parts
+
+
+def _part(name: str) -> int:
+    """Part that a word of the name says: ``20news-bydate-train``, but not ``trains``."""
+    return next((PARTS[w] for w in re.findall("[a-z]+", name.lower()) if w in PARTS), UNSAID)
+
+
+def _table_texts(path: Path, text: str, target: str) -> list[tuple[str, str]]:
+    table = read_table(path, [text, target])
+    for column in (text, target):
+        check_filled(path, table[column])
+    return [(str(a), str(b)) for a, b in zip(table[text], table[target], strict=True)]
+
+
+def _docstrings(folder: Path, rng: np.random.Generator, enough: int) -> set[str]:
+    """Different docstrings of a package, from files at random until there are `enough`."""
+    files = sorted(folder.rglob("*.py"))
+    found: set[str] = set()
+    for i in rng.permutation(len(files)):
+        if len(found) >= enough:
+            break
+        if "tests" not in files[i].parts:
+            found.update(_of_file(files[i]))
+    return found
+
+
+def _of_file(file: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return  # nothing to learn from
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            text = ast.get_docstring(node)
+            if text and len(WORD.findall(text)) >= SHORTEST:
+                yield text

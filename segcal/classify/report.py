@@ -1,0 +1,247 @@
+"""The report of a classifier: numbers, tables, diagrams and the page, written into a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from segcal import __version__
+from segcal.classify.curves import plot_retrieval
+from segcal.classify.evaluation import (
+    CLASS_METRICS,
+    HIGHER_IS_BETTER,
+    LABEL_METRICS,
+    Outcome,
+    conventions,
+    record,
+)
+from segcal.io.files import write_json, write_text
+from segcal.io.tables import write_csv
+from segcal.reporting import markup, page
+from segcal.reporting.folder import ReportFolder
+from segcal.reporting.picture import Picture, draw
+from segcal.reporting.reliability import plot_class_reliability, plot_reliability
+from segcal.reporting.tables import Cell, Column, Table, mark, number_cell
+
+PREDICTIONS_NAME = "predictions.npz"
+FILES = (
+    "index.html", "summary.json", "classes.csv", "reliability*.png", "retrieval.png", "tables.*",
+    PREDICTIONS_NAME,
+)  # fmt: skip
+"""What a report may write."""
+MOST_CLASSES = 16
+"""Classes that get a reliability diagram each."""
+NAMES = {
+    "accuracy": "accuracy", "ece": "ECE", "aece": "AECE", "cece": "CECE", "nll": "NLL",
+    "brier": "Brier", "map_class": "mAP@class", "map_sample": "mAP@sample", "ace": "ACE",
+    "mce": "MCE",
+}  # fmt: skip
+LABEL_AXES = ("probability", "frequency")
+
+
+def metric_columns(multilabel: bool) -> list[Column]:
+    """Headings of the metrics of classes or labels."""
+    chosen = LABEL_METRICS if multilabel else CLASS_METRICS
+    return [
+        Column(NAMES[key], meaning, better="↑" if key in HIGHER_IS_BETTER else "↓")
+        for key, meaning in chosen.items()
+    ]
+
+
+def metric_table(
+    key: str,
+    title: str,
+    rows: Mapping[str, Sequence[Mapping[str, float | None]]],
+    *,
+    multilabel: bool,
+    head: Column,
+    caption: str,
+) -> Table:
+    """Methods as rows, metrics as columns: the mean of their runs, ± deviation; the best is bold.
+
+    Args:
+        key: a word for the table.
+        title: of the table.
+        rows: metrics of every run, by method.
+        multilabel: which metrics.
+        head: heading of the first column.
+        caption: how to read it.
+    """
+    names = list(LABEL_METRICS if multilabel else CLASS_METRICS)
+    columns = dict(zip(names, metric_columns(multilabel), strict=True))
+    return _table_of_means(key, title, rows, columns, head, caption)
+
+
+def retrieval_table(
+    key: str,
+    title: str,
+    rows: Mapping[str, Sequence[Mapping[str, float | None]]],
+    *,
+    head: Column,
+) -> Table:
+    """Methods as rows, numbers of conditions as columns, as :func:`metric_table`.
+
+    Args:
+        key: a word for the table.
+        title: of the table.
+        rows: retrieval mAP of every run by number of conditions, by method.
+        head: heading of the first column.
+    """
+    numbers = next(iter(rows.values()))[0]
+    columns = {n: Column(f"{n} condition{'s' * (n != '1')}", better="↑") for n in numbers}
+    caption = (
+        "Mean average precision of the samples that have all wanted labels of a query and none of "
+        "the unwanted ones, mean over queries drawn from the targets; scores are products of the "
+        "labels' probabilities. Fractions of 1."
+    )
+    return _table_of_means(key, title, rows, columns, head, caption)
+
+
+def _table_of_means(
+    key: str,
+    title: str,
+    rows: Mapping[str, Sequence[Mapping[str, float | None]]],
+    columns: Mapping[str, Column],
+    head: Column,
+    caption: str,
+) -> Table:
+    cells = [[Cell(row, row)] for row in rows]
+    for name, column in columns.items():
+        shown = [_mean_of([run.get(name) for run in runs]) for runs in rows.values()]
+        for row, cell in zip(cells, mark(shown, higher=column.better == "↑"), strict=True):
+            row.append(cell)
+    return Table(key, title, [head, *columns.values()], cells, caption)
+
+
+def _mean_of(values: Sequence[float | None]) -> Cell:
+    """Mean over runs; the deviation where there are several."""
+    found = np.array([v for v in values if v is not None], float)
+    if not len(found) or np.isnan(found).all():
+        return Cell("-")
+    cell = number_cell(float(np.nanmean(found)), 4)
+    if len(found) < 2:
+        return cell
+    deviation = f"± {np.nanstd(found, ddof=1):.4f}"
+    return Cell(cell.text, cell.value, deviation)
+
+
+def write_classifier_report(
+    folder: Path,
+    outcomes: Mapping[str, Outcome],
+    *,
+    names: Sequence[str],
+    multilabel: bool,
+    header: Mapping[str, Any],
+    notes: Sequence[str] = (),
+    forms: Sequence[str] = (),
+    save_predictions: Callable[[Path], None] | None = None,
+) -> list[str]:
+    """Write the report of one set of predictions, each file replacing that of an earlier run.
+
+    Args:
+        folder: of the report.
+        outcomes: numbers by the kind of probabilities.
+        names: of the classes or labels.
+        multilabel: whether a sample may have several.
+        header: what was evaluated: ``predictions``, ``references``, ``samples`` and more.
+        notes: sentences a reader should know.
+        forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
+        save_predictions: writes the predictions to the path it is given.
+
+    Returns:
+        names of the files.
+    """
+    report = ReportFolder(folder)
+    head = Column("probabilities", "how they come of the logits")
+    table = metric_table(
+        "metrics",
+        "Rankings and calibration" if multilabel else "Accuracy and calibration",
+        {kind: [o.metrics] for kind, o in outcomes.items()},
+        multilabel=multilabel,
+        head=head,
+        caption="Fractions of 1, NLL in nats.",
+    )
+    records = {kind: record(o) for kind, o in outcomes.items()}
+    summary = {
+        **header,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {"segcal": __version__},
+        "cases": count_of(header["samples"], "sample"),
+        "conventions": conventions(multilabel),
+        "outcomes": records,
+        "classes": list(names),
+    }
+    write_json(report.place("summary.json"), summary)
+    per_class = pd.concat({kind: o.table for kind, o in outcomes.items()}, names=["probabilities"])
+    write_csv(report.place("classes.csv"), per_class)
+    pictures = {
+        "reliability.png": _top_diagram(outcomes, multilabel),
+        "reliability_classes.png": _class_diagrams(outcomes, names),
+    }
+    tables = [table]
+    sections = [page.table_section(table, *notes, pictures=list(pictures.values()))]
+    if multilabel:
+        answered = {kind: [content["retrieval"]] for kind, content in records.items()}
+        title = "Retrieval of samples by their labels"
+        picture = draw(plot_retrieval(answered, dict.fromkeys(answered, ""), title), title)
+        pictures["retrieval.png"] = picture
+        tables.append(retrieval_table("retrieval", title, answered, head=head))
+        sections.append(page.table_section(tables[-1], pictures=[picture]))
+    for name, picture in pictures.items():
+        picture.save(report.place(name))
+    if save_predictions is not None:
+        save_predictions(report.place(PREDICTIONS_NAME))
+    for form in forms:
+        write_text(report.place(markup.FILES[form]), markup.render_tables(tables, form))
+    sections.append(page.table_section(_class_table(per_class)))
+    title = f"Classification: {header['name']}"
+    write_text(report.place("index.html"), page.render(title, summary, sections))
+    report.close()
+    return report.written
+
+
+def count_of(count: int, unit: str) -> dict[str, Any]:
+    """What the page says of how many were evaluated."""
+    return {
+        "evaluated": count, "unit": unit, "interrupted": False, "failed": {}, "notes": {},
+        "without_prediction": [], "without_reference": [],
+    }  # fmt: skip
+
+
+def _top_diagram(outcomes: Mapping[str, Outcome], multilabel: bool) -> Picture:
+    title = "Reliability of the top class"
+    unit, names = "samples", ("confidence", "accuracy")
+    if multilabel:
+        title = "Reliability of all pairs of sample and label"
+        unit, names = "pairs", LABEL_AXES
+    diagrams = {kind: o.top for kind, o in outcomes.items()}
+    return draw(plot_reliability(diagrams, title, unit=unit, axes_names=names), title)
+
+
+def _class_diagrams(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> Picture:
+    by_kind = {kind: o.classes for kind, o in outcomes.items()}
+    title = "Reliability of every class or label"
+    if len(names) > MOST_CLASSES:
+        errors = [one.expected_error() for one in list(by_kind.values())[-1]]
+        worst = sorted(np.argsort(np.nan_to_num(errors))[::-1][:MOST_CLASSES])
+        by_kind = {kind: [of[i] for i in worst] for kind, of in by_kind.items()}
+        names = [names[i] for i in worst]
+        title = f"Reliability of the {MOST_CLASSES} with the largest error"
+    return draw(plot_class_reliability(by_kind, names, title, unit="samples"), title)
+
+
+def _class_table(per_class: pd.DataFrame) -> Table:
+    """Every class or label, for every kind of probabilities; it sorts."""
+    whole = {"n", "positive"}
+    rows = []
+    for key, (_, row) in zip(per_class.index.tolist(), per_class.iterrows(), strict=True):
+        kind, name = map(str, key)
+        numbers = [number_cell(float(v), 0 if c in whole else 4) for c, v in row.items()]
+        rows.append([Cell(name, name), Cell(kind, kind), *numbers])
+    columns = [Column(str(c)) for c in ("name", "probabilities", *per_class.columns)]
+    return Table("classes", "Classes", columns, rows, sortable=True)

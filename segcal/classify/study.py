@@ -1,0 +1,309 @@
+"""A study: losses x seeds x data sets, a training each, and what they are worth on test samples.
+
+Every training has a folder of its own, ``OUTPUT/SET/RECIPE/seed_N``; one whose ``result.json`` is
+there is not run again, so an interrupted study goes on where it was.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from segcal.classify.data import load
+from segcal.classify.evaluation import record
+from segcal.classify.experiment import KIND as EXPERIMENTS
+from segcal.classify.experiment import Experiment, check_recipe
+from segcal.classify.study_report import Run
+from segcal.classify.testing import evaluate_classifier
+from segcal.classify.training import TrainingRun, build_objective, check_data
+from segcal.io.files import read_json, write_json, write_text
+from segcal.io.yaml import Strict, merged, validated
+from segcal.training.epoch_log import EpochLog
+from segcal.training.experiments import load as load_file
+from segcal.training.experiments import read_content
+
+KIND = "studies"
+"""Folder of the shipped studies."""
+RESULT_NAME = "result.json"
+FAILURE_NAME = "failed.txt"
+OVERRULED = {
+    "terms": "terms.RECIPE.TERM of the study",
+    "recipe": "recipes",
+    "output": "the study's output",
+    "training.seed": "seeds",
+}
+"""Keys of experiments that a study gives values of its own, and what says them."""
+
+
+def _check_changes(value: dict[str, Any]) -> dict[str, Any]:
+    for key, instead in OVERRULED.items():
+        *above, last = key.split(".")
+        if last in _inner(value, *above):
+            raise ValueError(f"{key} has no effect here; say it with {instead}")
+    return value
+
+
+def _inner(content: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """What a mapping has under a name, and under the next of that; nothing if it has none."""
+    for name in names:
+        inner = content.get(name)
+        content = inner if isinstance(inner, Mapping) else {}
+    return content
+
+
+Changes = Annotated[dict[str, Any], AfterValidator(_check_changes)]
+"""Keys and values in place of those of an experiment."""
+
+
+class Set(Strict):
+    """A data set of a study, with its network and training.
+
+    Attributes:
+        config: an experiment of ``segcal classify``: a shipped name or a YAML file.
+        recipes: losses of this set; None takes those of the study.
+        changes: keys and values in place of those of the experiment.
+    """
+
+    config: str
+    recipes: tuple[str, ...] | None = None
+    changes: Changes = Field(default={})
+
+
+class Study(Strict):
+    """All about a study.
+
+    Attributes:
+        summary: for people.
+        sets: data sets by name.
+        recipes: losses, in the order of the tables.
+        seeds: of the trainings.
+        splits: ``fixed`` leaves the samples of training, validation and test as they are;
+            ``seed`` draws them anew for every seed, so that deviations hold the choice of samples,
+            too.
+        terms: arguments of a recipe's terms, by recipe and term.
+        changes: keys and values in place of those of all experiments.
+        output: folder of the trainings and of the report.
+    """
+
+    summary: str = ""
+    sets: dict[str, Set] = Field(min_length=1)
+    recipes: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
+    splits: Literal["fixed", "seed"] = "fixed"
+    terms: dict[str, dict[str, dict[str, Any]]] = Field(default={})
+    changes: Changes = Field(default={})
+    output: str
+
+    @field_validator("terms")
+    @classmethod
+    def _recipes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for recipe in value:  # those that this study leaves out may be there, misspelt ones not
+            check_recipe(recipe)
+        return value
+
+    @model_validator(mode="after")
+    def _splits(self) -> Study:
+        changes = [self.changes, *(one.changes for one in self.sets.values())]
+        if self.splits == "seed" and any("seed" in _inner(c, "data", "split") for c in changes):
+            raise ValueError("changes: data.split.seed has no effect with splits: seed")
+        return self
+
+    @field_validator("sets")
+    @classmethod
+    def _folders(cls, value: dict[str, Set]) -> dict[str, Set]:
+        if unfit := [n for n in value if Path(n).name != n or n in (".", "..")]:
+            raise ValueError(f"{', '.join(map(repr, unfit))} cannot name a folder")
+        return value
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A training of a study.
+
+    Attributes:
+        set: name of the data set.
+        recipe: the loss.
+        seed: of the training.
+        experiment: all about it.
+    """
+
+    set: str
+    recipe: str
+    seed: int
+    experiment: Experiment
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return f"{self.set}, {self.recipe}, seed {self.seed}"
+
+    def result(self) -> dict[str, Any] | None:
+        """What came of it, if it has been run with these settings."""
+        path = self.experiment.folder / RESULT_NAME
+        if not path.is_file():
+            return None
+        content: dict[str, Any] = read_json(path)
+        same = content.get("experiment") == self.experiment.model_dump(mode="json")
+        return content if same and "data" in content else None
+
+
+def load_study(config: str | Path, settings: Sequence[str] = ()) -> Study:
+    """Read a study.
+
+    Args:
+        config: a YAML file, or the name of a shipped one (``digits``).
+        settings: ``key=value``, keys with dots (``sets.scene.changes.data.args.path=FILE``).
+
+    Raises:
+        ValueError: no such file or name, or something that does not fit.
+    """
+    return load_file(config, Study, KIND, settings)
+
+
+def cells(study: Study) -> list[Cell]:
+    """The trainings of a study, each checked as far as its settings tell.
+
+    Raises:
+        ValueError: naming the set and the loss: something that does not fit.
+    """
+    found = []
+    for name, one in study.sets.items():
+        recipes = study.recipes if one.recipes is None else one.recipes
+        if not recipes:
+            raise ValueError(f"sets.{name}: has no recipes, and the study names none")
+        for recipe in recipes:
+            for seed in study.seeds:
+                own: dict[str, Any] = {"recipe": recipe, "training": {"seed": seed}}
+                own["output"] = f"{study.output}/{name}/{Path(recipe).stem}/seed_{seed}"
+                if study.splits == "seed":
+                    own["data"] = {"split": {"seed": seed}}
+                try:
+                    content = read_content(one.config, Experiment, EXPERIMENTS)
+                    for changes in (study.changes, one.changes, own):
+                        content = merged(content, changes)
+                    content["terms"] = study.terms.get(recipe, {})  # not those of another recipe
+                    experiment = validated(content, Experiment, one.config)
+                except ValueError as error:
+                    raise ValueError(f"sets.{name}, {recipe}: {error}") from None
+                found.append(Cell(name, recipe, seed, experiment))
+    folders = [cell.experiment.folder for cell in found]
+    if len(set(folders)) != len(folders):
+        raise ValueError("recipes, seeds: name each once; files of recipes need different names")
+    return found
+
+
+def check(found: Sequence[Cell]) -> None:
+    """Read all data, build every loss once, and see that results are of these data.
+
+    Raises:
+        ValueError: naming the set and the loss: something that does not fit.
+    """
+    built = set()
+    for cell in sorted(found, key=lambda cell: cell.experiment.data.model_dump_json()):
+        try:
+            data = load(cell.experiment.data)
+            if (cell.set, cell.recipe) not in built:
+                build_objective(cell.experiment, data)
+                built.add((cell.set, cell.recipe))
+            if result := cell.result():
+                check_data(result, data, cell.experiment.folder / RESULT_NAME)
+        except ValueError as error:
+            raise ValueError(f"sets.{cell.set}, {cell.recipe}: {error}") from None
+
+
+def run_cell(cell: Cell) -> None:
+    """Train and test, from where it was left; write ``result.json``.
+
+    Raises:
+        ValueError: another training is in its folder.
+        FloatingPointError: the loss is no longer finite.
+    """
+    done = TrainingRun(cell.experiment, resume=True).run()
+    tested = evaluate_classifier(done.folder, device=cell.experiment.training.device)
+    write_json(
+        done.folder / RESULT_NAME,
+        {
+            "experiment": cell.experiment.model_dump(mode="json"),
+            "data": tested.data.checksum,
+            "epochs": done.epochs,
+            "best_epoch": done.best_epoch,
+            "metric": done.metric,
+            "best": done.best,
+            "multilabel": tested.data.multilabel,
+            "names": list(tested.data.names),
+            "samples": {name: len(part) for name, part in tested.data.parts.items()},
+            "notes": tested.notes(),
+            "outcomes": {kind: record(outcome) for kind, outcome in tested.outcomes.items()},
+        },
+    )
+
+
+def run_cells(todo: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, str]]:
+    """Run trainings; yield each with why it failed, or nothing, when it has ended.
+
+    Args:
+        todo: what to run.
+        processes: at the same time, with one thread each.
+    """
+    if processes == 1:
+        for cell in todo:
+            yield cell, _run_safely(cell)
+        return
+    with ProcessPoolExecutor(
+        processes, get_context("spawn"), torch.set_num_threads, (1,)
+    ) as executor:
+        futures = {executor.submit(_run_safely, cell): cell for cell in todo}
+        try:
+            for future in as_completed(futures):
+                try:
+                    why = future.result()
+                except BrokenProcessPool:
+                    why = "its process was killed, perhaps for want of memory; run the study again"
+                yield futures[future], why
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def _run_safely(cell: Cell) -> str:
+    told = cell.experiment.folder / FAILURE_NAME
+    try:
+        told.unlink(missing_ok=True)
+        run_cell(cell)
+    except (ValueError, FloatingPointError) as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - out of memory, a full disk, a network's own
+        why = f"{type(error).__name__}: {error}"
+        with suppress(OSError):
+            told.parent.mkdir(parents=True, exist_ok=True)
+            write_text(told, traceback.format_exc())
+            why += f" (more in {told})"
+        return why
+    return ""
+
+
+def run_of(cell: Cell) -> Run | None:
+    """What a report needs of a training; None if it has not been run."""
+    result = cell.result()
+    if result is None:
+        return None
+    return Run(
+        set=cell.set,
+        recipe=Path(cell.recipe).stem,
+        seed=cell.seed,
+        multilabel=result["multilabel"],
+        names=tuple(result["names"]),
+        samples=result["samples"],
+        notes=tuple(result["notes"]),
+        outcomes=result["outcomes"],
+        records=EpochLog(cell.experiment.folder).records(),
+    )

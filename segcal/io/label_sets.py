@@ -1,0 +1,107 @@
+"""What the labels of a data set mean: ``dataset.json``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from segcal.io.files import read_json
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """What the labels mean.
+
+    Attributes:
+        names: by value, background (0) included; of regions, those of single labels.
+        ignore_index: label to leave out of everything, or None.
+        source: where this was read.
+        regions: labels of each region by name, in the order of the channels; empty where labels
+            do not overlap.
+        class_order: label that each region leaves in the label map, later ones over earlier.
+    """
+
+    names: dict[int, str]
+    ignore_index: int | None
+    source: str
+    regions: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    class_order: tuple[int, ...] = ()
+
+    @property
+    def foreground(self) -> dict[str, tuple[int, ...]]:
+        """Labels of what is reported, by name: regions, or every label but the background."""
+        return self.regions or {name: (k,) for k, name in self.names.items() if k != 0}
+
+    @property
+    def values(self) -> set[int]:
+        """Labels that may occur, but for the ignore label."""
+        return {0, *self.names, *(k for labels in self.regions.values() for k in labels)}
+
+    @property
+    def map_names(self) -> dict[int, str]:
+        """Name of each foreground label of a label map; regions name what they leave in it."""
+        of_regions = dict(zip(self.class_order, self.regions, strict=True))
+        return {**{k: name for k, name in self.names.items() if k != 0}, **of_regions}
+
+    @property
+    def num_channels(self) -> int:
+        """Channels that probabilities have, background included where there are no regions.
+
+        Raises:
+            ValueError: label values that are not 0 to K - 1.
+        """
+        if self.regions:
+            return len(self.regions)
+        if sorted(self.names) != list(range(len(self.names))):
+            raise ValueError(
+                f"{self.source}: label values {sorted(self.names)} are not 0 to K - 1, so "
+                "channels of probabilities cannot be told apart"
+            )
+        return len(self.names)
+
+
+def read_label_set(path: Path) -> LabelSet:
+    """Read label names and the ignore label from ``dataset.json`` (nnU-Net v2 or Decathlon).
+
+    Raises:
+        ValueError: not such a file.
+    """
+    content = read_json(path)
+    labels: Any = content.get("labels") if isinstance(content, dict) else None
+    if not isinstance(labels, dict) or not labels:
+        raise ValueError(f"{path}: expected 'labels': {{name: value}} of nnU-Net v2")
+    names: dict[int, str] = {}
+    ignore = None
+    if all(k.isdigit() and isinstance(v, str) for k, v in labels.items()):
+        if len(set(labels.values())) < len(labels):
+            raise ValueError(f"{path}: a name stands for two label values: {labels}")
+        labels = {name: int(value) for value, name in labels.items()}  # Decathlon, nnU-Net v1
+    regions: dict[str, tuple[int, ...]] = {}
+    for name, value in labels.items():
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not values or any(not isinstance(v, int) or isinstance(v, bool) for v in values):
+            raise ValueError(
+                f"{path}: label {name!r} has value {value!r}, expected an integer, or a list of "
+                "them for a region (nnU-Net v2 maps names to values)"
+            )
+        if name == "ignore":
+            ignore = values[0]
+            continue
+        if set(values) != {0}:
+            regions[name] = tuple(values)
+        if len(values) == 1 and values[0] in names:
+            raise ValueError(f"{path}: {name!r} and {names[values[0]]!r} share value {values[0]}")
+        if len(values) == 1:
+            names[values[0]] = name
+    names = dict(sorted(names.items()))
+    if all(len(values) == 1 for values in regions.values()):
+        return LabelSet(names, ignore, str(path))
+    order = content.get("regions_class_order")
+    whole = isinstance(order, list) and all(type(v) is int for v in order)
+    if not whole or len(order) != len(regions):
+        raise ValueError(
+            f"{path}: 'regions_class_order' must name a label for each of the {len(regions)} "
+            f"regions {', '.join(regions)}, got {order!r}"
+        )
+    return LabelSet(names, ignore, str(path), regions, tuple(order))

@@ -1,0 +1,207 @@
+"""Which prediction belongs to which reference, and what lies beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from segcal.io.files import case_name, read_json
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prediction and its reference.
+
+    Attributes:
+        name: without folder and ending.
+        prediction: ``.npz``, 4-D volume, label map, or a folder with a file per class.
+        reference: label map.
+        label_map: label map that lies beside a ``.npz`` of the same name, or None.
+        roi: mask of the region of interest, or None.
+    """
+
+    name: str
+    prediction: Path
+    reference: Path
+    label_map: Path | None = None
+    roi: Path | None = None
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Result of matching two folders by file name.
+
+    Attributes:
+        cases: matched, by name.
+        without_prediction: names of references that nothing was predicted for.
+        without_reference: names of predictions that have no reference, with a hint where a name
+            is nearly one.
+    """
+
+    cases: list[Case]
+    without_prediction: list[str] = field(default_factory=list)
+    without_reference: list[str] = field(default_factory=list)
+
+
+def pair(predictions: Path, references: Path) -> Pairing:
+    """Match predictions and references: two folders by file name, or one file each.
+
+    Where there are both, a ``.npz`` is the prediction and a volume of the same name its label map,
+    which is what nnU-Net writes. A sub-folder that holds volumes is a case with a file per class.
+    Of the folder of a trained nnU-Net the validation cases of all folds are taken, of the folder
+    of a fold its own.
+
+    Raises:
+        ValueError: a path that does not exist, a file paired with a folder, nothing to match, a
+            case that is there twice.
+    """
+    for path in (predictions, references):
+        if not path.exists():
+            raise ValueError(f"{path}: no such file or folder")
+    if predictions.is_file() != references.is_file():
+        raise ValueError(f"{predictions} and {references}: expected two folders, or two files")
+    if predictions.is_file():
+        name = case_name(references)
+        if name is None or references.suffix == ".npz":
+            raise ValueError(f"{references}: expected a label map, e.g. .nii.gz")
+        predicted = case_name(predictions)
+        if predicted is None:
+            raise ValueError(f"{predictions}: expected a .npz or a volume, e.g. .nii.gz")
+        beside = None
+        if predictions.suffix == ".npz":
+            beside = scan(predictions.parent, npz=False).get(predicted)
+        return Pairing([Case(name, predictions, references, beside)])
+    wanted = scan(references, npz=False)
+    if not wanted:
+        raise ValueError(f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
+    found: dict[str, Path] = {}
+    volumes: dict[str, Path] = {}
+    for folder in _prediction_folders(predictions):
+        maps, arrays = scan(folder, npz=False), scan(folder, npz=True)
+        files = {**maps, **arrays}
+        folders = {k: v for k, v in _scan_folders(folder).items() if k in wanted or not files}
+        for name in sorted(folders.keys() & files.keys()):
+            raise ValueError(f"{folder}: folder {name} and {files[name].name} are one case twice")
+        here = {**files, **folders}
+        for name in sorted(found.keys() & here.keys()):
+            raise ValueError(
+                f"{predictions}: {found[name]} and {here[name]} are one case twice; give the "
+                "folder of one fold, or keep one of the two"
+            )
+        found.update(here)
+        volumes.update(maps)
+    both = sorted(set(found) & set(wanted))
+    if not both:
+        raise ValueError(
+            f"no file name is common to {predictions} ({_some(found, wanted)}) and {references} "
+            f"({_some(wanted)}); CASE.npz or CASE.nii.gz is expected beside CASE.nii.gz"
+        )
+    return Pairing(
+        [
+            Case(
+                name,
+                found[name],
+                wanted[name],
+                volumes.get(name) if found[name].suffix == ".npz" else None,
+            )
+            for name in both
+        ],
+        sorted(set(wanted) - set(found)),
+        [_hinted(name, wanted) for name in sorted(set(found) - set(wanted))],
+    )
+
+
+def with_rois(pairing: Pairing, folder: Path) -> Pairing:
+    """Give every case the mask of its name.
+
+    Raises:
+        ValueError: a case without one.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    masks = scan(folder, npz=False)
+    if missing := [case.name for case in pairing.cases if case.name not in masks]:
+        raise ValueError(
+            f"{folder}: holds no mask for {len(missing)} cases, e.g. {', '.join(missing[:3])}"
+        )
+    return replace(pairing, cases=[replace(c, roi=masks[c.name]) for c in pairing.cases])
+
+
+def find_dataset_json(predictions: Path, references: Path) -> Path | None:
+    """Look for ``dataset.json`` beside or above the predictions, then the references."""
+    return _beside("dataset.json", predictions, references)
+
+
+def find_reader(predictions: Path) -> str | None:
+    """Name of nnU-Net's reader in the ``plans.json`` beside or above the predictions, if any."""
+    path = _beside("plans.json", predictions)
+    if path is None:
+        return None
+    content = read_json(path)
+    reader = content.get("image_reader_writer") if isinstance(content, dict) else None
+    return None if reader is None else str(reader)
+
+
+def _beside(name: str, *places: Path) -> Path | None:
+    for place in places:
+        folder = place if place.is_dir() else place.parent
+        for above in (folder, folder.resolve().parent, folder.resolve().parent.parent):
+            if (above / name).is_file():
+                return above / name
+    return None
+
+
+def _prediction_folders(predictions: Path) -> list[Path]:
+    """Folders that hold the cases: of nnU-Net's results, those of validation."""
+    if any(case_name(path) for path in predictions.iterdir() if path.is_file()):
+        return [predictions]
+    folds = [predictions] if predictions.name.startswith("fold_") else []
+    folds = folds or sorted(path for path in predictions.glob("fold_*") if path.is_dir())
+    validated = [fold / "validation" for fold in folds if (fold / "validation").is_dir()]
+    if folds and not validated and not _scan_folders(predictions):
+        raise ValueError(
+            f"{predictions}: no fold holds a folder 'validation'; nnUNetv2_train writes it at its "
+            "end, or with --val"
+        )
+    return validated or [predictions]
+
+
+def _scan_folders(folder: Path) -> dict[str, Path]:
+    """Sub-folders that hold volumes, by name."""
+    return {
+        path.name: path
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and not path.name.startswith(".") and any(map(case_name, path.iterdir()))
+    }
+
+
+def scan(folder: Path, *, npz: bool) -> dict[str, Path]:
+    """Files of a folder by case, either the ``.npz`` or the volumes.
+
+    Raises:
+        ValueError: two of one case.
+    """
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        name = case_name(path) if path.is_file() else None
+        if name is None or (path.suffix == ".npz") != npz:
+            continue
+        if name in files:
+            raise ValueError(f"{folder}: {files[name].name} and {path.name} are one case twice")
+        files[name] = path
+    return files
+
+
+def _hinted(name: str, wanted: Mapping[str, Path]) -> str:
+    """Name of a prediction without a reference, with what it may have been meant to be."""
+    case = re.sub(r"_[0-9]{4}$", "", name)
+    if case == name or case not in wanted:
+        return name
+    return f"{name} (named like a channel of an image; rename it to {case} if it is predicted)"
+
+
+def _some(names: Mapping[str, Path], wanted: Mapping[str, Path] | None = None) -> str:
+    shown = ", ".join(_hinted(name, wanted or {}) for name in sorted(names)[:3])
+    return f"{len(names)} cases: {shown}{', ...' if len(names) > 3 else ''}" if names else "empty"

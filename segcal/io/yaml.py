@@ -1,0 +1,102 @@
+"""YAML files that are checked against a model before work starts."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """A part of a config: keys that it does not know are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@cache
+def config_root() -> Path:
+    """Folder of the shipped configs: inside the wheel, or beside the package in a checkout."""
+    package = Path(__file__).parent.parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "recipes").is_dir():
+            return folder
+    raise FileNotFoundError(f"segcal's configs are missing from {package}; install segcal again")
+
+
+class Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as people mean it; YAML 1.1 wants 1.0e-3."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a YAML file.
+
+    Raises:
+        ValueError: the file is missing or not YAML, with its name.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a YAML file ({error})") from None
+
+
+def validated(content: Any, model: type[Model], name: str) -> Model:
+    """Make a config of what a file holds.
+
+    Raises:
+        ValueError: starting with `name`: all that does not fit, unknown keys with the known ones.
+    """
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'file'}: {_problem(e, model)}"
+            for e in error.errors()
+        )
+        raise ValueError(f"{name}: {problems}") from None
+
+
+def _problem(error: ErrorDetails, model: type[BaseModel]) -> str:
+    if error["type"] != "extra_forbidden":
+        return error["msg"].removeprefix("Value error, ")
+    place = model
+    for key in error["loc"][:-1]:
+        field = place.model_fields.get(str(key))
+        parts = () if field is None else (field.annotation, *get_args(field.annotation))
+        place = next((p for p in parts if inspect.isclass(p) and issubclass(p, BaseModel)), place)
+    return f"unknown; there are {', '.join(place.model_fields)}"
+
+
+def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` with `changes` in it, mapping by mapping; of a new target or source, its own args.
+
+    Args:
+        content: what there is.
+        changes: what is put in its place.
+    """
+    result = dict(content)
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            other = any(value.get(k, old.get(k)) != old.get(k) for k in ("target", "source"))
+            result[key] = merged({k: v for k, v in old.items() if k != "args" or not other}, value)
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,261 @@
+"""The registry of methods: YAML in, terms and objectives out, for every road.
+
+A method is one file, ``configs/losses/NAME.yaml`` or ``configs/penalties/NAME.yaml``; a recipe,
+``configs/recipes/NAME.yaml``, is a weighted sum of them. Losses of multi-label classification are
+``configs/multilabel/NAME.yaml``, post-hoc methods ``configs/posthoc/NAME.yaml``. An argument may be
+a target with arguments of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from segcal.components import Component, build_component
+from segcal.io.yaml import Model, Strict, config_root, merged, read_yaml, validated
+from segcal.losses.cross_entropy import CrossEntropy
+from segcal.objective import Objective
+from segcal.tensors import check_background
+from segcal.term import Term
+
+ComponentKind = Literal["losses", "penalties", "multilabel", "posthoc"]
+Kind = Literal[ComponentKind, "recipes"]
+
+
+class Recipe(Strict):
+    """A training objective: weights of base losses and of penalties, by config name.
+
+    ``args`` holds arguments of a term where they differ from those of its config; ``trainer``
+    names nnU-Net's trainer of it: ``nnUNetTrainer`` + this.
+    """
+
+    summary: str = ""
+    trainer: str = Field(default="", pattern=r"^[A-Za-z0-9]*$")
+    base: dict[str, float]
+    penalties: dict[str, float] = Field(default={})
+    multilabel: dict[str, float] = Field(default={})
+    args: dict[str, dict[str, Any]] = Field(default={})
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Recipe:
+        if self.multilabel and (self.base or self.penalties):
+            raise ValueError("multilabel: losses of labels do not add up with those of classes")
+        return self
+
+    @property
+    def kinds(self) -> dict[str, ComponentKind]:
+        """What every term is, by its name."""
+        return {
+            **dict.fromkeys(self.base, "losses"),
+            **dict.fromkeys(self.penalties, "penalties"),
+            **dict.fromkeys(self.multilabel, "multilabel"),
+        }
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of every term, by its name."""
+        return {**self.base, **self.penalties, **self.multilabel}
+
+
+def names(kind: Kind) -> list[str]:
+    """Names of the shipped configs of one kind."""
+    return sorted(path.stem for path in (config_root() / kind).glob("*.yaml"))
+
+
+def load_component(kind: ComponentKind, name: str) -> Component:
+    """Load one loss, penalty or post-hoc method by name.
+
+    Raises:
+        ValueError: no config of that name, or a config that does not fit, with its path.
+    """
+    return _load(_path(kind, name), Component)
+
+
+def load_recipe(recipe: str | Path) -> Recipe:
+    """Load a recipe by name, or from a YAML file of the user's.
+
+    Raises:
+        ValueError: no recipe of that name, or one that does not fit, with its path.
+    """
+    path = Path(recipe)
+    if path.suffix not in (".yaml", ".yml"):
+        path = _path("recipes", str(recipe))
+    return _load(path, Recipe)
+
+
+def load_objective(name: str | PathLike[str], *, multilabel: bool = False) -> Recipe:
+    """Load a recipe by name or path; or make one of a single loss or penalty.
+
+    Args:
+        name: of a recipe, else of a penalty, else of a loss; ``losses/NAME`` and
+            ``penalties/NAME`` name those alone.
+        multilabel: `name` is that of a loss of labels, of any number to a sample.
+
+    Raises:
+        ValueError: nothing of that name, or a recipe that does not fit, with its path.
+    """
+    if multilabel:
+        _path("multilabel", str(name))
+        return Recipe(base={}, multilabel={str(name): 1.0})
+    kind, _, single = str(name).rpartition("/")
+    if not kind and single in names("recipes"):
+        return load_recipe(single)
+    if kind in ("", "penalties") and single in names("penalties"):
+        return Recipe(base={}, penalties={single: 1.0})
+    if kind in ("", "losses") and single in names("losses"):
+        return Recipe(base={single: 1.0})
+    if Path(name).suffix in (".yaml", ".yml"):
+        return load_recipe(Path(name))
+    raise ValueError(
+        f"no recipe, penalty or loss is called {str(name)!r}, and no YAML file: there are "
+        + "; ".join(
+            f"{kind} {', '.join(names(kind))}" for kind in ("recipes", "penalties", "losses")
+        )
+    )
+
+
+def resolve_terms(
+    recipe: Recipe,
+    *,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Component]:
+    """Look up a recipe's losses and penalties, with a user's arguments put in.
+
+    Args:
+        recipe: what to look up.
+        overrides: arguments of a term, by its name.
+
+    Returns:
+        components by name, their weights being those of the recipe.
+
+    Raises:
+        ValueError: an override for a term that the recipe lacks, or no config of a name.
+    """
+    overrides = overrides or {}
+    kinds = recipe.kinds
+    if unknown := sorted({*overrides, *recipe.args} - set(kinds)):
+        raise ValueError(
+            f"recipe: has no term {', '.join(unknown)}; it has {', '.join(kinds) or 'none'}"
+        )
+    terms = {}
+    for name, kind in kinds.items():
+        component = load_component(kind, name)
+        arguments = merged(component.args, recipe.args.get(name, {}))
+        arguments = merged(arguments, overrides.get(name, {}))
+        terms[name] = component.model_copy(update={"args": arguments})
+    return terms
+
+
+def build_terms(
+    recipe: Recipe,
+    *,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    only: Collection[str] | None = None,
+    **runtime: Any,
+) -> dict[str, Term]:
+    """Build a recipe's losses and penalties: the reading of a recipe that all roads share.
+
+    Args:
+        recipe: what to build.
+        overrides: arguments of a term, by its name.
+        only: terms that are built, where a host has the others itself; None builds all.
+        runtime: what is known only now, see :func:`segcal.components.build_component`.
+
+    Returns:
+        terms by name, their weights being those of the recipe.
+
+    Raises:
+        ValueError: an unknown term or argument, with what there is instead; a target that is no
+            term.
+    """
+    terms = {}
+    for name, component in resolve_terms(recipe, overrides=overrides).items():
+        if only is not None and name not in only:
+            continue
+        terms[name] = build_component(component, **runtime)
+        if not isinstance(terms[name], Term):
+            raise ValueError(f"{name}: {component.target} is not a segcal.term.Term")
+    return terms
+
+
+def build(
+    name: str | PathLike[str],
+    num_classes: int,
+    *,
+    ignore_index: int | None = None,
+    per_channel: bool = False,
+    include_background: bool = True,
+    **overrides: Mapping[str, Any],
+) -> Objective:
+    """Build the objective of a recipe, or of a single loss or penalty.
+
+    Example::
+
+        objective = build("crac", num_classes=4, crac={"margin_inner": 3.0})
+        loss = objective(logits, labels)        # (N, K, *S), (N, *S)
+        objective.observe(logits, labels)       # every validation batch, under no_grad
+        objective.dual_step()                   # once after the last
+
+    Args:
+        name: of a shipped recipe; of a loss or penalty (``losses/NAME`` or ``penalties/NAME`` where
+            a recipe has the same name); or a YAML file with a recipe.
+        num_classes: K.
+        ignore_index: label that every term leaves out.
+        per_channel: labels ``(N, K, *S)`` of 0 and 1 that may overlap, a sigmoid per channel
+            (nnU-Net's regions); for the methods that have this form.
+        include_background: False leaves class 0 out of all that is summed up by class: Dice and the
+            penalties. Cross-entropy still sees every voxel, or nothing would learn background.
+        **overrides: arguments of a term, by its name. (Weights are those of the recipe; a YAML
+            file of your own sets others.)
+
+    Returns:
+        a module with the three verbs ``forward``, ``observe`` and ``dual_step``.
+
+    Raises:
+        ValueError: an unknown name, term or argument, with what there is instead; a term without a
+            form per channel, or without background.
+    """
+    check_background(include_background, per_channel)
+    if ignore_index is not None and not isinstance(ignore_index, int):
+        raise ValueError(f"ignore_index: expected an integer or None, got {ignore_index!r}")
+    if wrong := [term for term, value in overrides.items() if not isinstance(value, Mapping)]:
+        raise ValueError(
+            f"{', '.join(wrong)}: arguments belong to a term, e.g. crac={{'margin_inner': 3.0}}"
+        )
+    recipe = load_objective(name)
+    terms = build_terms(
+        recipe,
+        overrides=overrides,
+        num_classes=num_classes,
+        ignore_index=ignore_index,
+        per_channel=per_channel or None,
+        include_background=None if include_background else False,
+    )
+    if not include_background:
+        _check_without_background(terms)
+    return Objective(terms, recipe.weights)
+
+
+def _check_without_background(terms: Mapping[str, Term]) -> None:
+    """Raise ValueError unless class 0 is out of all terms but cross-entropy."""
+    by_class = {n: t for n, t in terms.items() if not isinstance(t, CrossEntropy)}
+    whole = [n for n, t in by_class.items() if t.include_background]
+    if whole or not by_class:
+        raise ValueError(
+            f"include_background: {', '.join(whole or terms)} cannot leave class 0 out; choose a "
+            "method that can, or keep it"
+        )
+
+
+def _path(kind: Kind, name: str) -> Path:
+    if name not in names(kind):
+        raise ValueError(f"{kind}: no config named {name!r}; there are {', '.join(names(kind))}")
+    return config_root() / kind / f"{name}.yaml"
+
+
+def _load(path: Path, model: type[Model]) -> Model:
+    return validated(read_yaml(path), model, str(path))

@@ -1,0 +1,1 @@
+"""Conventions and faults of published programs, kept to compare with them."""

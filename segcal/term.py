@@ -1,0 +1,224 @@
+"""What a loss or a penalty is to its host: three verbs, and a declaration of what it needs."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from inspect import get_annotations
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from segcal.sweep.terms import CrossEntropyTerm, Residual
+
+Reduce = Callable[[Tensor], Tensor]
+"""Takes a tensor of one rank's sums and returns the sum over all ranks (``all_reduce(SUM)``)."""
+
+STATE_VERSION = 1
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """Sum of `x` over the ranks of the default process group; `x` itself where there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return x
+    on_gpu = "nccl" in dist.get_backend() and not x.is_cuda  # which sums nothing else
+    total = x.cuda() if on_gpu else x.clone()
+    dist.all_reduce(total)
+    return total.to(x.device)
+
+
+@dataclass(frozen=True)
+class DualStep:
+    """What one update of the multipliers did, as nested lists ready for JSON.
+
+    Attributes:
+        step: how many updates there have been, this one included.
+        lam: multipliers after the update, ``[region][class]``.
+        rho: penalty parameters after the update, ``[region][class]``.
+        constraint: constraint of the validation pass, ``[region][class]``: the region's sum over
+            all valid voxels, or over its own (``average="region"``).
+        count: voxels seen per region.
+        notes: sentences a user should read (an empty region, a multiplier at its bound).
+    """
+
+    step: int
+    lam: list[list[float]]
+    rho: list[list[float]]
+    constraint: list[list[float]]
+    count: list[int]
+    notes: list[str] = field(default_factory=list)
+
+
+class Capabilities(Protocol):
+    """What a term declares, as hosts read it.
+
+    Hosts ask through this protocol, so that mypy knows every name: a module answers for any.
+
+    Attributes:
+        needs_image: ``forward`` takes the image ``(N, C, *S)`` after the labels.
+        two_views: ``forward`` compares two views of a batch, see :class:`TwoViewTerm`.
+        include_background: whether class 0 takes part in what is summed up by class.
+        per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap, a sigmoid per channel.
+        ignore_index: label of voxels that are left out, or None.
+    """
+
+    needs_image: bool
+    two_views: bool
+    include_background: bool
+    per_channel: bool
+    ignore_index: int | None
+
+    def swept(self) -> CrossEntropyTerm | Residual | None:
+        """Describe the term to :mod:`segcal.sweep`; None where that cannot compute it."""
+
+
+CAPABILITIES = ("swept", *get_annotations(Capabilities))
+"""Names that a term declares."""
+
+
+class Term(nn.Module):
+    """A loss or a penalty: three verbs, and what a host must know of it.
+
+    ``forward(logits, labels)`` gives a scalar; ``observe(logits, labels)`` is called on every
+    validation batch, ``dual_step()`` once after the last one. A term that learns nothing inherits
+    verbs that do nothing.
+
+    What it declares are class attributes, or attributes that its constructor sets, with the names
+    and meanings of :class:`Capabilities`.
+
+    Raises:
+        TypeError: a subclass declares what is nearly the name of a capability.
+    """
+
+    needs_image: bool = False
+    two_views: bool = False
+    include_background: bool = True
+    per_channel: bool = False
+    ignore_index: int | None = None
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for name in vars(cls):
+            meant = get_close_matches(name, CAPABILITIES, 1, cutoff=0.8)
+            if meant and name not in CAPABILITIES:
+                raise TypeError(f"{cls.__name__}: declares {name}; is {meant[0]} meant?")
+
+    def swept(self) -> CrossEntropyTerm | Residual | None:
+        """Describe the term to :mod:`segcal.sweep`; None where that cannot compute it."""
+        return None
+
+    def observe(self, logits: Tensor, labels: Tensor) -> None:
+        """Take in one validation batch. Nothing to do where nothing is learned."""
+
+    def dual_step(self, reduce: Reduce | None = None) -> DualStep | None:
+        """Update what is learned from validation; None when nothing is."""
+        return None
+
+    def start_pass(self) -> None:
+        """Forget what was observed since the last update: a pass that was broken off."""
+
+
+class OtherTerm(Term):
+    """A module of another library as a term: called with ``(logits, labels)``, it learns nothing.
+
+    Args:
+        module: returns a scalar.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return what the module does."""
+        value: Tensor = self.module(logits, labels)
+        return value
+
+
+class View(Protocol):
+    """A random transform of a batch, and its inverse for logits."""
+
+    def image(self, images: Tensor) -> Tensor:
+        """Return images ``(N, C, *S)`` as this view sees them."""
+
+    def labels(self, labels: Tensor) -> Tensor:
+        """Return labels ``(N, *S)`` as this view sees them."""
+
+    def back(self, logits: Tensor) -> Tensor:
+        """Return logits ``(N, K, *S)`` of the view in the original frame."""
+
+    def inside(self, logits: Tensor) -> Tensor:
+        """Return which voxels ``(N, *S)`` of the original frame the view saw."""
+
+
+class TwoViewTerm(Term):
+    """A term that compares the logits of two views of a batch, for which the model is called twice.
+
+    ``forward(first, second, labels, inside)`` takes both in the original frame, and the voxels that
+    both views saw.
+
+    Attributes:
+        alpha: the term's own factor on what it compares.
+    """
+
+    two_views = True
+    alpha: float
+
+    @abstractmethod
+    def draw(self, images: Tensor) -> tuple[View, View]:
+        """Return two random views of images ``(N, C, *S)``."""
+
+
+class LearnedTerm(Term):
+    """A term whose weights are learned, and whose saved state says what it is the state of.
+
+    The state of another method or of other settings, as named by :meth:`identity`, is refused.
+    """
+
+    def identity(self) -> dict[str, Any]:
+        """What a state must have in common with this penalty to be loaded."""
+        return {"method": type(self).__name__}
+
+    def get_extra_state(self) -> Tensor:
+        """Version of the format and :meth:`identity` for ``state_dict``: JSON, as bytes."""
+        text = json.dumps({"version": STATE_VERSION, **self.identity()})
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing to do: the state has been compared before it was loaded."""
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        """Compare version and identity, then load.
+
+        Raises:
+            ValueError: with all that differs; nothing of this penalty has been loaded.
+        """
+        key = f"{prefix}_extra_state"
+        if key in state_dict:
+            self._check_identity(state_dict[key])
+        elif f"{prefix}lam" in state_dict:
+            raise ValueError(
+                f"{prefix}lam: the state of an older segcal, which does not say of what penalty; "
+                "start the multipliers anew"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def _check_identity(self, state: Tensor) -> None:
+        saved, here = (json.loads(bytes(s.tolist())) for s in (state, self.get_extra_state()))
+        differences = [
+            f"{name} {saved.get(name)!r}, here {here.get(name)!r}"
+            for name in sorted({*saved, *here})
+            if saved.get(name) != here.get(name)
+        ]
+        if differences:
+            raise ValueError(
+                f"not a state of this {type(self).__name__}: {'; '.join(differences)}. Build the "
+                "penalty with the settings that the state was saved with, or start anew"
+            )

@@ -1,0 +1,1 @@
+"""The skeleton of a training run: experiments, checkpoints, logs, collapse."""

@@ -1,0 +1,141 @@
+"""Curves over the epochs and the numbers of conditions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from segcal.classify.curves import multipliers, plot_curves, plot_multipliers, plot_retrieval
+from segcal.reporting.legends import COLOURS
+from segcal.reporting.picture import draw
+from tests.conftest import close
+
+
+def course(*values):
+    return [{"epoch": epoch, "ece": value} for epoch, value in enumerate(values)]
+
+
+def legend_of(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def penalised(classes, epochs=2):
+    lam = [[0.1 * (k + 1) for k in range(classes)]]
+    return [{"epoch": epoch, "crac": {"lam": lam}} for epoch in range(epochs)]
+
+
+def test_multipliers_are_found_by_what_they_are():
+    """A recipe of the user's own is not called like its penalty."""
+    line = {"epoch": 0, "val": {"cals": 0.1}, "cals": {"lam": [[0.1, 0.2]], "rho": [[1.0, 1.0]]}}
+    assert multipliers(line) == [0.1, 0.2]
+    assert multipliers({"epoch": 0, "val": {"nacl": 0.1}}) is None
+    figure = plot_multipliers({"mine": [[line, line]]}, ["a", "b"], "title")
+    (axis,) = figure.axes
+    assert axis.get_title() == "mine"
+    assert [line.get_ydata().tolist() for line in axis.lines if line.get_label() in "ab"] == [
+        [0.1, 0.1], [0.2, 0.2],
+    ]  # fmt: skip
+
+
+def test_curves_are_means_in_bands_of_one_deviation():
+    """Of two trainings, the longer one cut; the deviation of 1 and 3 is the root of 2."""
+    logs = {"ce": [course(1.0, 0.5), course(3.0, 0.5, 9.0)], "cals": [course(0.2, 0.1)]}
+    figure = plot_curves(logs, "ece", "ECE")
+    (axis,) = figure.axes
+    assert axis.get_yscale() == "linear"
+    assert [line.get_ydata().tolist() for line in axis.lines] == [[2.0, 0.5], [0.2, 0.1]]
+    (band,) = axis.collections  # none of a single training
+    corners = {(x, round(y, 9)) for x, y in band.get_paths()[0].vertices}
+    assert corners == {
+        (0.0, round(2 - 2**0.5, 9)), (0.0, round(2 + 2**0.5, 9)), (1.0, 0.5),
+    }  # fmt: skip
+    assert legend_of(figure) == ["ce", "cals"]
+
+
+def test_bands_on_a_log_axis_do_not_fall_below_what_was_measured():
+    (axis,) = plot_curves({"ce": [course(0.01, 1.0), course(1.0, 1.0)]}, "ece", "E", log=True).axes
+    assert axis.get_yscale() == "log"
+    lowest = min(y for _, y in axis.collections[0].get_paths()[0].vertices)
+    close(lowest, 0.01)  # the mean less the deviation is negative
+
+
+@pytest.mark.parametrize(("epochs", "marker"), [(1, "o"), (2, "")])
+def test_a_single_epoch_is_seen(epochs, marker):
+    (axis,) = plot_curves({"ce": [course(*[0.5] * epochs)]}, "ece", "ECE").axes
+    assert [line.get_marker() for line in axis.lines] == [marker]
+    if epochs == 1:
+        left, right = axis.get_xlim()
+        assert [tick for tick in axis.get_xticks() if left <= tick <= right] == [0.0]
+    (panel,) = plot_multipliers({"crac": [penalised(2, epochs)]}, ["a", "b"], "").axes
+    assert {line.get_marker() for line in panel.lines if line.get_label() in "ab"} == {marker}
+
+
+def test_twenty_methods_differ_in_colour():
+    logs = {f"method {i}": [course(0.1, 0.2)] for i in range(20)}
+    figure = plot_curves(logs, "ece", "ECE")
+    shown = np.array([to_rgb(line.get_color()) for line in figure.axes[0].lines])
+    distance = np.linalg.norm(shown[:, None] - shown[None], axis=-1) + 9 * np.eye(20)
+    assert distance.min() > 0.2
+    assert [line.get_linestyle() for line in figure.axes[0].lines] == ["-"] * 10 + ["--"] * 10
+    assert legend_of(figure) == list(logs)
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+@pytest.mark.parametrize("log", [True, False])
+def test_a_sentence_where_there_are_no_values(value, log):
+    curves = plot_curves({"ce": [course(value, value)] * 2}, "ece", "ECE", log=log)
+    answers = plot_retrieval({"ce": [{"1": value, "2": value}] * 2}, {"ce": "ce"}, "title")
+    assert answers.get_suptitle() == "title"
+    for figure, said in ((curves, "ECE: no value"), (answers, "no query is met by any sample")):
+        (axis,) = figure.axes
+        assert [text.get_text() for text in axis.texts] == [said]
+        assert not axis.axison
+        assert not axis.lines
+        assert draw(figure, "").png.startswith(b"\x89PNG")
+
+
+def test_retrieval():
+    """Values that are None count in no mean; the rows of a method share a colour."""
+    rows = {
+        "bce": [{"1": 0.5, "2": 0.2, "3": None}, {"1": 0.7, "2": None, "3": None}],
+        "bce + link": [{"1": 0.6, "2": 0.3, "3": 0.1}] * 2,
+        "lpr": [{"1": 0.9, "2": 0.8, "3": 0.7}] * 2,
+    }
+    methods = {"bce": "bce", "bce + link": "bce", "lpr": "lpr"}
+    figure = plot_retrieval(rows, methods, "title")
+    (axis,) = figure.axes
+    lines = dict(zip(rows, (container[0] for container in axis.containers), strict=True))
+    found = lines["bce"].get_ydata()
+    close(found[:2], [0.6, 0.2])
+    assert np.ma.getmaskarray(found).tolist() == [False, False, True]
+    close(lines["lpr"].get_ydata(), [0.9, 0.8, 0.7])
+    assert np.round(lines["lpr"].get_xdata()).tolist() == [1, 2, 3]
+    assert [line.get_linestyle() for line in lines.values()] == [":", "-", "-"]
+    assert [line.get_color() for line in lines.values()] == [COLOURS[0], COLOURS[0], COLOURS[1]]
+    (bars,) = axis.containers[0][2]
+    low, high = bars.get_segments()[0][:, 1]
+    close([low, high], [0.6 - 0.02**0.5, 0.6 + 0.02**0.5])  # of 0.5 and 0.7
+    assert legend_of(figure) == list(rows)
+
+
+@pytest.mark.parametrize(("classes", "named"), [(20, True), (21, False)])
+def test_many_classes_get_a_colour_bar(classes, named):
+    names = [f"kind {k}" for k in range(classes)]
+    figure = plot_multipliers({"crac": [penalised(classes)] * 3, "bwcr": [penalised(classes)]},
+                              names, "title")  # fmt: skip
+    panels = [axis for axis in figure.axes if axis.get_ylabel() == "multiplier"]
+    shown = [line for line in panels[0].lines if line.get_label() in names]
+    close([line.get_ydata()[0] for line in shown], [0.1 * (k + 1) for k in range(classes)])
+    if named:
+        assert legend_of(figure) == names
+        assert len(figure.axes) == 2
+        return
+    assert not figure.legends
+    (bar,) = [axis for axis in figure.axes if axis not in panels]
+    labels = [label.get_text() for label in bar.get_yticklabels()]
+    assert labels == ["0: kind 0", "5", "10", "15", "20: kind 20"]
+    assert len(panels[0].lines) == classes  # means only
+    draw(figure, "")
+    assert min(panel.get_position().width for panel in panels) > 0.25

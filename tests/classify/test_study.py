@@ -1,0 +1,256 @@
+"""Studies: losses x seeds x data sets."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from segcal.classify.study import cells, check, load_study, run_cells, run_of
+from segcal.classify.study_report import write_study
+from segcal.training.experiments import shipped
+from tests.classify.classifiers import write_classes, write_config, write_labels
+from tests.conftest import close
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Two losses of classes and three of labels, two seeds."""
+    terms = {"cals": {"margin": 3.0}}
+    experiment = write_config(tmp_path, write_classes(tmp_path / "classes.npz"), terms=terms)
+    data = {"args": {"path": str(write_labels(tmp_path / "labels.npz"))}}
+    content = {
+        "sets": {
+            "clouds": {"config": str(experiment)},
+            "halves": {
+                "config": str(experiment),
+                "recipes": ["bce", "asymmetric", "two_way"],
+                "changes": {"data": data, "training": {"batch_size": 16}},
+            },
+        },
+        "recipes": ["ce", "cals"],
+        "seeds": [1, 2],
+        "terms": {"cals": {"cals": {"margin": 0.5}}},
+        "changes": {"training": {"epochs": 2}},
+        "output": str(tmp_path / "study"),
+    }
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def report(found, folder, **kwargs):
+    runs = [run for run in map(run_of, found) if run is not None]
+    given = {"header": {"name": "s", "predictions": "p", "references": "r"}, "failed": {}, **kwargs}
+    return write_study(folder, runs, **given)
+
+
+def test_cells(study):
+    found = cells(load_study(study))
+    assert [c.name for c in found[:3]] == [
+        "clouds, ce, seed 1", "clouds, ce, seed 2", "clouds, cals, seed 1"]  # fmt: skip
+    assert len(found) == 2 * 2 + 3 * 2
+    cals, halves = found[2].experiment, found[-1].experiment
+    assert cals.terms == {"cals": {"margin": 0.5}}
+    assert found[0].experiment.terms == {}  # those in the file are of its own recipe
+    assert cals.folder.parts[-4:] == ("study", "clouds", "cals", "seed_1")
+    assert (halves.training.batch_size, halves.training.epochs) == (16, 2)
+    assert (cals.training.batch_size, cals.training.seed) == (32, 1)
+    assert {c.experiment.data.split.seed for c in found} == {0}
+    drawn = cells(load_study(study, ["splits=seed"]))
+    assert all(c.experiment.data.split.seed == c.seed for c in drawn)
+
+
+def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
+    found = cells(load_study(study))
+    check(found)
+    assert [why for _, why in run_cells(found, 1)] == [""] * 10
+    assert all(c.result() is not None for c in found)
+    files = report(found, tmp_path / "report", forms=["markdown", "latex"])
+    assert {"index.html", "runs.csv", "means.csv", "tables.md", "tables.tex"} <= set(files)
+    assert {f for f in files if f.endswith(".png")} == {
+        f"figures/{name}.png" for name in (
+            "clouds_metrics", "clouds_ece_epochs", "clouds_multipliers", "clouds_reliability",
+            "halves_metrics", "halves_ace_epochs", "halves_map_class_epochs", "halves_reliability",
+            "halves_retrieval",
+        )}  # fmt: skip
+    runs = (
+        pd.read_csv(tmp_path / "report" / "runs.csv")
+        .set_index(["set", "method", "seed"])
+        .sort_index()
+    )
+    for cell in found:
+        for kind, outcome in cell.result()["outcomes"].items():
+            method = cell.recipe if kind in ("softmax", "sigmoid") else f"{cell.recipe} + {kind}"
+            row = runs.loc[(cell.set, method, cell.seed)]
+            for metric, value in outcome["metrics"].items():
+                close(row[metric], value, rtol=1e-9)
+            for conditions, value in outcome["retrieval"].items():
+                close(row[f"retrieval_{conditions}"], value, rtol=1e-9)
+    means = pd.read_csv(tmp_path / "report" / "means.csv").set_index(["set", "method"])
+    ace = runs.loc[("halves", "asymmetric + phi"), "ace"]
+    close(means.loc[("halves", "asymmetric + phi"), "ace_mean"], (ace[1] + ace[2]) / 2, rtol=1e-9)
+    close(means.loc[("halves", "asymmetric + phi"), "ace_std"], abs(ace[1] - ace[2]) / np.sqrt(2),
+          rtol=1e-9)  # fmt: skip
+    table = (tmp_path / "report" / "tables.md").read_text()
+    accuracy = runs.loc[("clouds", "ce"), "accuracy"]
+    assert f"{accuracy.mean():.4f}" in next(x for x in table.splitlines() if x.startswith("| ce |"))
+    assert "| asymmetric + phi |" in table
+    assert "| two\\_way |" in table
+    answered = table.split("halves: retrieval")[1]
+    assert "1 condition ↑" in answered
+    assert f"{means.loc[('halves', 'bce'), 'retrieval_2_mean']:.4f}" in answered
+    assert "over 2 seeds (72 train, 24 validation, 24 test)" in table
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "10 trainings evaluated" in page
+    assert "No posterior goes with two_way" in page
+
+
+def test_more_epochs_go_on_and_fewer_are_refused(study):
+    found = cells(load_study(study))[:1]
+    assert [why for _, why in run_cells(found, 1)] == [""]
+    longer = cells(load_study(study, ["changes.training.epochs=3"]))
+    assert all(c.result() is None for c in longer)  # not what was asked for: it goes on
+    assert [why for _, why in run_cells(longer[:1], 1)] == [""]
+    assert longer[0].result()["epochs"] == 3
+    assert "more than training.epochs 2" in next(run_cells(found[:1], 1))[1]
+
+
+def test_an_unfinished_study_says_what_is_missing(study, tmp_path):
+    found = cells(load_study(study))
+    assert [why for _, why in run_cells(found[:3], 1)] == [""] * 3
+    report(found, tmp_path / "report", failed={"a": "why"}, missing=[c.name for c in found[3:]])
+    summary = json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert summary["cases"]["evaluated"] == 3
+    assert summary["cases"]["failed"] == {"a": "why"}
+    assert summary["missing"][0] == "clouds, cals, seed 2"
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "Some methods have 1 trainings only" in page
+    assert "interrupted" in page
+
+
+def test_a_training_that_fails_does_not_stop_the_others(study):
+    sgd = {"target": "torch.optim.SGD", "args": {"lr": 1e30}}
+    found = cells(load_study(study, ["recipes=[ce, ls]"]))
+    broken = found[0].experiment.model_copy(
+        update={"optimizer": type(found[0].experiment.optimizer)(**sgd)}
+    )
+    first = type(found[0])(found[0].set, found[0].recipe, found[0].seed, broken)
+    reasons = [why for _, why in run_cells([first, found[1]], 1)]
+    assert reasons[0].startswith("the loss is nan in epoch 0")
+    assert reasons[1] == ""
+
+
+def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
+    found = cells(load_study(study))[:2]
+
+    def full(cell):
+        if cell == found[0]:
+            raise torch.OutOfMemoryError("2 GiB more")
+
+    monkeypatch.setattr("segcal.classify.study.run_cell", full)
+    whys = [why for _, why in run_cells(found, 1)]
+    assert whys[0].startswith("OutOfMemoryError: 2 GiB more (more in ")
+    assert whys[1] == ""
+    told = (found[0].experiment.folder / "failed.txt").read_text()
+    assert "in full" in told  # the traceback
+    monkeypatch.setattr("segcal.classify.study.run_cell", lambda cell: None)
+    assert [why for _, why in run_cells(found[:1], 1)] == [""]
+    assert not (found[0].experiment.folder / "failed.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("changes.terms.cals.margin=3", "changes: terms has no effect here; say it with terms.REC"),
+        ("changes.recipe=ls", "recipe has no effect here; say it with recipes"),
+        ("sets.halves.changes.training.seed=7", r"halves\.changes.*training\.seed has no effect"),
+        ("sets.halves.changes.output=a", "output has no effect here"),
+        ("changes.data.split.seed=7", r"data\.split\.seed has no effect with splits: seed"),
+    ],
+)
+def test_changes_that_a_study_overrules_are_refused(study, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_study(study, ["splits=seed", changes])
+
+
+def test_results_of_other_data_are_refused(study, tmp_path):
+    found = cells(load_study(study))[:1]
+    assert [why for _, why in run_cells(found, 1)] == [""]
+    check(found)
+    write_classes(tmp_path / "classes.npz", seed=1)
+    with pytest.raises(ValueError, match=r"sets\.clouds, ce: .*result\.json: was trained when its"):
+        check(found)
+
+
+def test_a_process_that_is_killed_does_not_stop_the_report(study, monkeypatch):
+    class Killed(ThreadPoolExecutor):
+        def __init__(self, processes, *rest):
+            super().__init__(processes)
+
+        def submit(self, *arguments):
+            future = Future()
+            future.set_exception(BrokenProcessPool())
+            return future
+
+    monkeypatch.setattr("segcal.classify.study.ProcessPoolExecutor", Killed)
+    found = cells(load_study(study))
+    ended = list(run_cells(found, 2))
+    assert len(ended) == len(found)
+    assert all("its process was killed" in why for _, why in ended)
+
+
+@pytest.mark.slow
+def test_several_processes_find_the_same(study):
+    found = cells(load_study(study))[:2]
+    assert [why for _, why in run_cells(found, 1)] == ["", ""]
+    other = cells(load_study(study, [f"output={study.parent / 'other'}"]))[:2]
+    assert {cell.name: why for cell, why in run_cells(other, 2)} == {c.name: "" for c in other}
+    for a, b in zip(found, other, strict=True):
+        assert a.result()["outcomes"] == b.result()["outcomes"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["sets={}"], "at least 1"),
+        (["recipes=[]"], "sets.clouds: has no recipes"),
+        (["recipes=[nothing]"], "sets.clouds, nothing: .*no recipe"),
+        (["changes.training.epoch=1"], "sets.clouds, ce: .*epoch: unknown; there are epochs"),
+        (["sets.clouds.config=none"], "sets.clouds, ce: none: no YAML file"),
+        (["sets.clouds.recipes=[bce]"], "sets.clouds, bce: "),
+        (["sets.halves.recipes=[ce]"], "sets.halves, ce: recipe: ce is of classes"),
+        (["recipes=[ce, ce]"], "name each once"),
+        (["terms.calls.cals.margin=3"], "terms: no recipe, penalty or loss is called 'calls'"),
+        (["terms.cals.calls.margin=3"], "sets.clouds, cals: .*has no term calls"),
+        (["seed=[3]"], "seed: unknown; there are summary, sets"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_work_starts(study, settings, message):
+    with pytest.raises(ValueError, match=message):
+        check(cells(load_study(study, settings)))
+
+
+def test_names_of_sets_are_those_of_folders(study):
+    content = yaml.safe_load(study.read_text())
+    content["sets"]["../a"] = content["sets"].pop("clouds")
+    study.write_text(yaml.safe_dump(content))
+    with pytest.raises(ValueError, match=r"'\.\./a' cannot name a folder"):
+        load_study(study)
+
+
+@pytest.mark.parametrize("name", shipped("studies"))
+def test_shipped_studies_fit(name):
+    study = load_study(name)
+    assert study.summary
+    assert len(cells(study)) == sum(
+        len(one.recipes or study.recipes) * len(study.seeds) for one in study.sets.values()
+    )
