@@ -9,7 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
+from contextlib import suppress
 from importlib.metadata import entry_points
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -62,7 +64,7 @@ class Command:
         self, command: list[str], environment: dict[str, str], out: Path, err: Path, *, pools: bool
     ) -> None:
         self._process = forks().Process(
-            target=_run, args=(command, environment, out, err, pools, os.getcwd())
+            target=_run, args=(command, environment, out, err, pools, Path.cwd())
         )
         self._process.start()
         self.pid: int = self._process.pid
@@ -77,8 +79,15 @@ class Command:
         return self._process.exitcode
 
     def kill(self) -> None:
-        """SIGKILL it."""
+        """SIGKILL it alone."""
         self._process.kill()
+
+    def kill_group(self) -> None:
+        """SIGKILL it, if it still runs, and all that it has started."""
+        self._process.kill()  # which may have no group yet
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.join()
 
 
 def _run(
@@ -87,14 +96,17 @@ def _run(
     out: Path,
     err: Path,
     pools: bool,
-    folder: str,
+    folder: Path,
 ) -> None:
     os.setsid()
     os.chdir(folder)
     for path, descriptor in ((out, 1), (err, 2)):
         with path.open("ab") as file:
             os.dup2(file.fileno(), descriptor)
-    sys.stdout, sys.stderr = (open(i, "w", buffering=1, closefd=False) for i in (1, 2))
+    sys.stdout, sys.stderr = (  # the system's, for good
+        open(i, "w", buffering=1, closefd=False)  # noqa: SIM115
+        for i in (1, 2)
+    )
     os.environ.clear()
     os.environ.update(environment)
     if not pools:

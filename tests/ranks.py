@@ -1,8 +1,4 @@
-"""Two processes that train together, as ``torchrun`` or nnU-Net would start them.
-
-They are forks of a process that has imported what they need and has done nothing else: starting
-one takes milliseconds, where an interpreter of its own would spend seconds on the same imports.
-"""
+"""Two processes that train together, as ``torchrun`` or nnU-Net would start them."""
 
 from __future__ import annotations
 
@@ -14,12 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-PRELOADED = [
-    "ignite.distributed",
-    "nnunetv2.run.run_training",
-    "segcal.adapters.monai.training",
-    "segcal.adapters.nnunet.trainers",
-]
+from tests.forks import forks
+
 PORTS = "MASTER_PORTS_TO_COME"
 
 
@@ -41,9 +33,9 @@ def in_two_processes(function: Callable[..., None], *arguments: Any, groups: int
         dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(groups)
     ]
     ports = [str(store.port) for store in stores]
-    mp.get_context("forkserver").set_forkserver_preload(PRELOADED)  # heeded at the first start
+    method = forks().get_start_method()
     started = mp.start_processes(
-        _member, (ports, function, arguments), nprocs=2, join=False, start_method="forkserver"
+        _member, (ports, function, arguments), nprocs=2, join=False, start_method=method
     )
     try:
         while not started.join():
