@@ -11,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import entry_points
 from multiprocessing import forkserver
@@ -19,7 +20,8 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-PRELOADED = [
+PRELOADED = [  # those that are installed
+    "distributed",
     "ignite.distributed",
     "nnunetv2.experiment_planning.plan_and_preprocess_entrypoints",
     "nnunetv2.run.run_training",
@@ -31,6 +33,8 @@ PRELOADED = [
     "segcal.commands.main",
     "segcal.evaluation.cohort",
 ]
+PATIENCE = 120
+"""Seconds after which a command has failed, on a busy machine too; they take a few."""
 PROCESSES = "nnUNet_def_n_proc"
 """A variable that nnU-Net reads when it is imported."""
 
@@ -47,6 +51,12 @@ def forks() -> ForkServerContext:
         if before is not None:
             os.environ[PROCESSES] = before
     return multiprocessing.get_context("forkserver")
+
+
+def forked(spawned: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return ``multiprocessing.get_context`` with forks in the place of spawned interpreters."""
+    context = forks()
+    return lambda method=None: context if method == "spawn" else spawned(method)
 
 
 class Command:
@@ -90,6 +100,26 @@ class Command:
         self._process.join()
 
 
+def said(
+    command: list[str], files: list[Path], environment: dict[str, str] | None = None
+) -> tuple[int | None, list[str]]:
+    """Run a command; return its exit code, None if it takes minutes, and what it wrote.
+
+    Args:
+        command: as of :class:`Command`.
+        files: for its standard output and its standard error.
+        environment: all its variables; those of this process if None.
+    """
+    for file in files:
+        file.unlink(missing_ok=True)
+    process = Command(
+        command, dict(os.environ) if environment is None else environment, *files, pools=False
+    )
+    code = process.wait(PATIENCE)
+    process.kill_group()
+    return code, [file.read_text(errors="replace") for file in files]
+
+
 def _run(
     command: list[str],
     environment: dict[str, str],
@@ -121,6 +151,7 @@ def _run(
         exec(arguments[1], {"__name__": "__main__"})
     else:
         sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).parent))
         runpy.run_path(arguments[0], run_name="__main__")
 
 

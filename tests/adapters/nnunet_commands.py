@@ -13,14 +13,12 @@ from pathlib import Path
 
 import psutil
 
-from tests.forks import Command
+from tests.forks import PATIENCE, Command, said
 
 BIN = Path(sys.executable).parent
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 RUN = "Dataset901_Phantom/{}__nnUNetPlans__2d_small/fold_0"
 BUDGET = ["--epochs", "4", "--iterations", "4", "--val-iterations", "3", "--save-every", "1"]
-PATIENCE = 120
-"""Seconds after which a command has failed, on a busy machine too; they take a few."""
 TRAIN = [BIN / "segcal", "nnunet", "train", "901", "2d_small", "0", "-device", "cpu"]
 
 
@@ -59,16 +57,9 @@ class Workspace:
 
     def _ended(self, command, environment, code):
         files = [self.root / name for name in ("out.log", "err.log")]
-        for file in files:
-            file.unlink(missing_ok=True)
-        process = Command(
-            list(map(str, command)), {**self.environment, **environment}, *files, pools=False
-        )
-        ended = process.wait(PATIENCE)
-        process.kill_group()
-        said = [file.read_text(errors="replace") for file in files]
-        assert ended == code, f"{command}\n{said[0][-3000:]}\n{said[1][-3000:]}"
-        return said
+        ended, texts = said(list(map(str, command)), files, {**self.environment, **environment})
+        assert ended == code, f"{command}\n{texts[0][-3000:]}\n{texts[1][-3000:]}"
+        return texts
 
     def start(self, *command, **environment):
         """Start a command in a process group of its own."""

@@ -23,7 +23,7 @@ from segcal.training.epoch_log import EpochLog
 from tests.adapters.monai_experiments import apart_main, rank_main, run, write_config
 from tests.ranks import in_two_processes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "plain_progress")
 TERMS = r"cross_entropy \d\.\d+"
 AUGMENT = [
     {"target": f"monai.transforms.{name}", "args": arguments}
@@ -74,7 +74,7 @@ def assert_same_state(a, b, *, but=("experiment",), exactly=True):
             assert value == two[name], name
 
 
-def test_a_training_learns_and_keeps_the_best_epoch(tmp_path, phantom):
+def test_a_training_learns_and_keeps_the_best_epoch(tmp_path, phantom, pictures):
     states = []
     path = write_config(tmp_path, phantom)
     done = run(path, "training.epochs=4", "scheduler.target=torch.optim.lr_scheduler.StepLR",

@@ -218,5 +218,6 @@ def test_stock_trainers_too_have_workers_that_end(workspace):
     environment = {"nnUNet_results": str(workspace.root / "stock_workers"), "nnUNet_n_proc_DA": "2"}
     training = workspace.start(*TRAIN, "-tr", "nnUNetTrainer", *ENDLESS, **environment)
     training.wait_for(lambda: training.said("Epoch 0"))
+    print([(p.pid, p.ppid(), p.cmdline()) for p in training.group()])
     assert len(training.group()) == 1 + 2 + 1
     assert not training.kill(), "a process has outlived its training"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import pickle
@@ -35,12 +36,18 @@ LEARNED = {"CRaC": 2, "CALS": 1, "CALSHR": 1}
 IN_PLACE = {"FL", "FLSD", "LS", "SVLS"}
 PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "Baseline"}
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "plain_progress"),
     pytest.mark.filterwarnings("ignore:.*Received empty chunks:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*multiprocessing.pool.*:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:Mean of empty slice:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trainers():
+    """Their module, imported before fixtures look for what it draws with."""
+    return importlib.import_module("segcal.adapters.nnunet.trainers")
 
 
 @pytest.fixture
@@ -153,7 +160,7 @@ def test_image_kernel_of_several_channels(tiny, configuration):
 
 
 @pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE"])
-def test_a_training_of_each_kind(tiny, short):
+def test_a_training_of_each_kind(tiny, short, pictures):
     tiny()
     check(run(short, "2d", epochs=1), short, epochs=1)
 
@@ -232,7 +239,7 @@ def seen_by(monkeypatch, found):
 
 
 @pytest.mark.parametrize("configuration", ["2d", "3d"])
-def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration):
+def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration, pictures):
     data = tiny()
     data.set_plans(
         "whole", configuration, segcal={"multiplier_source": "volumes", "volumes_every": 2}
@@ -400,7 +407,7 @@ def test_best_calibrated_checkpoint_is_that_epochs(tiny):
     assert best["ece"] == found.best_calibrated.ece
 
 
-def test_log_of_a_diverged_training_is_json(tiny):
+def test_log_of_a_diverged_training_is_json(tiny, pictures):
     tiny()
     found = trainer("nnUNetTrainerNACL", "2d", epochs=1)
     found.initialize()
