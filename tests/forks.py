@@ -33,7 +33,7 @@ PRELOADED = [  # those that are installed
     "segcal.commands.main",
     "segcal.evaluation.cohort",
 ]
-PATIENCE = 120
+PATIENCE = 150
 """Seconds after which a command has failed, on a busy machine too; they take a few."""
 PROCESSES = "nnUNet_def_n_proc"
 """A variable that nnU-Net reads when it is imported."""
@@ -73,8 +73,9 @@ class Command:
     def __init__(
         self, command: list[str], environment: dict[str, str], out: Path, err: Path, *, pools: bool
     ) -> None:
+        method = multiprocessing.get_start_method()
         self._process = forks().Process(
-            target=_run, args=(command, environment, out, err, pools, Path.cwd())
+            target=_run, args=(command, environment, out, err, pools, Path.cwd(), method)
         )
         self._process.start()
         self.pid: int = self._process.pid
@@ -127,8 +128,10 @@ def _run(
     err: Path,
     pools: bool,
     folder: Path,
+    method: str,
 ) -> None:
     os.setsid()
+    multiprocessing.set_start_method(method, force=True)  # and not that which started us
     os.chdir(folder)
     for path, descriptor in ((out, 1), (err, 2)):
         with path.open("ab") as file:

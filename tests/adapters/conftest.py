@@ -23,5 +23,5 @@ def workspace(tmp_path_factory):
         sys.executable, SCRIPTS / "small_plans.py", 901, "2d", "--patch", "32,32", "--batch", 4,
         "--features", "4,8,16",
     )  # fmt: skip
-    w.run_as_users_do(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--seed", 1, *BUDGET)
+    w.run(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--seed", 1, *BUDGET)
     return w

@@ -88,7 +88,7 @@ class Workspace:
 
 
 def wait_until(reached, process, *, every=0.02):
-    """Whether `reached()` while a process runs or when it has ended, two minutes granted."""
+    """Whether `reached()` while a process runs or when it has ended, `PATIENCE` granted."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         ended = process.poll() is not None

@@ -150,7 +150,7 @@ for size in (0, 1000, len(before) // 2):
 def test_validation_again_and_warm_start(workspace):
     """--val --npz of a finished training; another trainer starts from its weights."""
     folder = workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")
-    workspace.run(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--val", "--npz")
+    workspace.run_as_users_do(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--val", "--npz")
     for name in sorted(p.stem for p in (folder / "validation").glob("*.npz")):
         with np.load(folder / "validation" / f"{name}.npz") as file:
             probabilities = file["probabilities"]
@@ -231,9 +231,9 @@ def prediction_arguments(workspace):
 def stock(workspace):
     """What nnUNetv2_predict makes of the training."""
     folder = workspace.root / "stock"
-    workspace.run_as_users_do(
-        BIN / "nnUNetv2_predict", "-o", folder, *prediction_arguments(workspace),
-        "-tr", "nnUNetTrainerCRaC", "--save_probabilities", nnUNet_extTrainer=str(ext_path()),
+    workspace.run(
+        BIN / "nnUNetv2_predict", "-o", folder, *prediction_arguments(workspace), "-npp", 0,
+        "-nps", 0, "-tr", "nnUNetTrainerCRaC", "--save_probabilities", nnUNet_extTrainer=str(ext_path()),
     )  # fmt: skip
     return folder
 
