@@ -233,7 +233,8 @@ def stock(workspace):
     folder = workspace.root / "stock"
     workspace.run(
         BIN / "nnUNetv2_predict", "-o", folder, *prediction_arguments(workspace), "-npp", 0,
-        "-nps", 0, "-tr", "nnUNetTrainerCRaC", "--save_probabilities", nnUNet_extTrainer=str(ext_path()),
+        "-nps", 0, "-tr", "nnUNetTrainerCRaC", "--save_probabilities",
+        nnUNet_extTrainer=str(ext_path()),
     )  # fmt: skip
     return folder
 
