@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from typer.testing import CliRunner
 
 from segcal.adapters.monai.checkpoints import read_training
@@ -23,8 +21,9 @@ from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
 from segcal.training.epoch_log import EpochLog
 from tests.adapters.monai_experiments import apart_main, rank_main, run, write_config
+from tests.ranks import in_two_processes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "plain_progress")
 TERMS = r"cross_entropy \d\.\d+"
 AUGMENT = [
     {"target": f"monai.transforms.{name}", "args": arguments}
@@ -75,7 +74,7 @@ def assert_same_state(a, b, *, but=("experiment",), exactly=True):
             assert value == two[name], name
 
 
-def test_a_training_learns_and_keeps_the_best_epoch(tmp_path, phantom):
+def test_a_training_learns_and_keeps_the_best_epoch(tmp_path, phantom, pictures):
     states = []
     path = write_config(tmp_path, phantom)
     done = run(path, "training.epochs=4", "scheduler.target=torch.optim.lr_scheduler.StepLR",
@@ -263,12 +262,6 @@ def test_a_network_that_is_lost_stops_the_training(tmp_path, phantom):
     assert not (tmp_path / "run" / "checkpoint_last.pt").exists()
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path, phantom):
     # Adam would blow up the rounding of biases before a normalisation, whose gradient is 0
@@ -278,12 +271,12 @@ def test_two_processes_train_as_one(tmp_path, phantom):
     )  # fmt: skip
     one = run(path, f"output={tmp_path}/one")
     jobs = [
-        (free_port(), path, [f"output={tmp_path}/two"]),
-        (free_port(), path, [f"output={tmp_path}/views", "recipe=bwcr", "training.epochs=1"]),
+        (path, [f"output={tmp_path}/two"]),
+        (path, [f"output={tmp_path}/views", "recipe=bwcr", "training.epochs=1"]),
     ]
     batch_norm = "network.args={channels: [4, 8], strides: [2], num_res_units: 1, norm: batch}"
-    jobs.append((free_port(), path, [f"output={tmp_path}/norm", batch_norm, "training.epochs=1"]))
-    mp.spawn(rank_main, (jobs,), nprocs=2)
+    jobs.append((path, [f"output={tmp_path}/norm", batch_norm, "training.epochs=1"]))
+    in_two_processes(rank_main, jobs, groups=len(jobs))
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         assert_same_state(one.folder / name, tmp_path / "two" / name, exactly=False)
     a, b = (EpochLog(folder).records() for folder in (one.folder, tmp_path / "two"))
@@ -309,7 +302,7 @@ def test_processes_that_find_different_checkpoints_stop(tmp_path, phantom):
     path = write_config(tmp_path, phantom, recipe="ce", training={"epochs": 1, "val_batch_size": 2})
     done = run(path)
     outputs = [str(done.folder), str(tmp_path / "elsewhere")]
-    mp.spawn(apart_main, (free_port(), path, outputs), nprocs=2)
+    in_two_processes(apart_main, path, outputs)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -465,8 +458,8 @@ def test_tensorboard(tmp_path, phantom):
 def test_torchrun(tmp_path, phantom):
     path = write_config(tmp_path, phantom, training={"epochs": 1, "val_batch_size": 2})
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port",
-         str(free_port()), "-m", "segcal", "train", str(path)],
-        check=True, timeout=600,
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone",
+         "-m", "segcal", "train", str(path)],
+        check=True, timeout=150,
     )  # fmt: skip
     assert len(EpochLog(tmp_path / "run").records()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -17,6 +18,7 @@ from segcal.classify.study_report import write_study
 from segcal.training.experiments import shipped
 from tests.classify.classifiers import write_classes, write_config, write_labels
 from tests.conftest import close
+from tests.forks import forked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -209,7 +211,8 @@ def test_a_process_that_is_killed_does_not_stop_the_report(study, monkeypatch):
 
 
 @pytest.mark.slow
-def test_several_processes_find_the_same(study):
+def test_several_processes_find_the_same(study, monkeypatch):
+    monkeypatch.setattr("segcal.classify.study.get_context", forked(multiprocessing.get_context))
     found = trials(load_study(study))[:2]
     assert [why for _, why in run_trials(found, 1)] == ["", ""]
     other = trials(load_study(study, [f"output={study.parent / 'other'}"]))[:2]
