@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from segcal.classify.evaluation import Outcome
     from segcal.evaluation.compare import Difference
     from segcal.metrics.table import CalibrationMetric, Metric
 
@@ -106,17 +105,6 @@ def comparison_table(methods: Sequence[str], differences: Sequence[Difference]) 
         p = "-" if d.p_wilcoxon is None else f"{d.p_wilcoxon:.2g}"
         table.add_row(d.method, d.metric, str(d.n), f"{d.mean:+.4f}", bounds, p)
     table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
-    return table
-
-
-def outcome_table(outcomes: Mapping[str, Outcome], title: str) -> Table:
-    """Numbers of a classifier, a column for every kind of probabilities."""
-    table = _table(title)
-    table.add_column("metric", no_wrap=True)
-    for kind in outcomes:
-        table.add_column(kind, justify="right", no_wrap=True)
-    for name in next(iter(outcomes.values())).metrics:
-        table.add_row(name, *(number(o.metrics[name], 4) for o in outcomes.values()))
     return table
 
 
