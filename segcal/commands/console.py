@@ -61,7 +61,7 @@ def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Group
     from segcal.evaluation.reported import calibration_metrics
 
     shown = [(row, pooled) for row in calibration_metrics() if row.brief for pooled in row.ways]
-    tables = []
+    tables: list[Table] = []
     for start in range(0, len(shown), ERRORS_IN_A_LINE):
         part = shown[start : start + ERRORS_IN_A_LINE]
         table = _table("" if tables else "Calibration, mean over cases (fractions of 1)")
