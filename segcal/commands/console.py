@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 
     from segcal.evaluation.compare import Difference
     from segcal.metrics.table import CalibrationMetric, Metric
+
+ERRORS_IN_A_LINE = 7
+"""Columns of calibration errors that fit into 80 beside the scope."""
 
 
 def say(console: Console, text: str, style: str = "") -> None:
@@ -53,23 +56,28 @@ def class_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Table:
-    """Calibration errors per scope."""
+def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Group:
+    """Calibration errors per scope; those beyond 80 columns go on below."""
     from segcal.evaluation.reported import calibration_metrics
 
-    table = _table("Calibration, mean over cases (fractions of 1)")
-    table.add_column("scope", no_wrap=True)
-    table.add_column("n", justify="right", no_wrap=True)
     shown = [(row, pooled) for row in calibration_metrics() if row.brief for pooled in row.ways]
-    for row, pooled in shown:
-        table.add_column("pooled" if pooled else row.brief, justify="right", no_wrap=True)
-    for scope in scopes:
-        count = str(summary["metrics"][f"ece_{scope}"]["n"])
-        table.add_row(scope, count, *(_error(row, pooled, summary, scope) for row, pooled in shown))
-    table.caption = (
+    tables: list[Table] = []
+    for start in range(0, len(shown), ERRORS_IN_A_LINE):
+        part = shown[start : start + ERRORS_IN_A_LINE]
+        table = _table("" if tables else "Calibration, mean over cases (fractions of 1)")
+        table.add_column("scope", no_wrap=True)
+        for heading in ("n", *("pooled" if pooled else row.brief for row, pooled in part)):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for scope in scopes:
+            count = str(summary["metrics"][f"ece_{scope}"]["n"])
+            table.add_row(scope, count, *(_error(*one, summary, scope) for one in part))
+        tables.append(table)
+    tables[
+        -1
+    ].caption = (
         "pooled: ECE of all voxels together; CECE: classwise; TACE: Nixon; TACE ref: CRaC poster's"
     )
-    return table
+    return Group(*tables)
 
 
 def _error(row: CalibrationMetric, pooled: bool, summary: dict[str, Any], scope: str) -> str:

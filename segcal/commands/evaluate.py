@@ -32,7 +32,8 @@ STORE = ".segcal-results"
 """Folder in the report's, where results of cases wait for the last."""
 OPTIONS = {
     "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
-    "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi", "scheduler": "--scheduler",
+    "nsd_tolerance_mm": "--nsd-tolerance", "predictions": "PREDICTIONS... REFERENCES",
+    "roi": "--roi", "scheduler": "--scheduler",
 }  # fmt: skip
 """Options by the arguments they become."""
 

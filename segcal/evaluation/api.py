@@ -115,8 +115,7 @@ def evaluate(
 ) -> Report:
     """Evaluate predictions against reference labels; overlap, surface distances and calibration.
 
-    A case that fails is noted in the report and does not stop the others. Ctrl-C stops after what
-    is done, of which the report is.
+    A case that fails is noted and does not stop the others; Ctrl-C leaves a report of what is done.
 
     Example:
         >>> from segcal.evaluation.api import evaluate
@@ -140,8 +139,7 @@ def evaluate(
         processes: cases evaluated at the same time; None takes one a core, of four cases or more
             each. Each holds one case in memory.
         engine: ``processes`` of this machine, or a ``dask`` cluster; the numbers are the same.
-        scheduler: of a running Dask cluster, see
-            :func:`segcal.evaluation.cluster.run_on_cluster`; None starts one on this machine.
+        scheduler: of a running Dask cluster; None starts one on this machine.
         store: folder that keeps the results of cases until all are there, and gives those of
             files and settings that have not changed; None keeps nothing.
         progress: called with the name of each case that is done.

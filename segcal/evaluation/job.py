@@ -170,7 +170,7 @@ def named(predictions: Sequence[Path], names: Sequence[str] | None = None) -> di
         ValueError: names that are missing, alike, or (of several) no names of folders.
     """
     if not predictions:
-        raise ValueError("predictions: expected at least one folder or file, got none")
+        raise ValueError("predictions: expected at least one folder of predictions, got none")
     chosen = [p.resolve().name if p.is_dir() else p.stem for p in predictions]
     if names is not None:
         chosen = [name.strip() for name in names]

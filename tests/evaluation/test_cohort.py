@@ -25,10 +25,10 @@ from segcal.io.label_sets import LabelSet, read_label_set
 from segcal.io.pairing import pair
 from segcal.io.volumes import Geometry, read_labels, write_nifti
 from segcal.metrics.aece import aece
-from segcal.metrics.brier import brier, brier_parts
+from segcal.metrics.brier import brier
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
-from segcal.metrics.ece import ece, reliability
+from segcal.metrics.ece import ece
 from segcal.metrics.hausdorff import assd, hausdorff, nsd
 from segcal.metrics.nll import nll
 from segcal.metrics.tace import tace
@@ -36,6 +36,7 @@ from segcal.reproduction.crac import tace_ref
 from tests.conftest import close
 from tests.data_paths import real_data
 from tests.io.test_volumes import peak
+from tests.test_tally import expected as one_by_one
 
 AB = (Structure("a", (1,), 1), Structure("b", (2,), 2))
 
@@ -108,19 +109,7 @@ def test_every_column_is_its_metric_at_other_settings():
         kwargs = {"mask": mask, "ignore_index": 9}
         expected = {
             "voxels": (mask & valid).sum(),
-            "ece": ece(p, y, bins=7, **kwargs),
-            "over": reliability(p, y, bins=7, **kwargs).overconfidence(),
-            "under": reliability(p, y, bins=7, **kwargs).underconfidence(),
-            "ace": reliability(p, y, bins=7, **kwargs).average_error(),
-            "mce": reliability(p, y, bins=7, **kwargs).maximum_error(),
-            "aece": aece(p, y, bins=7, **kwargs),
-            "cece": classwise_ece(p, y, bins=7, **kwargs),
-            "tace": tace(p, y, bins=7, threshold=0.05, **kwargs),
-            "nll": nll(p, y, **kwargs),
-            "brier": brier(p, y, **kwargs),
-            "brier_reliability": brier_parts(p, y, bins=7, **kwargs).reliability,
-            "brier_resolution": brier_parts(p, y, bins=7, **kwargs).resolution,
-            "accuracy": (p.argmax(0) == y)[mask & valid].mean(),
+            **one_by_one(p, y, 7, 0.05, **kwargs),
         }
         for name, value in expected.items():
             close(row[f"{name}_{scope}"], value)
