@@ -1,9 +1,20 @@
-"""Loops over voxels, compiled by Numba when they are first needed."""
+"""Loops over voxels, compiled by Numba when they are first needed and kept on disk.
+
+Constants and small functions of other modules are compiled into a loop, but Numba renews what it
+keeps only when the loop's own file changes. Here it is renewed when any source file changes that
+the loop's module imports from its own package, directly or through others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import ParamSpec, TypeVar
+import ast
+import hashlib
+from collections.abc import Callable, Collection, Iterator
+from functools import lru_cache
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, resolve_name
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,8 +31,89 @@ def compiled(function: Callable[P, R], *, fastmath: Collection[str] = ()) -> Cal
     """
     from numba import njit
 
-    options = {"nogil": True, "fastmath": set(fastmath)}
+    loop = njit(nogil=True, fastmath=set(fastmath))(function)
     try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # neither the package's folder nor the user's can be written
-        return njit(**options)(function)
+        kept = _on_disk(function)
+    except (ImportError, OSError, RuntimeError, SyntaxError, ValueError):
+        return loop  # no folder to write into, or no source files to compare with
+    loop._cache = kept  # where njit(cache=True) puts its own
+    return loop
+
+
+def _on_disk(function: Callable[..., Any]) -> Any:
+    """Numba's cache of a function, with the digest of all its sources as its freshness."""
+    from numba.core.caching import FunctionCache
+
+    digest = source_digest(function.__module__ or "")
+    kept = FunctionCache(function)
+    kept._cache_file._source_stamp = (kept._cache_file._source_stamp, digest)
+    return kept
+
+
+@lru_cache
+def source_digest(module: str) -> str:
+    """Return the SHA-256 of all source files that a module is made of, as hexadecimal digits.
+
+    They are its own and those of its package's modules that it imports, anywhere in its text,
+    directly or through others: more than its constants come from, never fewer.
+
+    Args:
+        module: full name of a module.
+
+    Raises:
+        ValueError, ImportError, OSError: there is no such module, or it has no source text.
+    """
+    digest = hashlib.sha256()
+    for name, text in sorted(sources(module).items()):
+        digest.update(f"{name}\0{len(text)}\0{text}".encode())
+    return digest.hexdigest()
+
+
+def sources(module: str) -> dict[str, str]:
+    """Return the text of a module and of its package's modules that it imports, by full name.
+
+    Raises:
+        ValueError, ImportError, OSError: there is no such module, or it has no source text.
+    """
+    package = module.partition(".")[0]
+    found: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        spec = find_spec(name)
+        loader = None if spec is None else spec.loader
+        text = loader.get_source(name) if isinstance(loader, InspectLoader) else None
+        if spec is None or text is None:
+            raise ImportError(f"{name} has no source text")
+        found[name] = text
+        parent = name if _is_package(spec) else spec.parent
+        for imported in _imported(text, parent or ""):
+            if imported.partition(".")[0] == package:
+                waiting.extend(_modules(imported))
+    return found
+
+
+def _imported(text: str, parent: str) -> Iterator[str]:
+    """Full names of what a source text of package `parent` imports: modules, or words in them."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = resolve_name("." * node.level + (node.module or ""), parent)
+            yield from (f"{name}.{alias.name}" for alias in node.names)
+
+
+def _modules(imported: str) -> Iterator[str]:
+    """Modules that the import of a full name reads: itself, if it is one, and where it lies."""
+    inside, _, _ = imported.rpartition(".")
+    lies_in = find_spec(inside) if inside else None
+    if lies_in is not None:
+        yield inside
+    if (lies_in is None or _is_package(lies_in)) and find_spec(imported) is not None:
+        yield imported
+
+
+def _is_package(spec: ModuleSpec) -> bool:
+    return spec.submodule_search_locations is not None

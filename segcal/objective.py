@@ -138,6 +138,10 @@ class Objective(nn.Module):
         """What every term declares, by name."""
         return dict(self._terms())
 
+    def shares_sweep(self, logits: Tensor) -> bool:
+        """Whether a cross-entropy and a penalty share a sweep over logits ``(N, K, *S)``."""
+        return self._pair(logits) is not None
+
     def _two_views(self) -> list[str]:
         """Names of terms that compare two views."""
         return [name for name, term in self.declared().items() if term.two_views]

@@ -16,7 +16,10 @@ from segcal.recipes import load_component, names
 from segcal.term import CAPABILITIES, Term
 from tests.conftest import close
 
-OTHER_INTERFACE = {"bwcr": "compares the logits of two views; see penalties/test_bwcr.py"}
+OTHER_INTERFACE = {
+    "bwcr": "compares the logits of two views; see penalties/test_bwcr.py",
+    "bwcr_published": "compares the logits of two views; see reproduction/test_bwcr.py",
+}
 METHODS = [
     (kind, name)
     for kind in ("losses", "penalties")
