@@ -3,8 +3,12 @@
 # install with SEGCAL_CONSTRAINTS (empty: the newest that pyproject.toml admits).
 VENV="${SEGCAL_VENV:-.venv}"
 CONSTRAINTS="${SEGCAL_CONSTRAINTS-scripts/constraints.txt}"
-if [ ! -f "$VENV/.installed" ] || [ pyproject.toml -nt "$VENV/.installed" ] ||
-  { [ -n "$CONSTRAINTS" ] && [ "$CONSTRAINTS" -nt "$VENV/.installed" ]; }; then
+STALE=""
+for file in pyproject.toml segcal/__init__.py ${CONSTRAINTS:+"$CONSTRAINTS"}; do # the second says the version
+  [ -f "$file" ] || { echo "$file: no such file (SEGCAL_CONSTRAINTS)" >&2; exit 2; }
+  if [ ! -f "$VENV/.installed" ] || [ "$file" -nt "$VENV/.installed" ]; then STALE=1; fi
+done
+if [ -n "$STALE" ]; then
   "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
     { echo "segcal needs Python 3.10 or newer; name one with PYTHON=/path/to/python3" >&2; exit 2; }
   echo "Installing segcal into $VENV (several GB with PyTorch, some minutes)"

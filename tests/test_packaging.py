@@ -24,6 +24,9 @@ else:
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TESTED_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+STANDARD = sys.stdlib_module_names | {"tomllib"}  # which Python 3.10 lacks
+NAMES = {"sklearn": "scikit-learn"}
+"""Distributions of another name than their module, whose metadata Python 3.10 cannot read."""
 COMES_WITH_ANOTHER = {"triton": "PyTorch brings its own where it can compile for a GPU"}
 
 
@@ -48,7 +51,8 @@ def distributions() -> dict[str, set[str]]:
 
 def provided(name: str, by: set[str]) -> bool:
     """Whether one of the distributions `by` has the module; one not installed has its own name."""
-    return bool(distributions().get(name, {canonicalize_name(name)}) & by)
+    own = {canonicalize_name(NAMES.get(name, name))}
+    return bool(distributions().get(name, own) & by)
 
 
 def imported(folder: str) -> dict[str, Path]:
@@ -63,7 +67,7 @@ def imported(folder: str) -> dict[str, Path]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
             found.update({name.partition(".")[0]: path.relative_to(ROOT) for name in names})
-    return {k: v for k, v in found.items() if k not in own | sys.stdlib_module_names}
+    return {k: v for k, v in found.items() if k not in own | STANDARD}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Relative paths are relative to the working directory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -132,7 +132,7 @@ class ClassificationExperiment(Experiment):
         training: see :class:`ClassificationTraining`.
     """
 
-    must_be_same: ClassVar = {
+    must_be_same: ClassVar[Mapping[str, Sequence[str]]] = {
         **Experiment.must_be_same,
         "data": ("args",),
     }  # their samples are compared

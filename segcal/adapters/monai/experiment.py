@@ -6,7 +6,7 @@ Relative paths are relative to the working directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -182,7 +182,7 @@ class SegmentationExperiment(Experiment):
         output: folder of the results; ``{recipe}``, ``{fold}`` and ``{seed}`` are replaced.
     """
 
-    must_be_same: ClassVar = {
+    must_be_same: ClassVar[Mapping[str, Sequence[str]]] = {
         **Experiment.must_be_same,
         "data": ("cache", "root", "images", "labels"),  # their cases are compared
         "inference": (),
