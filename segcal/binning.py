@@ -226,32 +226,7 @@ def equal_width_statistics(confidence: Tensor, hits: Tensor, bins: int) -> BinSt
     Raises:
         ValueError: `bins` is not positive.
     """
-    return _by_index(equal_width_index(confidence, bins), confidence, hits, bins)
-
-
-def error_between_edges(confidence: Tensor, hits: Tensor, edges: Tensor) -> float:
-    """Expected error over the bins (lo, hi] between `edges`, as published programs compute it.
-
-    Edges are rounded to the precision of `confidence`, and no tolerance is given: float32 and
-    float64 input can differ. A prediction in no bin (0, or above 1) still counts in n.
-
-    Args:
-        confidence: predicted probabilities ``(n,)``, floating.
-        hits: what came true ``(n,)``, bool.
-        edges: ``(M + 1,)``, rising; a bin between two equal edges is empty.
-
-    Returns:
-        ``sum_m (n_m / n) |accuracy_m - confidence_m|``; NaN when there is no prediction.
-    """
-    bins = len(edges) - 1
-    index = torch.bucketize(confidence.contiguous(), edges.to(confidence)) - 1
-    inside = (index >= 0) & (index < bins)
-    statistics = _by_index(index[inside], confidence[inside], hits[inside], bins)
-    gaps = np.abs(statistics.confidence_sum - statistics.hit_sum)
-    return float(gaps.sum() / len(confidence)) if len(confidence) else float("nan")
-
-
-def _by_index(index: Tensor, confidence: Tensor, hits: Tensor, bins: int) -> BinStatistics:
+    index = equal_width_index(confidence, bins)
     return BinStatistics(
         torch.bincount(index, minlength=bins).numpy(force=True),
         torch.bincount(index, confidence.double(), minlength=bins).numpy(force=True),

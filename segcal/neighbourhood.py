@@ -25,10 +25,8 @@ from torch import Tensor
 from segcal.tensors import check_choice, check_label_values, valid_mask
 
 Padding = Literal["replicate", "background", "renormalize", "zeros"]
-Kernel = Literal["mean", "svls", "gaussian", "gaussian_full"]
-ImageKernel = Literal["image_l1", "image_l2", "bilateral", "bilateral_ref", "gradient_ref"]
-OrderKernel = Literal["max", "min", "median", "mode"]
-Normaliser = Literal["all", "region", "label"]
+Kernel = Literal["mean", "svls", "gaussian_full"]
+ImageKernel = Literal["image_l1", "image_l2"]
 KernelSize = int | Sequence[int]
 
 _BEYOND = 2**62  # larger than any label, and exact as the float that torch's padding takes
@@ -39,7 +37,7 @@ def class_proportions(
     num_classes: int,
     *,
     kernel_size: KernelSize = 3,
-    kernel: Kernel | ImageKernel | OrderKernel = "mean",
+    kernel: Kernel | ImageKernel = "mean",
     sigma: float = 1.0,
     padding: Padding = "replicate",
     ignore_index: int | None = None,
@@ -59,17 +57,11 @@ def class_proportions(
         num_classes: K.
         kernel_size: odd size of the patch, one number or one per spatial axis (``(1, 3, 3)`` for
             thick slices).
-        kernel: ``mean`` weighs all voxels alike; ``gaussian`` falls off from the centre; ``svls``
-            is that Gaussian with its centre replaced by the sum of the others, so that the centre
-            has half the weight (the kernel called "gaussian" in the published NACL code);
-            ``gaussian_full`` reaches 4 sigma, whatever `kernel_size` (MONAI's "gaussian").
-            By the difference d of intensities to the centre weigh ``image_l1``, exp(-abs(d) / h),
-            ``image_l2``, exp(-(d / h)^2), and ``bilateral``, the Gaussian times exp(-d^2 / 2 h^2).
-            The published code's bilateral and gradient weigh what differs *more*, and are not
-            normalised: ``bilateral_ref``, the Gaussian times abs(d), and ``gradient_ref``,
-            abs(d), over the size of the patch. Also the published code's, and only to reproduce
-            it, since labels have no order: ``max``, ``min``, ``median``, ``mode``, one-hot of that
-            statistic of the labels.
+        kernel: ``mean`` weighs all voxels alike; ``svls`` falls off from the centre as a Gaussian
+            does, but the centre has half the weight (the kernel called "gaussian" in the published
+            NACL code); ``gaussian_full`` is a Gaussian that reaches 4 sigma, whatever
+            `kernel_size` (MONAI's "gaussian"). By the difference d of intensities to the centre
+            weigh ``image_l1``, exp(-abs(d) / h), and ``image_l2``, exp(-(d / h)^2).
         sigma: of the Gaussians, in voxels.
         padding: see the module; outside, intensities are replicated or 0.
         ignore_index: label of voxels that do not count.
@@ -88,24 +80,15 @@ def class_proportions(
             image or one that does not fit.
     """
     labels = labels.long()
-    check_options(
-        kernel_size, kernel, padding, sigma, bandwidth, (Kernel, ImageKernel, OrderKernel)
-    )
+    check_options(kernel_size, kernel, padding, sigma, bandwidth, (Kernel, ImageKernel))
     if kernel in get_args(ImageKernel):
         if validate:
             check_label_values(labels, num_classes, ignore_index)
         return _image_proportions(
-            labels, num_classes, _check_image(image, labels), kernel_size, kernel, sigma, padding,
+            labels, num_classes, _check_image(image, labels), kernel_size, kernel, padding,
             ignore_index, bandwidth, dtype,
         )  # fmt: skip
-    if kernel in get_args(OrderKernel):
-        if validate:
-            check_label_values(labels, num_classes, ignore_index)
-        patches = Patches(labels, kernel_size, "mean", sigma, padding, ignore_index)
-        counts = torch.stack([patches.of_class(k, dtype) for k in range(num_classes)], dim=1)
-        return _one_hot_of_order(counts, kernel, dtype) * patches.centre_valid.unsqueeze(1)
-    smooth = cast(Kernel, kernel)
-    patches = Patches(labels, kernel_size, smooth, sigma, padding, ignore_index)
+    patches = Patches(labels, kernel_size, cast(Kernel, kernel), sigma, padding, ignore_index)
     if validate:
         check_label_values(labels, num_classes, ignore_index)
     total = patches.total(dtype)
@@ -287,7 +270,6 @@ def _image_proportions(
     image: Tensor,
     kernel_size: KernelSize,
     kernel: str,
-    sigma: float,
     padding: Padding,
     ignore_index: int | None,
     bandwidth: float,
@@ -304,7 +286,6 @@ def _image_proportions(
     channels = image.flatten(0, 1)
     channels = pad_labels(channels, sizes, None if padding == "replicate" else 0)
     around = channels.view(*image.shape[:2], *channels.shape[1:])
-    profiles = [_gaussian_profile(k, sigma) for k in sizes]
     whole = torch.zeros_like(centre_valid, dtype=dtype)
     parts = torch.zeros((labels.shape[0], num_classes, *labels.shape[1:]), dtype=dtype).to(
         labels.device
@@ -314,83 +295,19 @@ def _image_proportions(
         for axis, shift in enumerate(shifts, start=1):
             code = code.narrow(axis, shift, labels.shape[axis])
             other = other.narrow(axis + 1, shift, labels.shape[axis])
-        near = math.prod(p[i] for p, i in zip(profiles, shifts, strict=True))
-        weight = _similarity(kernel, other - image, bandwidth, near) * (code != nothing)
+        weight = _similarity(kernel, other - image, bandwidth) * (code != nothing)
         whole += weight
         for k in range(num_classes):
             parts[:, k] += weight * (code == k)
-    if kernel in ("bilateral_ref", "gradient_ref"):
-        whole = torch.full_like(whole, math.prod(sizes))
     tau = parts / whole.clamp(min=torch.finfo(dtype).tiny).unsqueeze(1)
     return tau * centre_valid.unsqueeze(1)
 
 
-def _similarity(kernel: str, d: Tensor, bandwidth: float, near: float) -> Tensor:
+def _similarity(kernel: str, d: Tensor, bandwidth: float) -> Tensor:
     """Weight ``(N, *S)`` of a neighbour whose intensities differ by d ``(N, C, *S)``."""
-    size, square = d.abs().mean(1), d.square().mean(1)
     if kernel == "image_l1":
-        return torch.exp(-size / bandwidth)
-    if kernel == "image_l2":
-        return torch.exp(-square / bandwidth**2)
-    if kernel == "bilateral":
-        return near * torch.exp(-0.5 * square / bandwidth**2)
-    return near * size if kernel == "bilateral_ref" else size
-
-
-def _one_hot_of_order(counts: Tensor, kernel: str, dtype: torch.dtype) -> Tensor:
-    """One-hot of a statistic of each patch's labels, from their counts ``(N, K, *S)``."""
-    counts = counts.long()
-    last = counts.shape[1] - 1
-    if kernel == "max":
-        index = last - (counts.flip(1) > 0).int().argmax(1)
-    elif kernel == "min":
-        index = (counts > 0).int().argmax(1)
-    elif kernel == "median":  # the lower of two
-        middle = (counts.sum(1, keepdim=True) + 1) // 2
-        index = (counts.cumsum(1) >= middle).int().argmax(1)
-    else:
-        index = counts.argmax(1)  # the smallest of the most frequent
-    return torch.zeros_like(counts, dtype=dtype).scatter_(1, index.unsqueeze(1), 1.0)
-
-
-def region_weights(
-    labels: Tensor,
-    region: Tensor | None,
-    counts: Tensor,
-    num_regions: int,
-    num_classes: int,
-    normaliser: Normaliser,
-) -> Tensor:
-    """Weight of a voxel in a mean over regions, by its region and label.
-
-    ``all``: 1 / n, n being all voxels that count, so that a region weighs what it holds.
-    ``region``: 1 / n_r, every region weighs the same. ``label``: 1 / (n_rc C_r), C_r being the
-    label classes that the region holds: within a region every class weighs the same.
-
-    Args:
-        labels: integer ``(N, *S)``.
-        region: integer ``(N, *S)`` in [0, R); None with ``all``.
-        counts: bool ``(N, *S)``, the voxels that count.
-        num_regions: R.
-        num_classes: K.
-        normaliser: see above.
-
-    Returns:
-        float64 ``(R, K)``, 0 where there is no voxel (with ``all``: where there is none at all).
-    """
-    if normaliser == "all" or region is None:
-        n = counts.count_nonzero().double()
-        return torch.where(n > 0, 1 / n.clamp(min=1), 0.0).expand(num_regions, num_classes)
-    group = torch.where(counts, region.long() * num_classes + labels.long(), 0)
-    n = torch.zeros(num_regions * num_classes, dtype=torch.float64, device=labels.device)
-    n.index_add_(0, group.flatten(), counts.flatten().double())
-    n = n.view(num_regions, num_classes)
-    present = n > 0
-    if normaliser == "region":
-        divisor = n.sum(1, keepdim=True).expand_as(n)
-    else:
-        divisor = n * present.sum(1, keepdim=True)
-    return torch.where(present, 1 / divisor.clamp(min=1), 0.0)
+        return torch.exp(-d.abs().mean(1) / bandwidth)
+    return torch.exp(-d.square().mean(1) / bandwidth**2)
 
 
 def kernel_sizes(axes: int, kernel_size: KernelSize) -> tuple[int, ...]:
@@ -462,10 +379,9 @@ def _smoother(kernel: Kernel, sigma: float) -> Callable[[Tensor, tuple[int, ...]
     """Return a function that sums padded x over the patches of the given sizes, weighted."""
     if kernel == "mean":
         return lambda x, sizes: _fold(x, sizes, torch.add)
-    profile = _erf_profile if kernel == "gaussian_full" else _gaussian_profile
     if kernel == "svls":
         return lambda x, sizes: _svls_sum(x, sizes, sigma)
-    return lambda x, sizes: _separable_sum(x, [profile(k, sigma) for k in sizes])
+    return lambda x, sizes: _separable_sum(x, [_erf_profile(k, sigma) for k in sizes])
 
 
 def _gaussian_profile(k: int, sigma: float) -> list[float]:

@@ -36,6 +36,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -47,7 +48,6 @@ from segcal.binning import (
     BinStatistics,
     MassHistogram,
     equal_mass_statistics,
-    mean_gap,
 )
 from segcal.counting import (
     BRIER,
@@ -142,12 +142,12 @@ class Tally:
         """How many there are."""
         return int(self.cells[TOP, :, PREDICTIONS].sum())
 
-    @property
+    @cached_property
     def top(self) -> BinStatistics:
         """Equal-width bins of the top label."""
         return self._bins(TOP)
 
-    @property
+    @cached_property
     def classes(self) -> list[BinStatistics]:
         """Equal-width bins of ``p_k`` against ``y = k``, one for every class."""
         return [self._bins(1 + k) for k in range(self.num_classes)]
@@ -167,44 +167,16 @@ class Tally:
         """Histogram of every class's probabilities above the threshold."""
         return [self.mass(1 + k) for k in range(self.num_classes)]
 
-    def metrics(
-        self, groups: int, exact: Sequence[BinStatistics] | None = None
-    ) -> dict[str, float]:
-        """Calibration of these voxels by name; fractions of 1, NLL in nats, NaN without voxels.
+    def equal_mass_groups(self, groups: int) -> list[BinStatistics]:
+        """Groups of equal mass, of the top label, then of every class, from the cells.
+
+        They are those of probabilities moved by at most the width of a cell;
+        :meth:`Voxels.equal_mass_groups` gives them exactly.
 
         Args:
-            groups: R of the equal-mass groups of AECE and TACE.
-            exact: those groups, see :meth:`Voxels.equal_mass_groups`; None takes them from the
-                cells, as if probabilities had been moved by at most the width of a cell, and adds
-                ``aece_bound``, how far that can move ``aece``.
+            groups: R of them.
         """
-        top, classes, n = self.top, self.classes, self.voxels
-        per_channel = exact or [h.groups(groups) for h in (self.top_mass, *self.class_mass)]
-        parts = [c.murphy() for c in classes]
-        found = {
-            "accuracy": float(top.hit_sum.sum() / n) if n else np.nan,
-            "ece": top.expected_error(),
-            "over": top.overconfidence(),
-            "under": top.underconfidence(),
-            "ace": top.average_error(),
-            "mce": top.maximum_error(),
-            "aece": per_channel[0].expected_error(),
-            "cece": float(np.mean([c.expected_error() for c in classes])),
-            "tace": mean_gap(per_channel[1:]),
-            "nll": self.nll_sum / n if n else np.nan,
-            "brier": self.brier_sum / n if n else np.nan,
-            "brier_reliability": sum(p.reliability for p in parts),
-            "brier_resolution": sum(p.resolution for p in parts),
-        }
-        return found if exact else {**found, "aece_bound": self.top_mass.error_bound(groups)}
-
-    def tace_ref(self) -> float:
-        """See :func:`segcal.metrics.tace.tace_ref`, over these voxels."""
-        occurring = [k for k, c in enumerate(self.classes) if c.hit_sum.sum() > 0]
-        if not occurring:
-            return float("nan")
-        errors = [c.expected_error() for c in self.kept[: occurring[-1] + 1]]
-        return float(np.mean(np.nan_to_num(errors)))
+        return [mass.groups(groups) for mass in (self.top_mass, *self.class_mass)]
 
     def mass(self, channel: int) -> MassHistogram:
         """Histogram of a channel: 0 the top label, 1 + k class k above the threshold.

@@ -22,7 +22,7 @@ CASES = [
     (Margin, {"margin": 2.0}),
     (Margin, {"margin": 2.0, "power": 2, "class_reduction": "sum"}),
     (CRaC, {"lambda0": 0.3}),
-    (CRaC, {"lambda0": 0.3, "normaliser": "label", "function": "p2"}),
+    (CRaC, {"lambda0": 0.3, "function": "p2"}),
     (CALS, {"lambda0": 0.3, "margin": 2.0}),
 ]
 

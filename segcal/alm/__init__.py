@@ -1,6 +1,6 @@
 """Augmented Lagrangian: functions of a constraint, and multipliers that validation updates."""
 
-from segcal.alm.functions import FUNCTIONS, equality, p2, p3, phr, relu
+from segcal.alm.functions import FUNCTIONS, p2, p3, phr, relu
 from segcal.alm.lagrangian import AugmentedLagrangian
 
-__all__ = ["FUNCTIONS", "AugmentedLagrangian", "equality", "p2", "p3", "phr", "relu"]
+__all__ = ["FUNCTIONS", "AugmentedLagrangian", "p2", "p3", "phr", "relu"]

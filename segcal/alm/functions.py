@@ -1,4 +1,4 @@
-"""Functions P of a constraint z <= 0 (or z = 0), their multipliers lam and parameters rho.
+"""Functions P of a constraint z <= 0, their multipliers lam and parameters rho.
 
 An objective with constraints is ``L + mean_i sum P(z_i; lam, rho)``; Liu et al., CALS, Alg. 2 and
 eq. 9; Birgin and Martínez, "Practical augmented Lagrangian methods". Each returns P and its
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from segcal.sweep.terms import Z_LINEAR
 
-FunctionName = Literal["phr", "p2", "p3", "relu", "equality"]
+FunctionName = Literal["phr", "p2", "p3", "relu"]
 Weight = Tensor | float
 Function = Callable[[Tensor, Weight, Weight], tuple[Tensor, Tensor]]
 
@@ -89,18 +89,6 @@ def relu(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     return lam * _sides(z)[0], lam * (z >= 0)
 
 
-def equality(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
-    """Augmented Lagrangian of the constraint z = 0, and its derivative in z.
-
-    ``lam z + rho z^2 / 2``; lam may be negative. Arguments and result as in :func:`phr`.
-    """
-    lam, rho = _like(z, lam), _like(z, rho)
-    inside, beyond = _split(z)
-    derivative = lam + rho * inside
-    value = lam * inside + 0.5 * rho * inside.square()
-    return value + derivative.detach() * beyond, derivative
-
-
 def _like(z: Tensor, weight: Weight) -> Tensor:
     return torch.as_tensor(weight, dtype=z.dtype, device=z.device)
 
@@ -120,5 +108,4 @@ FUNCTIONS: dict[str, Function] = {
     "p2": p2,
     "p3": p3,
     "relu": relu,
-    "equality": equality,
 }

@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from segcal.alm.functions import FUNCTIONS, FunctionName
-from segcal.neighbourhood import Normaliser, region_weights
 from segcal.sweep.fused import Statistics, statistics, supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import check_background, check_choice, full_precision
 from segcal.term import DualStep, LearnedTerm, Reduce
 
 Average = Literal["all", "region"]
-OnNonfinite = Literal["raise", "skip_case"]
 
 LAMBDA_SUSPICIOUS = 100.0
 """A multiplier above this says that the constraint cannot be met; the user is told."""
@@ -48,14 +46,12 @@ class AugmentedLagrangian(LearnedTerm):
         num_regions: R.
         per_channel: every channel has regions of its own: the region map is ``(N, K, *S)``.
         function: P of :mod:`segcal.alm.functions`: ``phr``, ``p2``, ``p3`` or ``relu`` for
-            z <= 0; ``equality`` for z = 0, whose multipliers may be negative, down to minus the
-            upper bound.
-        lambda0: initial multipliers; None starts at the lower bound (``equality``: at 0).
+            z <= 0.
+        lambda0: initial multipliers; None starts at the lower bound.
         rho0: initial penalty parameter, also its lower bound.
         rho_max: upper bound of rho (in the published code, not in the paper).
         gamma: factor by which rho grows.
         tau: rho grows where the constraint exceeds `tau` times that of the previous pass.
-        lambda_period: multipliers are updated every so many passes.
         rho_period: rho is looked at every so many passes (comparing with the pass just before, as
             the published code does; the paper's algorithm looks at every pass).
         lambda_bounds: multipliers are clipped to these.
@@ -66,12 +62,7 @@ class AugmentedLagrangian(LearnedTerm):
             code does (changes lam by 1e-6 at most while no P' exceeds the upper bound).
         include_background: whether class 0 is penalised; if not, its multipliers stay and its z
             are neither in the sum nor in the number of classes that it is divided by.
-        normaliser: what the penalty of a voxel is divided by: all valid voxels (``all``, as
-            published), those of its region (``region``), or those of its region and label class
-            (``label``), see :func:`segcal.neighbourhood.region_weights`.
         start_epoch: passes to wait; until then the penalty is 0 and nothing is updated.
-        on_nonfinite: what :meth:`observe` does with logits that are not finite: ``raise``, or
-            ``skip_case``, which leaves the case out and says so in the notes.
         fused: compute value and gradient in one sweep where that is possible (see
             :mod:`segcal.sweep`); False keeps to ordinary torch operations, which can be
             differentiated twice.
@@ -88,7 +79,6 @@ class AugmentedLagrangian(LearnedTerm):
     derivative_sum: Tensor
     constraint_sum: Tensor
     count: Tensor
-    skipped: Tensor
 
     def __init__(
         self,
@@ -103,51 +93,36 @@ class AugmentedLagrangian(LearnedTerm):
         rho_max: float = 10.0,
         gamma: float = 1.2,
         tau: float = 0.9,
-        lambda_period: int = 1,
         rho_period: int = 10,
         lambda_bounds: tuple[float, float] = (1e-6, 1e6),
         average: Average = "all",
         clamp_elementwise: bool = False,
         include_background: bool = True,
-        normaliser: Normaliser = "all",
         start_epoch: int = 0,
-        on_nonfinite: OnNonfinite = "raise",
         fused: bool = True,
     ) -> None:
         super().__init__()
         low, high = lambda_bounds
-        two_sided = function == "equality"
-        if lambda0 is None:
-            lambda0 = 0.0 if two_sided else low
+        lambda0 = low if lambda0 is None else lambda0
         fewest = 1 if per_channel else 2
         if num_classes < fewest:
             raise ValueError(f"num_classes: expected at least {fewest}, got {num_classes}")
-        if per_channel and normaliser != "all":
-            raise ValueError(f"normaliser: expected 'all' with per_channel, got {normaliser!r}")
         check_choice("function", function, tuple(FUNCTIONS))
-        for name, choice, choices in (
-            ("average", average, Average),
-            ("normaliser", normaliser, Normaliser),
-            ("on_nonfinite", on_nonfinite, OnNonfinite),
-        ):
-            check_choice(name, choice, get_args(choices))
+        check_choice("average", average, get_args(Average))
         check_background(include_background, per_channel)
         if start_epoch < 0:
             raise ValueError(f"start_epoch: expected >= 0, got {start_epoch}")
-        start = abs(lambda0) if two_sided else lambda0
-        if not (0 < low <= high and start <= high and (two_sided or low <= start)):
+        if not 0 < low <= lambda0 <= high:
             raise ValueError(
-                "lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high "
-                f"(equality: |lambda0| <= high), got {lambda_bounds}, {lambda0}"
+                "lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high, "
+                f"got {lambda_bounds}, {lambda0}"
             )
         if not 0 < rho0 <= rho_max < math.inf:
             raise ValueError(f"rho0: expected 0 < rho0 <= rho_max, got {rho0} and {rho_max}")
         if not 1 <= gamma < math.inf or not 0 < tau <= 1:
             raise ValueError(f"gamma, tau: expected gamma >= 1, 0 < tau <= 1, got {gamma}, {tau}")
-        if lambda_period < 1 or rho_period < 1:
-            raise ValueError(
-                f"lambda_period, rho_period: expected >= 1, got {lambda_period}, {rho_period}"
-            )
+        if rho_period < 1:
+            raise ValueError(f"rho_period: expected >= 1, got {rho_period}")
         if function == "p3" and lambda0 < 1e-3:
             warnings.warn(
                 f"function p3 multiplies its multipliers, which hardly leave lambda0 = {lambda0:g}"
@@ -161,15 +136,12 @@ class AugmentedLagrangian(LearnedTerm):
         self.rho_bounds = (rho0, rho_max)
         self.gamma = gamma
         self.tau = tau
-        self.lambda_period = lambda_period
         self.rho_period = rho_period
-        self.lambda_bounds = (-high if two_sided else low, high)
+        self.lambda_bounds = (low, high)
         self.average = average
         self.clamp_elementwise = clamp_elementwise
         self.include_background = include_background
-        self.normaliser: Normaliser = normaliser
         self.start_epoch = start_epoch
-        self.on_nonfinite = on_nonfinite
         self.fused = fused
         shape = (num_regions, num_classes)
 
@@ -185,7 +157,6 @@ class AugmentedLagrangian(LearnedTerm):
         state("derivative_sum", torch.zeros(shape, dtype=torch.float64))
         state("constraint_sum", torch.zeros(shape, dtype=torch.float64))
         state("count", torch.zeros(counted, dtype=torch.int64))
-        state("skipped", torch.zeros((), dtype=torch.int64))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AugmentedLagrangian:
         """Move the state with the module, but keep its types: half precision cannot sum it."""
@@ -244,16 +215,9 @@ class AugmentedLagrangian(LearnedTerm):
             z, region = self.constraints(x, labels)
             value, _ = self._evaluate(z, region)
             valid = region >= 0
-            if self.normaliser == "all":  # also where every channel has regions of its own
-                kept = torch.where(valid if self.per_channel else valid.unsqueeze(1), value, 0.0)
-                entries = valid.sum() * (1 if self.per_channel else self.num_penalised)
-                return kept.sum() / (entries.clamp(min=1) * self.num_regions)
-            weight = region_weights(
-                labels, region, valid, self.num_regions, self.num_classes, self.normaliser
-            ).to(x)
-            weight = weight[region.clamp(min=0), torch.where(valid, labels, 0).long()]
-            kept = torch.where(valid, value.sum(1) * weight, 0.0)
-            return kept.sum() / (self.num_penalised * self.num_regions)
+            kept = torch.where(valid if self.per_channel else valid.unsqueeze(1), value, 0.0)
+            entries = valid.sum() * (1 if self.per_channel else self.num_penalised)
+            return kept.sum() / (entries.clamp(min=1) * self.num_regions)
 
     def weights_in_force(self) -> tuple[Tensor, Tensor]:
         """Return lam and rho ``(R, K)``; zeros before `start_epoch`, and where nothing counts."""
@@ -282,25 +246,17 @@ class AugmentedLagrangian(LearnedTerm):
         """Add a validation batch to the sums, with the multipliers as they are now.
 
         Raises:
-            ValueError: logits that are not finite, which must not reach the multipliers, with
-                ``on_nonfinite="raise"``.
+            ValueError: logits that are not finite, which must not reach the multipliers.
         """
-        skipped = 0
-        if self.on_nonfinite == "skip_case":
-            finite = torch.isfinite(logits).flatten(1).all(1)
-            skipped = int((~finite).sum())
-            logits, labels = logits[finite], labels[finite]
         derivatives, constraints, voxels = self._statistics(logits, labels)
         if not bool(torch.isfinite(derivatives + constraints).all()):
             raise ValueError(
                 "logits: not finite in a validation batch; this penalty's sums and multipliers "
-                "were not changed. Look for a diverged training or an fp16 overflow, or leave such "
-                'cases out with on_nonfinite="skip_case"'
+                "were not changed. Look for a diverged training or an fp16 overflow"
             )
         self.derivative_sum += derivatives
         self.constraint_sum += constraints
         self.count += voxels
-        self.skipped += skipped
 
     def _statistics(self, logits: Tensor, labels: Tensor) -> Statistics:
         """Sums of P' and of the constraint per region and class."""
@@ -313,7 +269,6 @@ class AugmentedLagrangian(LearnedTerm):
             _, derivative = self._evaluate(z, region)
             if self.clamp_elementwise:
                 derivative = derivative.clamp(*self.lambda_bounds)
-            size = z.abs() if self.function == "equality" else z
             axes = [0, *range(2, z.ndim)]
             where = region if self.per_channel else region.unsqueeze(1)
             regions = [where == r for r in range(self.num_regions)]
@@ -321,7 +276,7 @@ class AugmentedLagrangian(LearnedTerm):
                 torch.stack(
                     [torch.where(r, v, 0.0).sum(axes, dtype=torch.float64) for r in regions]
                 )
-                for v in (derivative, size)
+                for v in (derivative, z)
             )
             return Statistics(derivatives, constraints, torch.stack([r.sum(axes) for r in regions]))
 
@@ -344,7 +299,6 @@ class AugmentedLagrangian(LearnedTerm):
                 self.derivative_sum.flatten(),
                 self.constraint_sum.flatten(),
                 self.count.flatten().double(),
-                self.skipped.double().view(1),
             ]
         )
         if reduce is not None:
@@ -352,8 +306,7 @@ class AugmentedLagrangian(LearnedTerm):
         n_weights = self.num_regions * self.num_classes
         derivative_sum = packed[:n_weights].view_as(self.lam)
         constraint_sum = packed[n_weights : 2 * n_weights].view_as(self.lam)
-        n = packed[2 * n_weights : -1].view_as(self.count)
-        skipped = int(packed[-1])
+        n = packed[2 * n_weights :].view_as(self.count)
         seen = n > 0
         notes = [
             f"region {r} had no voxel in validation; its multipliers stay"
@@ -362,8 +315,6 @@ class AugmentedLagrangian(LearnedTerm):
         ]
         if not seen.any():
             notes.append("no voxel was observed in validation; nothing is updated")
-        if skipped:
-            notes.append(f"{skipped} cases with logits that are not finite were left out")
         total = n.sum(0)
         divisor = n.clamp(min=1) if self.average == "region" else total.clamp(min=1)
         constraint = constraint_sum / divisor
@@ -378,10 +329,9 @@ class AugmentedLagrangian(LearnedTerm):
             )
         elif anything:
             lam_before = self.lam.clone()
-            if (int(self.step) + 1) % self.lambda_period == 0:
-                rest = 0.0 if self.average == "region" else (total - n) * self.lam
-                target = ((derivative_sum + rest) / divisor).clamp(*self.lambda_bounds)
-                self.lam.copy_(torch.where(moves, target, self.lam))
+            rest = 0.0 if self.average == "region" else (total - n) * self.lam
+            target = ((derivative_sum + rest) / divisor).clamp(*self.lambda_bounds)
+            self.lam.copy_(torch.where(moves, target, self.lam))
             if (int(self.step) + 1) % self.rho_period == 0:
                 stuck = constraint > self.tau * self.previous.clamp(min=0)
                 stuck &= moves & self.has_previous
@@ -391,7 +341,7 @@ class AugmentedLagrangian(LearnedTerm):
             self.has_previous |= seen
             self.step += 1
             limit = min(LAMBDA_SUSPICIOUS, self.lambda_bounds[1])
-            if bool(((self.lam.abs() >= limit) & (lam_before.abs() < limit)).any()):
+            if bool(((self.lam >= limit) & (lam_before < limit)).any()):
                 notes.append(
                     f"a multiplier reached {limit:g}: the constraint cannot be met; lower rho0 or "
                     "the margins"
@@ -408,7 +358,7 @@ class AugmentedLagrangian(LearnedTerm):
 
     def start_pass(self) -> None:
         """Forget what was observed since the last update."""
-        for sums in (self.derivative_sum, self.constraint_sum, self.count, self.skipped):
+        for sums in (self.derivative_sum, self.constraint_sum, self.count):
             sums.zero_()
 
     def extra_repr(self) -> str:
@@ -418,7 +368,6 @@ class AugmentedLagrangian(LearnedTerm):
             "function": self.function,
             "rho_bounds": self.rho_bounds,
             "average": self.average,
-            "normaliser": self.normaliser,
             "start_epoch": self.start_epoch,
             "per_channel": self.per_channel,
             "fused": self.fused,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -24,10 +23,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from segcal.tensors import as_array, check_choice, check_label_values, full_precision, valid_mask
+from segcal.tensors import as_array, check_label_values, full_precision, valid_mask
 from segcal.term import TwoViewTerm
-
-Compat = Literal["bwcr"]
 
 
 def boundary_weight(
@@ -39,7 +36,6 @@ def boundary_weight(
     weight_max: float = 1.0,
     weight_min: float | None = None,
     spacing: Sequence[float] | None = None,
-    compat: Compat | None = None,
     ignore_index: int | None = None,
 ) -> Tensor:
     """Weight of a voxel by its distance to the nearest boundary of a foreground class.
@@ -58,8 +54,6 @@ def boundary_weight(
         weight_max: largest weight, without `weight_min`.
         weight_min: smallest weight; None takes a hundredth of `weight_max`.
         spacing: voxel size in mm along each axis; one voxel is then its smallest.
-        compat: ``bwcr`` rounds distances up outside and down inside and takes an object of at most
-            two voxels' thickness for absent, as the published code does.
         ignore_index: label of voxels that belong to no class.
 
     Returns:
@@ -68,7 +62,7 @@ def boundary_weight(
     Raises:
         ValueError: options or labels out of range.
     """
-    _check_weights(radius, power, weight_max, weight_min, compat)
+    _check_weights(radius, power, weight_max, weight_min)
     axes = labels.ndim - 1
     if not 1 <= axes <= 3 or (spacing is not None and len(spacing) != axes):
         raise ValueError(
@@ -82,7 +76,7 @@ def boundary_weight(
     weight = np.full(array.shape, weight_min, dtype=np.float32)
     for n, one in enumerate(array if array.size else ()):
         for k in set(range(1, num_classes)) - {ignore_index}:
-            box, distance = _distance(one == k, radius, sampling, compat)
+            box, distance = _distance(one == k, radius, sampling)
             if distance is not None:
                 near = np.maximum(radius - distance, 0) / radius
                 part = weight[n][box]
@@ -91,7 +85,7 @@ def boundary_weight(
 
 
 def _distance(
-    mask: NDArray[np.bool_], radius: float, sampling: NDArray[np.float64], compat: str | None
+    mask: NDArray[np.bool_], radius: float, sampling: NDArray[np.float64]
 ) -> tuple[tuple[slice, ...], NDArray[np.float64] | None]:
     """Distance to the boundary in the box that the radius reaches; None without a boundary."""
     found = ndimage.find_objects(mask.astype(np.uint8))
@@ -105,10 +99,6 @@ def _distance(
     voxel = sampling.min()
     within = ndimage.distance_transform_edt(inside, sampling) - voxel
     beyond = ndimage.distance_transform_edt(~inside, sampling)
-    if compat == "bwcr":
-        within, beyond = np.floor(within), np.ceil(beyond)
-        if within.max() < 1:
-            return (), None
     return box, np.where(inside, np.maximum(within, 0), beyond)
 
 
@@ -117,8 +107,6 @@ def consistency(
     second: Tensor,
     weight: Tensor,
     inside: Tensor | None = None,
-    *,
-    full_size: bool = False,
 ) -> Tensor:
     """Weighted mean square of the difference of two views' logits, both with gradient.
 
@@ -129,7 +117,6 @@ def consistency(
         second: those of the other.
         weight: lambda, ``(N, *S)``.
         inside: M, bool ``(N, *S)``: voxels that both views saw; None for all.
-        full_size: divide by all voxels (the published code), so that wide warps lower the loss.
 
     Returns:
         scalar; 0 with zero gradient when nothing is inside.
@@ -150,12 +137,11 @@ def consistency(
         if inside is None:
             inside = torch.ones_like(weight, dtype=torch.bool)
         total = torch.where(inside, square * weight.to(square), 0.0).sum()
-        count = torch.tensor(inside.numel()) if full_size else inside.sum()
-        return total / count.to(total.device).clamp(min=1)
+        return total / inside.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
-class View:
+class AffineView:
     """One random transform of a batch: an affine map of space, and of intensities.
 
     Attributes:
@@ -236,20 +222,20 @@ class BWCR(TwoViewTerm):
 
     Where we differ from the published code: it rounds distances, takes objects of two voxels'
     thickness for absent and divides by all voxels, so that wide warps lower the loss
-    (``compat="bwcr"``); its transforms include elastic ones. Ours are affine (in the plane of the
-    last two axes, so that thick slices stay where they are), contrast, brightness and noise. Its
-    supervised loss is averaged over the K classes, too, beside which its consistency weighs K times
-    what ``alpha=1`` does beside plain cross-entropy: see the recipe ``bwcr_published``.
+    (:class:`segcal.reproduction.bwcr.PublishedBWCR`); its transforms include elastic ones. Ours are
+    affine (in the plane of the last two axes, so that thick slices stay where they are), contrast,
+    brightness and noise. Its supervised loss is averaged over the K classes, too, beside which its
+    consistency weighs K times what ``alpha=1`` does beside plain cross-entropy: see the recipe
+    ``bwcr_published``.
 
     Args:
         num_classes: K.
         alpha: weight.
-        radius: see :func:`boundary_weight`, as the next five.
+        radius: see :func:`boundary_weight`, as the next four.
         power: see there.
         weight_max: see there.
         weight_min: see there.
         spacing: see there; also makes rotations right where voxels are not square.
-        compat: see there; ``bwcr`` also divides by all voxels.
         rotation: largest angle, degrees.
         scaling: largest deviation of the zoom from 1.
         translation: largest shift, as a fraction of each axis.
@@ -262,8 +248,6 @@ class BWCR(TwoViewTerm):
         ValueError: options out of range.
     """
 
-    """For hosts: this term compares two views and is not a function of one set of logits."""
-
     def __init__(
         self,
         num_classes: int,
@@ -274,7 +258,6 @@ class BWCR(TwoViewTerm):
         weight_max: float = 1.0,
         weight_min: float | None = None,
         spacing: Sequence[float] | None = None,
-        compat: Compat | None = None,
         rotation: float = 15.0,
         scaling: float = 0.1,
         translation: float = 0.05,
@@ -286,7 +269,7 @@ class BWCR(TwoViewTerm):
         super().__init__()
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha: expected a finite weight >= 0, got {alpha}")
-        _check_weights(radius, power, weight_max, weight_min, compat)
+        _check_weights(radius, power, weight_max, weight_min)
         if spacing is not None and not all(0 < mm < math.inf for mm in spacing):
             raise ValueError(f"spacing: expected positive numbers, got {spacing}")
         for name, value, limit in (
@@ -306,7 +289,6 @@ class BWCR(TwoViewTerm):
         self.weight_max = weight_max
         self.weight_min = weight_min
         self.spacing = None if spacing is None else tuple(spacing)
-        self.compat: Compat | None = compat
         self.rotation = rotation
         self.scaling = scaling
         self.translation = translation
@@ -315,7 +297,9 @@ class BWCR(TwoViewTerm):
         self.noise = noise
         self.ignore_index = ignore_index
 
-    def draw(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[View, View]:
+    def draw(
+        self, images: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[AffineView, AffineView]:
         """Draw two views of `images` ``(N, C, *S)``, S of 2 or 3 axes.
 
         Args:
@@ -334,7 +318,7 @@ class BWCR(TwoViewTerm):
             raise ValueError(f"spacing: expected {axes} values, got {self.spacing}")
         return self._view(images, generator), self._view(images, generator)
 
-    def _view(self, images: Tensor, generator: torch.Generator | None) -> View:
+    def _view(self, images: Tensor, generator: torch.Generator | None) -> AffineView:
         n, axes = images.shape[0], images.ndim - 2
 
         def uniform(largest: float, *shape: int) -> Tensor:
@@ -353,7 +337,7 @@ class BWCR(TwoViewTerm):
         matrix[:, :2, -1] = uniform(2 * self.translation, 2)  # rows 0, 1 are the last two axes
         inverse = torch.linalg.inv(matrix)
         ones = (1,) * (axes + 1)
-        return View(
+        return AffineView(
             matrix=matrix[:, :-1].to(images.device),
             inverse=inverse[:, :-1].to(images.device),
             gain=(1 + uniform(self.contrast)).view(n, *ones).to(images.device),
@@ -371,13 +355,19 @@ class BWCR(TwoViewTerm):
             first: ``(N, K, *S)``.
             second: ``(N, K, *S)``.
             labels: integer ``(N, *S)`` of the original frame.
-            inside: bool ``(N, *S)``, see :meth:`View.inside`.
+            inside: bool ``(N, *S)``, see :meth:`AffineView.inside`.
         """
         if first.ndim < 3 or first.shape[1] != self.num_classes:
             raise ValueError(
                 f"logits: expected {self.num_classes} classes on axis 1, got {tuple(first.shape)}"
             )
-        weight = boundary_weight(
+        counts = valid_mask(labels, self.ignore_index)
+        counts = counts if inside is None else counts & inside
+        return self.alpha * consistency(first, second, self.weight(labels), counts)
+
+    def weight(self, labels: Tensor) -> Tensor:
+        """Return lambda ``(N, *S)`` of `labels`, see :func:`boundary_weight`."""
+        return boundary_weight(
             labels,
             self.num_classes,
             radius=self.radius,
@@ -385,22 +375,15 @@ class BWCR(TwoViewTerm):
             weight_max=self.weight_max,
             weight_min=self.weight_min,
             spacing=self.spacing,
-            compat=self.compat,
             ignore_index=self.ignore_index,
         )
-        counts = valid_mask(labels, self.ignore_index)
-        counts = counts if inside is None else counts & inside
-        full_size = self.compat == "bwcr"
-        return self.alpha * consistency(first, second, weight, counts, full_size=full_size)
 
 
 def _check_weights(
-    radius: float, power: float, weight_max: float, weight_min: float | None, compat: str | None
+    radius: float, power: float, weight_max: float, weight_min: float | None
 ) -> None:
     for name, value in (("radius", radius), ("power", power), ("weight_max", weight_max)):
         if not 0 < value < math.inf:
             raise ValueError(f"{name}: expected a positive number, got {value}")
     if weight_min is not None and not 0 <= weight_min < math.inf:
         raise ValueError(f"weight_min: expected a number >= 0, got {weight_min}")
-    if compat is not None:
-        check_choice("compat", compat, get_args(Compat))

@@ -33,7 +33,6 @@ class CALS(AugmentedLagrangian):
         num_classes: K.
         margin: m; 10 for images, 6 for text in the paper.
         rho0: initial penalty parameter, 1 in the paper.
-        normalize: divide by m.
         ignore_index: label to leave out, of the penalty and of the statistics.
         **alm: further arguments of :class:`segcal.alm.AugmentedLagrangian`.
 
@@ -47,22 +46,19 @@ class CALS(AugmentedLagrangian):
         margin: float = 10.0,
         rho0: float = 1.0,
         *,
-        normalize: bool = True,
         ignore_index: int | None = None,
         **alm: Any,
     ) -> None:
         super().__init__(num_classes, 1, rho0=rho0, **alm)
         _check_margin(margin)
         self.margin = margin
-        self.normalize = normalize
         self.ignore_index = ignore_index
 
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return z ``(N, K, *S)`` and regions ``(N, *S)``: 0, and -1 where ignored."""
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
-        z = logits.amax(1, keepdim=True) - logits - self.margin
-        region = torch.where(valid_mask(labels, self.ignore_index), 0, -1)
-        return (z / self.margin if self.normalize else z), region
+        z = (logits.amax(1, keepdim=True) - logits - self.margin) / self.margin
+        return z, torch.where(valid_mask(labels, self.ignore_index), 0, -1)
 
     def swept(self) -> Residual | None:
         """Describe the penalty to :mod:`segcal.sweep`."""
@@ -75,8 +71,7 @@ class CALS(AugmentedLagrangian):
             function=self.function,
             shape="upper",
             margins=(self.margin,),
-            scale=1 / self.margin if self.normalize else 1.0,
-            normaliser=self.normaliser,
+            scale=1 / self.margin,
             divisor=self.num_penalised,
             ignore_index=self.ignore_index,
             clip=self.lambda_bounds if self.clamp_elementwise else (-math.inf, math.inf),
@@ -105,7 +100,7 @@ class CALSHR(LearnedTerm):
         mu: factor of a move.
         tau: tolerance of the comparison.
         lambda_bounds: weights are clipped to these.
-        score: see above.
+        score: see above; ``weighted`` is kept to reproduce the published code.
         ignore_index: label to leave out.
         fused: compute value and gradient in one sweep (see :mod:`segcal.sweep`).
 

@@ -27,7 +27,6 @@ def logit_norm(
     labels: Tensor,
     *,
     p: float = 1.0,
-    center: bool = False,
     space: Space = "logits",
     ignore_index: int | None = None,
 ) -> Tensor:
@@ -41,7 +40,6 @@ def logit_norm(
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
         labels: integer ``(N, *S)``, for the ignored voxels alone.
         p: order of the norm, >= 1 and finite.
-        center: subtract the mean over classes first, which makes it shift invariant.
         space: of the ``logits``, or of ``softmax`` probabilities minus 1/K.
         ignore_index: label to leave out.
 
@@ -56,8 +54,6 @@ def logit_norm(
     with full_precision(logits) as x:
         if space == "softmax":
             x = torch.softmax(x, dim=1) - 1 / x.shape[1]
-        elif center:
-            x = x - x.mean(1, keepdim=True)
         size = x.abs()
         if p == 1:
             norm = size.sum(1)
@@ -76,7 +72,6 @@ class LogitNorm(Term):
         num_classes: K.
         alpha: weight; none is published, 0.01 is ours and needs tuning.
         p: see :func:`logit_norm`.
-        center: see there.
         space: see there.
         ignore_index: see there.
 
@@ -90,7 +85,6 @@ class LogitNorm(Term):
         alpha: float = 0.01,
         *,
         p: float = 1.0,
-        center: bool = False,
         space: Space = "logits",
         ignore_index: int | None = None,
     ) -> None:
@@ -101,7 +95,6 @@ class LogitNorm(Term):
         self.num_classes = num_classes
         self.alpha = alpha
         self.p = p
-        self.center = center
         self.space: Space = space
         self.ignore_index = ignore_index
 
@@ -112,7 +105,6 @@ class LogitNorm(Term):
             logits,
             labels,
             p=self.p,
-            center=self.center,
             space=self.space,
             ignore_index=self.ignore_index,
         )

@@ -44,7 +44,7 @@ def margin(
     its weight was found with the code, which we follow. Ties for the largest logit share the
     gradient (the code takes the first), and the slope at d = m is 1 (the code's is 0). The medical
     code's squared form is ``relu((d - m)^2) = (d - m)^2``, which also pulls logits apart: that is
-    ``two_sided``.
+    ``two_sided``, kept to reproduce it.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,7 +12,6 @@ from segcal.neighbourhood import (
     ImageKernel,
     Kernel,
     KernelSize,
-    OrderKernel,
     Padding,
     channel_proportions,
     check_options,
@@ -35,8 +33,7 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
-AnyKernel = Kernel | ImageKernel | OrderKernel
-KERNELS = (Kernel, ImageKernel, OrderKernel)
+AnyKernel = Kernel | ImageKernel
 Distance = Literal["l1", "l2"]
 Space = Literal["logits", "softmax"]
 
@@ -63,7 +60,9 @@ def nacl(
     ``R = (1/N) sum_i mean_k |tau_k(i) - l_k(i)|`` (``l2``: squared), Murugesan et al. 2024,
     "Neighbor-aware calibration of segmentation networks with penalty-based constraints". The paper
     sums over classes, its code averages; its weight 0.1 was found with the code, which we follow.
-    The target is a logit: inside an object it is the one-hot vector.
+    The target is a logit: inside an object it is the one-hot vector. The published code has further
+    kernels, by rank of the labels and by dissimilarity of the image, which
+    :mod:`segcal.reproduction.neighbourhood` keeps.
 
     Args:
         logits: floating ``(N, K, *S)``, S of 1 to 3 axes.
@@ -166,13 +165,7 @@ class NACL(Term):
             raise ValueError(f"alpha: expected a finite weight >= 0, got {alpha}")
         _check_options(distance, space, class_reduction)
         check_background(include_background, per_channel)
-        check_options(kernel_size, kernel, padding, sigma, bandwidth, KERNELS)
-        if kernel in get_args(OrderKernel):
-            warnings.warn(
-                f"kernel {kernel!r}: labels have no order, so this is only good to reproduce the "
-                "published code",
-                stacklevel=2,
-            )
+        check_options(kernel_size, kernel, padding, sigma, bandwidth, (Kernel, ImageKernel))
         self.num_classes = num_classes
         self.alpha = alpha
         self.distance: Distance = distance

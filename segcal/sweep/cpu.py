@@ -29,20 +29,16 @@ from torch import Tensor
 from segcal.compiling import compiled
 from segcal.sweep.terms import (
     ABS,
-    EQUALITY,
     FUNCTION_CODES,
-    MAP,
     NOTHING,
     P2,
     P3,
-    PATCH,
     PHR,
     RELU,
     SHAPE_CODES,
     UPPER,
     Z_LINEAR,
-    Job,
-    region_code,
+    SweepPlan,
 )
 
 STRETCH = 512
@@ -51,11 +47,11 @@ EXACT = {"contract", "nsz"}  # a * b + c in one rounding; -0 is 0
 SUMS = {"reassoc", "nsz"}  # partial sums side by side, in an order fixed by the compiler
 
 
-class _Plan(NamedTuple):
-    """A :class:`segcal.sweep.terms.Job` as compiled code takes it."""
+class _Numbers(NamedTuple):
+    """A :class:`segcal.sweep.terms.SweepPlan` as compiled code takes it."""
 
     ce_weight: NDArray[np.float64]
-    penalty_weight: NDArray[np.float64]
+    penalty_weight: float
     lam: NDArray[np.float64]
     rho: NDArray[np.float64]
     margins: NDArray[np.float64]
@@ -67,10 +63,8 @@ class _Plan(NamedTuple):
     penalty_factor: float
     shape: int
     function: int
-    regions: int
     from_largest: bool
     gaps: bool
-    one_penalty_weight: bool
     one_ce_weight: bool
     with_ce: bool
     with_gradient: bool
@@ -316,9 +310,6 @@ def _penalise(function, absolute, signed, u, lam, rho, weight, value, slope, pul
         elif function == RELU:
             v = zero if inside < zero else la * inside
             s = zero if inside < zero else la
-        elif function == EQUALITY:
-            v = la * inside + half * rh * inside * inside
-            s = la + rh * inside
         else:
             cubic = rh * rh if function == P2 else zero
             p = zero if inside < zero else inside
@@ -333,7 +324,7 @@ def _penalise(function, absolute, signed, u, lam, rho, weight, value, slope, pul
 
 
 @partial(compiled, fastmath=EXACT)
-def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, block):
+def _block(logits, codes, plan, gradient, all_sums, all_statistics, block):
     """Sweep the stretches of one block, adding to its row of the sums and statistics."""
     T = logits.dtype.type
     N, K, Z, plane_size = logits.shape
@@ -346,13 +337,13 @@ def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, 
     signed = zero if plan.shape == ABS else (T(1) if plan.shape == UPPER else T(-1))
     ce_factor, penalty_factor = T(plan.ce_factor), T(plan.penalty_factor)
     low, high = T(plan.clip_low), T(plan.clip_high)
-    every_weight, every_ce_weight = T(plan.penalty_weight[0, 0]), T(plan.ce_weight[0])
+    every_weight, every_ce_weight = T(plan.penalty_weight), T(plan.ce_weight[0])
     whole = plan.sizes[0] * plan.sizes[1] * plan.sizes[2]
     per_voxel = T(1) / T(whole)
     floats, bytes_ = np.empty((15, longest), logits.dtype), np.empty((4, longest), np.uint8)
     exps, counts = np.empty((K, longest), logits.dtype), np.empty((K, longest), np.uint8)
     column = np.empty(longest + plan.sizes[2] - 1, np.uint8)
-    neighbours = plan.regions == PATCH or not plan.from_largest
+    neighbours = not plan.from_largest
 
     sums, statistics = all_sums[block], all_statistics[block if plan.with_statistics else 0]
     stretches, per_block = _split(N * Z, plane_size)
@@ -377,18 +368,12 @@ def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, 
             mixed,
         )  # fmt: skip
         for x in range(width):
-            region[x] = mixed[x] if plan.regions == PATCH else 0
-        if plan.regions == MAP:
-            region[:] = region_map[n, z, start:stop]
+            region[x] = mixed[x] if R == 2 else 0
         for x in range(width):
             region[x] = region[x] if label[x] != NOTHING else np.uint8(NOTHING)
             weight[x] = every_weight if region[x] != NOTHING else zero
             value[x] = zero
             onto_largest[x] = zero
-        if not plan.one_penalty_weight:
-            for x in range(width):
-                if region[x] != NOTHING:
-                    weight[x] = T(plan.penalty_weight[region[x], label[x]])
         _by_region(region, plan.margins, margin)
         if not plan.from_largest:
             for x in range(width):
@@ -428,14 +413,11 @@ def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, 
                 _penalise(P2, a, b, u, lam, rho, weight, value, slope, pull)
             elif plan.function == P3:
                 _penalise(P3, a, b, u, lam, rho, weight, value, slope, pull)
-            elif plan.function == RELU:
-                _penalise(RELU, a, b, u, lam, rho, weight, value, slope, pull)
             else:
-                _penalise(EQUALITY, a, b, u, lam, rho, weight, value, slope, pull)
+                _penalise(RELU, a, b, u, lam, rho, weight, value, slope, pull)
             if plan.with_statistics:
                 for x in range(width):
                     clipped[x] = min(max(slope[x], low), high)
-                    u[x] = abs(u[x]) if plan.function == EQUALITY else u[x]
                 for r in range(R):
                     statistics[0, r, k] += _sum_of_region(clipped, region, r)
                     statistics[1, r, k] += _sum_of_region(u, region, r)
@@ -479,16 +461,13 @@ def _block(logits, codes, region_map, plan, gradient, all_sums, all_statistics, 
                     statistics[2, r, 0] += region[x] == r
 
 
-def run(
-    logits: Tensor, codes: Tensor, region: Tensor | None, job: Job
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sweep all voxels.
 
     Args:
         logits: float32 or float64 ``(N, K, Z, Y, X)``, contiguous.
         codes: uint8 labels, padded by half a patch.
-        region: uint8 ``(N, Z, Y, X)``; None where the job says which.
-        job: what to compute.
+        plan: what to compute.
 
     Returns:
         values ``(2,)`` of cross-entropy and penalty; statistics ``(3, R, K)``: sums of P' and of z,
@@ -496,19 +475,16 @@ def run(
         first two are float64.
     """
     n, k, z, y, x = logits.shape
-    with_map = region is not None
     stretches, per_block = _split(n * z, y * x)
     blocks = -(-stretches // per_block)
     sums = np.zeros((blocks, 2))
-    statistics = np.zeros((blocks if job.statistics else 1, 3, *job.residual.lam.shape))
+    statistics = np.zeros((blocks if plan.statistics else 1, 3, *plan.residual.lam.shape))
     planes, codes = logits.view(n, k, z, y * x), codes.contiguous()
-    gradient = torch.empty_like(planes) if job.gradient else logits.new_empty((0,) * 4)
-    region = codes.new_empty((0,) * 3) if region is None else region.reshape(n, z, y * x)
+    gradient = torch.empty_like(planes) if plan.gradient else logits.new_empty((0,) * 4)
     arguments = (
         planes.numpy(),
         codes.numpy(),
-        region.numpy(),
-        _plan(job, with_map),
+        _numbers(plan),
         gradient.numpy(),
         sums,
         statistics,
@@ -517,7 +493,7 @@ def run(
     return (
         torch.from_numpy(sums.sum(0)),
         torch.from_numpy(statistics.sum(0)),
-        gradient.view_as(logits) if job.gradient else None,
+        gradient.view_as(logits) if plan.gradient else None,
     )
 
 
@@ -569,37 +545,32 @@ def _openmp() -> Callable[..., None] | None:
     return cast(Callable[..., None], parallel)
 
 
-def _plan(job: Job, with_map: bool) -> _Plan:
-    residual = job.residual
-    with_ce = job.cross_entropy_weight is not None
-    penalty_weight = _float64(job.penalty_weight)
+def _numbers(plan: SweepPlan) -> _Numbers:
+    residual = plan.residual
+    with_ce = plan.cross_entropy_weight is not None
     ce_weight = (
-        penalty_weight[0]
-        if job.cross_entropy_weight is None
-        else _float64(job.cross_entropy_weight)
+        np.zeros(1) if plan.cross_entropy_weight is None else _float64(plan.cross_entropy_weight)
     )
-    return _Plan(
+    return _Numbers(
         ce_weight=ce_weight,
-        penalty_weight=penalty_weight,
+        penalty_weight=float(plan.penalty_weight),
         lam=_float64(residual.lam),
         rho=_float64(residual.rho),
         margins=np.array(residual.margins, dtype=np.float64),
-        sizes=job.sizes,
+        sizes=plan.sizes,
         scale=float(residual.scale),
         clip_low=float(residual.clip[0]),
         clip_high=float(residual.clip[1]),
-        ce_factor=float(job.factors[0]),
-        penalty_factor=float(job.factors[1]),
+        ce_factor=float(plan.factors[0]),
+        penalty_factor=float(plan.factors[1]),
         shape=SHAPE_CODES[residual.shape],
         function=FUNCTION_CODES[residual.function],
-        regions=region_code(residual, with_map),
         from_largest=residual.patch is None,
-        gaps=job.gaps,
-        one_penalty_weight=bool((penalty_weight == penalty_weight[0, 0]).all()),
+        gaps=plan.gaps,
         one_ce_weight=bool((ce_weight == ce_weight[0]).all()),
         with_ce=with_ce,
-        with_gradient=job.gradient,
-        with_statistics=job.statistics,
+        with_gradient=plan.gradient,
+        with_statistics=plan.statistics,
     )
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from segcal.sweep import terms
-from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, Job, region_code
+from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, SweepPlan
 
 BLOCK = 512
 PROGRAMS = 2048
@@ -26,9 +26,8 @@ NOTHING = tl.constexpr(terms.NOTHING)
 NO_CLASS = tl.constexpr(terms.NO_CLASS)
 Z_LINEAR = tl.constexpr(terms.Z_LINEAR)
 PHR, P2 = tl.constexpr(terms.PHR), tl.constexpr(terms.P2)
-RELU, EQUALITY = tl.constexpr(terms.RELU), tl.constexpr(terms.EQUALITY)
+RELU = tl.constexpr(terms.RELU)
 ABS, LOWER = tl.constexpr(terms.ABS), tl.constexpr(terms.LOWER)
-PATCH, MAP = tl.constexpr(terms.PATCH), tl.constexpr(terms.MAP)
 
 
 @triton.jit
@@ -84,9 +83,6 @@ def _penalise(z, lam, rho, FUNCTION: tl.constexpr):
     elif FUNCTION == RELU:
         v = tl.where(inside < 0, 0.0, lam * inside)
         s = tl.where(inside < 0, 0.0, lam)
-    elif FUNCTION == EQUALITY:
-        v = lam * inside + 0.5 * rho * inside * inside
-        s = lam + rho * inside
     else:
         cubic = rho * 0.0
         if FUNCTION == P2:
@@ -103,7 +99,6 @@ def _penalise(z, lam, rho, FUNCTION: tl.constexpr):
 def _sweep(
     logits,
     codes,
-    region_map,
     lam,
     rho,
     penalty_weight,
@@ -123,7 +118,6 @@ def _sweep(
     PATCH_X: tl.constexpr,
     FUNCTION: tl.constexpr,
     SHAPE: tl.constexpr,
-    REGIONS: tl.constexpr,
     FROM_LARGEST: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -142,6 +136,7 @@ def _sweep(
     high = tl.load(numbers + 2)
     ce_factor = tl.load(numbers + 3)
     penalty_factor = tl.load(numbers + 4)
+    weight = tl.load(penalty_weight)
     all_ce = tl.zeros((BLOCK,), tl.float64)
     all_penalties = tl.zeros((BLOCK,), tl.float64)
 
@@ -156,24 +151,18 @@ def _sweep(
         valid = label != NOTHING
         l_at = logits + n * K * per_class + v
 
-        counts = valid
         region = tl.zeros((BLOCK,), tl.int32)
-        if REGIONS == PATCH or not FROM_LARGEST:
+        if not FROM_LARGEST:
             packed, nothing, others = _look_around(
                 corner, inside, label, row, plane, 0,
                 PATCH_Z, PATCH_Y, PATCH_X, BITS, GROUP, BLOCK,
             )  # fmt: skip
             total = tl.maximum(PATCH_Z * PATCH_Y * PATCH_X - nothing, 1)
-        if REGIONS == PATCH:
+        if R == 2:
             region = (others > 0).to(tl.int32)
-        if REGIONS == MAP:
-            region = tl.load(region_map + n * per_class + v, mask=inside, other=NOTHING)
-            region = region.to(tl.int32)
-            counts = valid & (region != NOTHING)
-        entry = tl.where(counts, region, 0)
+        entry = tl.where(valid, region, 0)
         margin = tl.load(numbers + 5 + entry)
         entry *= K  # of class 0, in tables by region and class
-        weight = tl.load(penalty_weight + entry + label, mask=counts, other=0.0)
         if not FROM_LARGEST:
             margin = margin / total.to(T)
 
@@ -221,19 +210,17 @@ def _sweep(
             )
             penalty += value
             if statistics is not None:
-                if FUNCTION == EQUALITY:
-                    u = tl.abs(u)
                 size = u.to(tl.float64)
                 clipped = tl.where(slope < low, low, slope)
                 clipped = tl.where(clipped > high, high, clipped).to(tl.float64)
                 for r in range(R):
-                    here = counts & (region == r)
+                    here = valid & (region == r)
                     at = statistics + program * (3 * R * K) + r * K + k
                     tl.store(at, tl.load(at) + tl.sum(tl.where(here, clipped, 0.0), 0))
                     at += R * K
                     tl.store(at, tl.load(at) + tl.sum(tl.where(here, size, 0.0), 0))
             if gradient is not None:
-                g = tl.where(counts, slope * pull * weight * penalty_factor, 0.0)
+                g = tl.where(valid, slope * pull * weight * penalty_factor, 0.0)
                 if FROM_LARGEST:
                     g *= scale
                     onto_largest += g
@@ -241,7 +228,7 @@ def _sweep(
                 if ce_weight is not None:
                     g += tl.exp(logit - largest) * norm - tl.where(label == k, pull_ce, 0.0)
                 tl.store(gradient + n * K * per_class + v + k * per_class, g, mask=inside)
-        all_penalties += tl.where(counts, penalty * weight, 0.0).to(tl.float64)
+        all_penalties += tl.where(valid, penalty * weight, 0.0).to(tl.float64)
 
         if FROM_LARGEST and gradient is not None:
             ties = tl.zeros((BLOCK,), T)
@@ -258,7 +245,7 @@ def _sweep(
         if statistics is not None:
             for r in range(R):
                 at = statistics + program * (3 * R * K) + (2 * R + r) * K
-                found = tl.sum((counts & (region == r)).to(tl.int32), 0)
+                found = tl.sum((valid & (region == r)).to(tl.int32), 0)
                 tl.store(at, tl.load(at) + found)
             tl.debug_barrier()  # the next block adds to what this one has written
 
@@ -266,24 +253,22 @@ def _sweep(
     tl.store(sums + 2 * program + 1, tl.sum(all_penalties, 0))
 
 
-def run(
-    logits: Tensor, codes: Tensor, region: Tensor | None, job: Job
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sweep all voxels; arguments and results are those of :func:`segcal.sweep.cpu.run`."""
     n, k, z, y, x = logits.shape
     if z * y * x >= 2**31 - BLOCK or codes[0].numel() >= 2**31:
         raise ValueError(
             f"one image has {z * y * x} voxels, the sweep on GPUs takes fewer than 2^31"
         )
-    residual = job.residual
+    residual = plan.residual
     r = len(residual.margins)
     blocks = n * triton.cdiv(z * y * x, BLOCK)
     programs = triton.cdiv(blocks, triton.cdiv(blocks, PROGRAMS))
-    bits = (job.sizes[0] * job.sizes[1] * job.sizes[2]).bit_length()
+    bits = (plan.sizes[0] * plan.sizes[1] * plan.sizes[2]).bit_length()
     sums = logits.new_empty((programs, 2), dtype=torch.float64)
-    rows = programs if job.statistics else 1
+    rows = programs if plan.statistics else 1
     statistics = logits.new_zeros((rows, 3, r, k), dtype=torch.float64)
-    gradient = torch.empty_like(logits) if job.gradient else None
+    gradient = torch.empty_like(logits) if plan.gradient else None
 
     def alike(x: Tensor | None) -> Tensor | None:
         return None if x is None else x.detach().to(logits).contiguous()
@@ -292,27 +277,25 @@ def run(
         _sweep[(programs,)](
             logits,
             codes.contiguous(),
-            None if region is None else region.contiguous(),
             alike(residual.lam),
             alike(residual.rho),
-            alike(job.penalty_weight),
-            alike(job.cross_entropy_weight),
-            _numbers(logits, job),
+            alike(plan.penalty_weight),
+            alike(plan.cross_entropy_weight),
+            _numbers(logits, plan),
             gradient,
             sums,
-            statistics if job.statistics else None,
+            statistics if plan.statistics else None,
             blocks,
             z,
             y,
             x,
             K=k,
             R=r,
-            PATCH_Z=job.sizes[0],
-            PATCH_Y=job.sizes[1],
-            PATCH_X=job.sizes[2],
+            PATCH_Z=plan.sizes[0],
+            PATCH_Y=plan.sizes[1],
+            PATCH_X=plan.sizes[2],
             FUNCTION=FUNCTION_CODES[residual.function],
             SHAPE=SHAPE_CODES[residual.shape],
-            REGIONS=region_code(residual, region is not None),
             FROM_LARGEST=residual.patch is None,
             BITS=bits,
             GROUP=min(k, 63 // bits),
@@ -323,14 +306,14 @@ def run(
     return sums.sum(0), statistics.sum(0), gradient
 
 
-def _numbers(logits: Tensor, job: Job) -> Tensor:
+def _numbers(logits: Tensor, plan: SweepPlan) -> Tensor:
     """The single numbers, in the logits' precision, which arguments of a kernel do not have.
 
     They travel from pinned memory, for which the host does not wait.
     """
-    residual = job.residual
+    residual = plan.residual
     values = torch.tensor(
-        [residual.scale, *residual.clip, *job.factors, *residual.margins],
+        [residual.scale, *residual.clip, *plan.factors, *residual.margins],
         dtype=logits.dtype,
         pin_memory=logits.is_cuda,
     )

@@ -18,19 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from segcal.neighbourhood import kernel_sizes, pad_labels, region_weights
-from segcal.sweep.terms import (
-    NO_CLASS,
-    NOTHING,
-    CrossEntropyTerm,
-    Job,
-    Residual,
-    region_map,
-)
+from segcal.neighbourhood import kernel_sizes, pad_labels
+from segcal.sweep.terms import NO_CLASS, NOTHING, CrossEntropyTerm, Residual, SweepPlan
 from segcal.tensors import HALF, check_logits_labels, check_num_classes, valid_mask
 
 Found = tuple[Tensor, Tensor, Tensor | None]
-Backend = Callable[[Tensor, Tensor, Tensor | None, Job], Found]
+Backend = Callable[[Tensor, Tensor, SweepPlan], Found]
 OUTSIDE = {"replicate": None, "background": 0, "renormalize": NOTHING, "zeros": NO_CLASS}
 DEVICES = ("cpu", "cuda")
 
@@ -55,7 +48,6 @@ def supports(logits: Tensor, residual: Residual) -> bool:
         and 1 <= axes <= 3
         and 2 <= logits.shape[1] < NO_CLASS
         and logits.numel() > 0
-        and len(residual.margins) < NO_CLASS
         and (residual.patch is None or math.prod(kernel_sizes(axes, residual.patch[0])) < NO_CLASS)
         and logits.device.type in DEVICES
         and _compiles(logits.device)
@@ -67,12 +59,12 @@ def _compiles(device: torch.device) -> bool:
     """Whether the device's loops can be compiled here, found out by a voxel; warns if not."""
     one = torch.ones(1, 2, dtype=torch.float64, device=device)
     residual = Residual(one, one, "phr", "abs", (1.0,), patch=(1, "replicate"))
-    job = Job(residual, one, one[0], (1.0, 1.0), (1, 1, 1), gaps=False, gradient=True,
-              statistics=False)  # fmt: skip
+    plan = SweepPlan(residual, one[0, 0], one[0], (1.0, 1.0), (1, 1, 1), gaps=False, gradient=True,
+                     statistics=False)  # fmt: skip
     logits = torch.zeros(1, 2, 1, 1, 1, device=device)
     codes = torch.zeros(1, 1, 1, 1, dtype=torch.uint8, device=device)
     try:
-        _backend(device.type)(logits, codes, None, job)
+        _backend(device.type)(logits, codes, plan)
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a compiler may lack
@@ -192,15 +184,14 @@ def _run(
     if residual.patch is not None:
         sizes, padding = kernel_sizes(len(space), residual.patch[0]), residual.patch[1]
     valid = valid_mask(labels, residual.ignore_index)
-    region = _region_map(labels, valid, residual)
     codes = labels.to(torch.uint8)
     if residual.ignore_index is not None:
         codes = codes.masked_fill(~valid, NOTHING)
     codes = pad_labels(codes, sizes, OUTSIDE[padding])
     depth, height, width = (1, 1, *sizes)[-3:]
-    job = Job(
+    plan = SweepPlan(
         residual=residual,
-        penalty_weight=_penalty_weight(labels, valid, region, residual, k),
+        penalty_weight=_penalty_weight(valid, residual),
         cross_entropy_weight=_cross_entropy_weight(labels, valid, cross_entropy, k),
         factors=factors,
         sizes=(depth, height, width),
@@ -211,12 +202,11 @@ def _run(
     if residual.patch is None:  # voxels are on their own, and long rows are faster
         space = [math.prod(space)]
     layout = (1, 1, *space)[-3:]
-    padded = (s + size - 1 for s, size in zip(layout, job.sizes, strict=True))
+    padded = (s + size - 1 for s, size in zip(layout, plan.sizes, strict=True))
     values, found, grad = _backend(logits.device.type)(
         logits.detach().contiguous().view(n, k, *layout),
         codes.reshape(n, *padded),
-        None if region is None else region.view(n, *layout),
-        job,
+        plan,
     )
     return values, found, None if grad is None else grad.view(logits.shape)
 
@@ -225,24 +215,9 @@ def _backend(device: str) -> Backend:
     return importlib.import_module(f"segcal.sweep.{device}").run
 
 
-def _region_map(labels: Tensor, valid: Tensor, residual: Residual) -> Tensor | None:
-    """Codes of the regions, uint8; None where the loops know them: one region, or the patch's."""
-    if residual.regions is None or (residual.regions == "patch" and residual.normaliser == "all"):
-        return None
-    region = region_map(labels, residual)
-    return torch.where(region < 0, NOTHING, region).to(torch.uint8)
-
-
-def _penalty_weight(
-    labels: Tensor, valid: Tensor, region: Tensor | None, residual: Residual, num_classes: int
-) -> Tensor:
-    counts = valid if region is None else region != NOTHING
-    if region is None and residual.normaliser != "all":
-        region = torch.zeros_like(labels)
-    weights = region_weights(
-        labels, region, counts, len(residual.margins), num_classes, residual.normaliser
-    )
-    return weights / residual.divisor
+def _penalty_weight(valid: Tensor, residual: Residual) -> Tensor:
+    n = valid.count_nonzero().double()
+    return torch.where(n > 0, 1 / n.clamp(min=1), 0.0) / residual.divisor
 
 
 def _cross_entropy_weight(

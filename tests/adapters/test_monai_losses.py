@@ -312,7 +312,7 @@ def test_refuses_probabilities_once():
         ("bwcr", {"num_classes": K}, "bwcr: needs two views of a batch"),
         (
             "nacl",
-            {"num_classes": K, "nacl": {"kernel": "bilateral"}},
+            {"num_classes": K, "nacl": {"kernel": "image_l1"}},
             "nacl: needs the image",
         ),
     ],

@@ -19,7 +19,7 @@ def run(*arguments):
 
 def test_lists_all():
     out = run().output
-    for kind in ("losses", "penalties", "multilabel", "recipes"):
+    for kind in ("losses", "penalties", "multilabel", "posthoc", "recipes"):
         for name in names(kind):
             assert f"\n {name} " in out, name
 
@@ -29,7 +29,7 @@ def test_names_for_other_programs():
         [sys.executable, "-m", "segcal", "methods", "--json"], capture_output=True, text=True
     )
     assert json.loads(done.stdout) == {
-        kind: names(kind) for kind in ("losses", "penalties", "multilabel", "recipes")
+        kind: names(kind) for kind in ("losses", "penalties", "multilabel", "posthoc", "recipes")
     }
 
 
@@ -54,7 +54,7 @@ def test_says_where_paper_and_code_differ():
     assert done.exit_code == 2
     assert "no method named 'crak' (did you mean crac" in done.output
     assert "did you mean dice_ce, soft_dice" in run("dice").output.replace("\n", " ")
-    for option in ("gamma:", "lambda_bounds:", "on_nonfinite:", "gaussian_full"):
+    for option in ("gamma:", "lambda_bounds:", "start_epoch:", "gaussian_full"):
         assert option in out  # of its base class, and of what its docstring refers to
     assert "padding=background" in run("crac_published").output
 

@@ -22,24 +22,19 @@ from segcal.sweep.terms import CrossEntropyTerm, Residual
 from tests.conftest import close
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in unused lanes
-FUNCTIONS = ("phr", "p2", "p3", "relu", "equality")
+FUNCTIONS = ("phr", "p2", "p3", "relu")
 SHAPES = ("abs", "upper", "lower")
 PADDINGS = ("replicate", "background", "renormalize", "zeros")
 CPU = cpu.run
 
 
-def thirds(labels):
-    """Three regions, and voxels without any."""
-    return torch.arange(labels.numel()).view(labels.shape) // 3 % 4 - 1
-
-
-def residual(k, *, function="phr", shape="abs", regions=None, seed=5, **arguments):
-    r = {"patch": 2, None: 1}.get(regions, 3)
+def residual(k, *, function="phr", shape="abs", regions=1, seed=5, **arguments):
+    r = regions
     draw = torch.Generator().manual_seed(seed)
     lam, rho = (torch.rand(r, k, generator=draw, dtype=torch.float64) for _ in range(2))
     margins = tuple(0.5 + 0.7 * i for i in range(r))
     arguments = {"patch": (3, "replicate"), "clip": (0.1, 1.5), **arguments}
-    return Residual(lam, 2 * rho, function, shape, margins, regions=regions, **arguments)
+    return Residual(lam, 2 * rho, function, shape, margins, **arguments)
 
 
 def data(space, k=3, n=2, dtype=torch.float64, ignore=False):
@@ -77,7 +72,7 @@ def compare(monkeypatch, logits, labels, term, ce=None, gradient=True, statistic
     return found[0]
 
 
-@pytest.mark.parametrize("regions", [None, "patch", thirds], ids=["one", "patch", "map"])
+@pytest.mark.parametrize("regions", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_penalty(monkeypatch, function, shape, regions):
@@ -87,7 +82,7 @@ def test_every_penalty(monkeypatch, function, shape, regions):
         ignored = {"ignore_index": 99} if ignore else {}
         term = residual(3, function=function, shape=shape, regions=regions, **ignored)
         if from_largest:
-            if regions == "patch":
+            if regions == 2:
                 continue
             term = replace(term, patch=None, scale=1.5)
         ce = CrossEntropyTerm(3, class_weight=torch.tensor([0.2, 1.0, 3.0]), **ignored)
@@ -102,16 +97,9 @@ def test_patches(monkeypatch, size, space, padding, dtype):
     size = size if isinstance(size, int) else size[-len(space) :]
     logits, labels = data(space, k=4, dtype=dtype, ignore=True)
     term = residual(
-        4, function="p2", regions="patch", patch=(size, padding), ignore_index=99, divisor=2.0
+        4, function="p2", regions=2, patch=(size, padding), ignore_index=99, divisor=2.0
     )
     compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3, ignore_index=99))
-
-
-@pytest.mark.parametrize("normaliser", ["region", "label"])
-def test_normalisers(monkeypatch, normaliser):
-    logits, labels = data((6, 11), ignore=True)
-    term = residual(3, regions="patch", normaliser=normaliser, ignore_index=99)
-    compare(monkeypatch, logits, labels, term)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -130,16 +118,16 @@ def test_normalisers(monkeypatch, normaliser):
 def test_any_number_of_classes_and_neighbours(monkeypatch, k, size, space, dtype, from_largest):
     """Counts that fit 32 bits, 64 bits, and that need several rounds."""
     logits, labels = data(space, k=k, n=1, dtype=dtype)
-    term = residual(k, regions="patch", patch=(size, "zeros"))
+    term = residual(k, regions=2, patch=(size, "zeros"))
     if from_largest:
-        term = replace(residual(k, regions=thirds), patch=None)
+        term = replace(residual(k), patch=None)
     compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3))
 
 
 @pytest.mark.parametrize("from_largest", [False, True])
 def test_programs_take_several_blocks(monkeypatch, from_largest):
     logits, labels = data((7, 13), n=3)
-    term = residual(3, regions=thirds, **({"patch": None} if from_largest else {}))
+    term = residual(3, patch=None) if from_largest else residual(3, regions=2)
     expected = compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3))
     monkeypatch.setattr(cuda, "BLOCK", 32)  # 3 for each image
     monkeypatch.setattr(cuda, "PROGRAMS", 4)
@@ -167,14 +155,14 @@ def test_extreme_logits(monkeypatch, dtype):
     logits, labels = data((5, 7), dtype=dtype)
     logits[0, 0] *= 1e4
     logits[1] *= 1e6
-    for function in ("phr", "p2", "equality"):
+    for function in ("phr", "p2", "relu"):
         compare(monkeypatch, logits, labels, residual(3, function=function), CrossEntropyTerm(3))
 
 
 def test_all_voxels_ignored(monkeypatch):
     logits, labels = data((5, 7))
     labels[:] = 99
-    term = residual(3, regions="patch", ignore_index=99)
+    term = residual(3, regions=2, ignore_index=99)
     values, found, grad = compare(
         monkeypatch, logits, labels, term, CrossEntropyTerm(3, ignore_index=99)
     )

@@ -82,13 +82,13 @@ def compiled(kernel, arguments, options, architecture):
 @pytest.mark.parametrize(
     ("penalty", "shape", "regions", "patch", "k", "space", "dtype", "architecture"),
     [
-        ("phr", "abs", None, (3, "replicate"), 4, (8, 16, 16), torch.float32, 80),
-        ("p2", "upper", "patch", (3, "replicate"), 20, (8, 15, 17), torch.float32, 90),
-        ("p3", "lower", "map", ((1, 3, 3), "zeros"), 4, (8, 16, 16), torch.float32, 80),
-        ("equality", "abs", "patch", (3, "zeros"), 4, (16, 16), torch.float64, 90),
-        ("relu", "abs", None, None, 4, (16, 16), torch.float32, 90),
-        ("phr", "upper", "map", None, 3, (15,), torch.float64, 80),
-        ("p2", "abs", "patch", (3, "replicate"), 2, (1, 1, 1), torch.float32, 90),
+        ("phr", "abs", 1, (3, "replicate"), 4, (8, 16, 16), torch.float32, 80),
+        ("p2", "upper", 2, (3, "replicate"), 20, (8, 15, 17), torch.float32, 90),
+        ("p3", "lower", 2, ((1, 3, 3), "zeros"), 4, (8, 16, 16), torch.float32, 80),
+        ("phr", "abs", 2, (3, "zeros"), 4, (16, 16), torch.float64, 90),
+        ("relu", "abs", 1, None, 4, (16, 16), torch.float32, 90),
+        ("phr", "upper", 1, None, 3, (15,), torch.float64, 80),
+        ("p2", "abs", 2, (3, "replicate"), 2, (1, 1, 1), torch.float32, 90),
     ],
 )
 def test_kernel_compiles_to_machine_code(
@@ -100,11 +100,8 @@ def test_kernel_compiles_to_machine_code(
     monkeypatch.setattr(cuda, "_sweep", recorder)
     monkeypatch.setattr(cpu, "run", cuda.run)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    r = 1 if regions is None else 2
-    term = Residual(
-        torch.ones(r, k), torch.ones(r, k), penalty, shape, (1.0,) * r, patch=patch,
-        regions=(lambda labels: labels % 2) if regions == "map" else regions,
-    )  # fmt: skip
+    ones = torch.ones(regions, k)
+    term = Residual(ones, ones, penalty, shape, (1.0,) * regions, patch=patch)
     logits = torch.zeros(2, k, *space, dtype=dtype)
     labels = torch.zeros(2, *space, dtype=torch.int64)
     ce = None if observe else CrossEntropyTerm(k)
@@ -117,7 +114,7 @@ def test_kernel_compiles_to_machine_code(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.filterwarnings("ignore:penalty p3")
+@pytest.mark.filterwarnings("ignore:function p3")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("space", [(70,), (65, 33), (17, 30, 41), (48, 64, 64)])
 @pytest.mark.parametrize(
@@ -127,7 +124,7 @@ def test_kernel_compiles_to_machine_code(
         lambda: Margin(4, margin=3.0, ignore_index=9),
         lambda: CALS(4, margin=3.0, ignore_index=9, lambda0=0.3),
         lambda: CRaC(4, ignore_index=9, lambda0=0.3),
-        lambda: CRaC(4, penalty="phr", padding="zeros", kernel_size=5, ignore_index=9),
+        lambda: CRaC(4, function="phr", padding="zeros", kernel_size=5, ignore_index=9),
     ],
     ids=["nacl", "margin", "cals", "crac", "crac-phr"],
 )
@@ -163,9 +160,7 @@ def test_cross_entropy_on_the_gpu(k, dtype):
     found = []
     for device in ("cpu", "cuda"):
         ones = torch.ones(2, k, device=device)
-        term = Residual(
-            ones, ones, "p2", "abs", (1.0, 2.0), patch=(3, "replicate"), regions="patch"
-        )
+        term = Residual(ones, ones, "p2", "abs", (1.0, 2.0), patch=(3, "replicate"))
         ce = CrossEntropyTerm(k, class_weight=weight.to(device))
         x = logits.to(device).requires_grad_()
         total, *values = sweep(x, labels.to(device), term, weight=0.1, cross_entropy=ce)
