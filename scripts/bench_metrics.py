@@ -37,8 +37,8 @@ from rich.table import Table
 from scipy import ndimage
 
 from segcal.binning import mean_gap
-from segcal.evaluation.case import Settings
 from segcal.evaluation.cohort import evaluate_cohort, evaluate_files
+from segcal.evaluation.settings import EvaluationSettings
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case, pair
 from segcal.io.volumes import Geometry, write_nifti
@@ -406,7 +406,9 @@ def warm_up(label_set: LabelSet) -> None:
         np.savez(prediction, probabilities=np.ascontiguousarray(probs))
         geometry = Geometry(labels.shape, (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), np.eye(3))
         write_nifti(reference, labels, geometry)
-        evaluate_files(Case("case", prediction, reference), label_set, settings=Settings())
+        evaluate_files(
+            Case("case", prediction, reference), label_set, settings=EvaluationSettings()
+        )
 
 
 def worker(prediction: Path, reference: Path) -> None:
@@ -416,7 +418,7 @@ def worker(prediction: Path, reference: Path) -> None:
     before = most()
     case = Case("case", prediction, reference)
     start = time.perf_counter()
-    evaluate_files(case, LabelSet(names, None, "benchmark"), settings=Settings())
+    evaluate_files(case, LabelSet(names, None, "benchmark"), settings=EvaluationSettings())
     whole = time.perf_counter() - start
     peak = most()
     start = time.perf_counter()

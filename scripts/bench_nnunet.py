@@ -1,11 +1,14 @@
 """What segcal's nnU-Net trainers cost, and what their multipliers see, on a preprocessed data set.
 
 `steps`: the same batch through `train_step` of nnU-Net's trainer and ours, in one process, in a new
-order every round; medians and percent of nnU-Net's. `sources`: the constraints of a finished
+order every round; medians and percent of nnU-Net's. `loss`: the loss alone, forward and backward,
+on generated logits: nnU-Net's with deep supervision, and with CRaC on the full-resolution head, in
+a sweep of its own and in one with nnU-Net's cross-entropy. `sources`: the constraints of a finished
 training as each `multiplier_source` sees them, with the network as it is: how far the mean over
 patches lies from that over whole volumes, and how much it scatters.
 
     python scripts/bench_nnunet.py steps 27 2d --trainer nnUNetTrainerCRaC
+    python scripts/bench_nnunet.py loss --threads 2
     python scripts/bench_nnunet.py sources 27 2d 0 --trainer nnUNetTrainerCRaC
 """
 
@@ -15,6 +18,8 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,17 +27,28 @@ os.environ.setdefault("nnUNet_n_proc_DA", "0")  # nnU-Net loads data in this pro
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import typer
+from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
+from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
+from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.host_loss import take_apart
+from segcal.adapters.nnunet.labels import Labels
+from segcal.adapters.nnunet.loss import PenalisedLoss
+from segcal.adapters.nnunet.registration import register
+from segcal.objective import Objective
+from segcal.penalties.crac import CRaC
 from segcal.reporting.progress import region_names
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console(width=110)
 STOCK = "nnUNetTrainer"
+SHAPES = ("12,4,256,224", "2,4,96,96,96", "2,4,40,56,40")
+REST, BEFORE, AFTER = "nnU-Net, no CE on the first head", "+ CRaC, two sweeps", "+ CRaC, one sweep"
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 
 
@@ -46,22 +62,10 @@ def trainer(name: str, dataset: str, configuration: str, fold: int, device: str)
     return found
 
 
-@app.command()
-def steps(
-    dataset: str,
-    configuration: str,
-    trainers: Annotated[list[str], typer.Option("--trainer", help="May be repeated.")],
-    fold: int = 0,
-    rounds: int = 20,
-    device: Device = "cpu",
-) -> None:
-    """Time of a training step beside nnU-Net's."""
-    torch.manual_seed(0)
-    candidates = {n: trainer(n, dataset, configuration, fold, device) for n in [STOCK, *trainers]}
-    loader, _ = candidates[STOCK].get_dataloaders()
-    batch = next(loader)
-    for found in candidates.values():
-        found.network.train()
+def interleaved(
+    candidates: dict[str, Callable[[], Any]], rounds: int, device: str
+) -> dict[str, list[float]]:
+    """Seconds of every call: each once a round, in a new order; the first two rounds warm up."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     order = list(candidates)
     shuffle = random.Random(0)
@@ -69,11 +73,105 @@ def steps(
         shuffle.shuffle(order)
         for name in order:
             start = time.perf_counter()
-            candidates[name].train_step(batch)
+            candidates[name]()
             if device == "cuda":
                 torch.cuda.synchronize()
-            if i >= 2:  # compiled and warm
+            if i >= 2:
                 times[name].append(time.perf_counter() - start)
+    return times
+
+
+@app.command()
+def loss(
+    shapes: Annotated[
+        list[str], typer.Option("--shape", help="N,K,S of the logits; may be repeated.")
+    ] = list(SHAPES),  # noqa: B006
+    rounds: int = 21,
+    threads: Annotated[int, typer.Option(help="Of torch; segcal takes as many.")] = 1,
+    device: Device = "cpu",
+) -> None:
+    """Time of nnU-Net's loss, forward and backward, with and without CRaC."""
+    torch.set_num_threads(threads)
+    table = Table(
+        title=f"loss, {threads} threads on {device}, medians of {rounds} rounds (fastest)"
+    )
+    for column in ("logits", "", "ms", "x nnU-Net's", "CE + CRaC x CE"):
+        table.add_column(column, justify="left" if column in ("logits", "") else "right")
+    for shape in shapes:
+        sizes = tuple(int(s) for s in shape.split(","))
+        times = interleaved(losses(sizes, device), rounds, device)
+        middle = {name: statistics.median(values) for name, values in times.items()}
+        cross_entropy = middle[STOCK] - middle[REST]
+        for name, values in times.items():
+            beyond = (middle[name] - middle[REST]) / cross_entropy
+            table.add_row(
+                shape if name == STOCK else "", name,
+                f"{1e3 * middle[name]:.1f} ({1e3 * min(values):.1f})",
+                f"{middle[name] / middle[STOCK]:.2f}",
+                f"{beyond:.2f}" if name in (BEFORE, AFTER) else "",
+            )  # fmt: skip
+        table.add_section()
+    console.print(table)
+
+
+def losses(shape: tuple[int, ...], device: str) -> dict[str, Callable[[], Any]]:
+    """Forward and backward of nnU-Net's loss and ours, on logits ``(N, K, *S)``."""
+    torch.manual_seed(0)
+    n, k, *space = shape
+    coarse = torch.randint(0, k, (n, 1, *(max(1, s // 16) for s in space))).float()
+    sizes = [[max(1, s >> i) for s in space] for i in range(5)]
+    targets = [F.interpolate(coarse, size=s).to(device, torch.int16) for s in sizes]
+    heads = [(3 * torch.randn(n, k, *s)).to(device).requires_grad_() for s in sizes]
+    weights = np.array([2.0**-i for i in range(5)])
+    weights[-1] = 0
+    dice = {"batch_dice": len(space) == 2, "smooth": 1e-5, "do_bg": False, "ddp": False}
+    compound = DC_and_CE_loss(dice, {}, dice_class=MemoryEfficientSoftDiceLoss)
+    host = DeepSupervisionWrapper(compound, weights / weights.sum())
+    penalties = Objective({"crac": CRaC(k, lambda0=0.2)}).to(device)
+    labels = Labels(k, per_channel=False, ignore_index=None, channels=1)
+    joined = PenalisedLoss(host, labels, penalties).to(device)
+
+    def step(function: Callable[[], torch.Tensor]) -> None:
+        for head in heads:
+            head.grad = None
+        function().backward()
+
+    return {
+        STOCK: lambda: step(lambda: host(heads, targets)),
+        REST: lambda: step(lambda: take_apart(host, k)(heads, targets)),
+        BEFORE: lambda: step(
+            lambda: host(heads, targets) + penalties(heads[0], labels.of(targets[0]))
+        ),
+        AFTER: lambda: step(lambda: joined(heads, targets)),
+    }
+
+
+@app.command()
+def steps(
+    dataset: str,
+    configuration: str,
+    trainers: Annotated[list[str], typer.Option("--trainer", help="May be repeated.")],
+    fold: int = 0,
+    rounds: int = 20,
+    two_sweeps: Annotated[
+        bool, typer.Option(help="Also with nnU-Net's cross-entropy and penalties computed apart.")
+    ] = False,
+    device: Device = "cpu",
+) -> None:
+    """Time of a training step beside nnU-Net's."""
+    torch.manual_seed(0)
+    candidates = {n: trainer(n, dataset, configuration, fold, device) for n in [STOCK, *trainers]}
+    for n in trainers if two_sweeps else ():
+        apart = trainer(n, dataset, configuration, fold, device)
+        apart.loss.joined = None
+        candidates[f"{n}, two sweeps"] = apart
+    loader, _ = candidates[STOCK].get_dataloaders()
+    batch = next(loader)
+    for found in candidates.values():
+        found.network.train()
+    times = interleaved(
+        {n: partial(found.train_step, batch) for n, found in candidates.items()}, rounds, device
+    )
     table = Table(title=f"training step, {tuple(batch['data'].shape)}, medians of {rounds} rounds")
     for column in ("", "ms", "quartiles", "beyond nnU-Net's"):
         table.add_column(column, justify="left" if not column else "right")

@@ -1,9 +1,10 @@
-"""Check an installed segcal: every module imports, and the configs are found and build."""
+"""Check an installed segcal: every module imports, configs are found and build, types are there."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from importlib.metadata import version
 from pathlib import Path
 
 import segcal
@@ -17,7 +18,12 @@ def main() -> None:
     modules = [m.name for m in pkgutil.walk_packages(segcal.__path__, "segcal.")]
     for name in modules:
         importlib.import_module(name)
-    if Path(segcal.__file__).parent not in config_root().parents:
+    package = Path(segcal.__file__).parent
+    if not (package / "py.typed").is_file():
+        raise SystemExit(f"no py.typed in {package}: type checkers would not read segcal's types")
+    if version("segcal") != segcal.__version__:
+        raise SystemExit(f"installed as {version('segcal')}, calls itself {segcal.__version__}")
+    if package not in config_root().parents:
         raise SystemExit(f"configs come from {config_root()}, not from the installed package")
     for kind in ("losses", "penalties", "recipes", "multilabel"):
         if not names(kind):  # type: ignore[arg-type]
@@ -29,7 +35,7 @@ def main() -> None:
             raise SystemExit(f"no {kind} in {config_root()}")
     if not list(ext_path().glob("*.py")):
         raise SystemExit(f"{ext_path()} is empty: nnU-Net would not find the trainers")
-    print(f"{len(modules)} modules import from {Path(segcal.__file__).parent}")
+    print(f"{len(modules)} modules import from {package}")
     print(f"{len(names('recipes'))} recipes build: {', '.join(names('recipes'))}")
 
 

@@ -26,8 +26,9 @@ from segcal.datasets.phantom import make_phantom
 from segcal.metrics.dice import dice
 from segcal.metrics.ece import ece
 from segcal.metrics.nll import nll
-from segcal.metrics.tace import tace, tace_ref
+from segcal.metrics.tace import tace
 from segcal.recipes import build, names
+from segcal.reproduction.crac import tace_ref
 
 CLASSES = 4
 COLUMNS = ("DSC", "ECE", "ECE fg", "TACE", "TACE ref", "NLL", "abs error", "KL", "confidence")

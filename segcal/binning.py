@@ -1,6 +1,33 @@
 """Bins of equal width and of equal mass, as statistics that merge by addition.
 
-Counts are int64, sums float64: a float32 counter stops at 16,777,216, which one case can exceed.
+A bin m keeps three sums over its predictions: their number n, the promise P (the sum of their
+confidences) and the hits H. Every error follows from these, as ``|H - P| / n`` is the gap between
+accuracy and mean confidence. Counts are int64, sums float64: a float32 counter stops at 16,777,216,
+which one case can exceed.
+
+Equal width
+-----------
+Bin m of M is (m / M, (m + 1) / M], and 0 belongs to the first; the statistics of two sets of
+predictions are those of both together, bin by bin.
+
+Equal mass
+----------
+Along the sorted confidences, promise and hits are curves over the mass, the number of predictions
+up to there. R groups are the differences of the curves between R + 1 cuts, those of
+``numpy.array_split``. Within a run of tied values the curves are taken to be straight: the run is
+shared pro rata, and the order of equal values does not matter (:func:`_groups`).
+
+Groups of a case and of another do not add up to those of both, as the cuts move. What does add up
+is a histogram of narrow cells, :class:`MassHistogram`, whose groups are taken as if all values of a
+cell were tied. A group differs from the exact one only where a cut goes through a cell. Let the
+cell be w wide and hold m predictions, h of which came true, and let a share s of them lie below the
+cut. The histogram puts ``s h`` hits below; in truth they are at most ``min(h, s m)``, which is more
+by at most ``s (1 - s) m`` (at h = s m), and by the same argument for the others at most that fewer.
+The promise above ``m`` times the cell's lower edge is between 0 and w a prediction, so it is wrong
+by at most ``s (1 - s) m w``. Either error is one group's loss and its neighbour's gain, hence the
+expected error, ``sum |H - P| / n``, is off by at most ::
+
+    2 / n * sum over cuts of s (1 - s) m (1 + w)
 """
 
 from __future__ import annotations
@@ -199,32 +226,7 @@ def equal_width_statistics(confidence: Tensor, hits: Tensor, bins: int) -> BinSt
     Raises:
         ValueError: `bins` is not positive.
     """
-    return _by_index(equal_width_index(confidence, bins), confidence, hits, bins)
-
-
-def error_between_edges(confidence: Tensor, hits: Tensor, edges: Tensor) -> float:
-    """Expected error over the bins (lo, hi] between `edges`, as published programs compute it.
-
-    Edges are rounded to the precision of `confidence`, and no tolerance is given: float32 and
-    float64 input can differ. A prediction in no bin (0, or above 1) still counts in n.
-
-    Args:
-        confidence: predicted probabilities ``(n,)``, floating.
-        hits: what came true ``(n,)``, bool.
-        edges: ``(M + 1,)``, rising; a bin between two equal edges is empty.
-
-    Returns:
-        ``sum_m (n_m / n) |accuracy_m - confidence_m|``; NaN when there is no prediction.
-    """
-    bins = len(edges) - 1
-    index = torch.bucketize(confidence.contiguous(), edges.to(confidence)) - 1
-    inside = (index >= 0) & (index < bins)
-    statistics = _by_index(index[inside], confidence[inside], hits[inside], bins)
-    gaps = np.abs(statistics.confidence_sum - statistics.hit_sum)
-    return float(gaps.sum() / len(confidence)) if len(confidence) else float("nan")
-
-
-def _by_index(index: Tensor, confidence: Tensor, hits: Tensor, bins: int) -> BinStatistics:
+    index = equal_width_index(confidence, bins)
     return BinStatistics(
         torch.bincount(index, minlength=bins).numpy(force=True),
         torch.bincount(index, confidence.double(), minlength=bins).numpy(force=True),
@@ -268,7 +270,7 @@ def _groups(
     hit: NDArray[np.float64],
     groups: int,
 ) -> BinStatistics:
-    """Cut cumulative mass, promise and hits into groups of equal mass.
+    """Cut cumulative mass, promise and hits, which start at 0, into groups of equal mass.
 
     Between two entries all three rise linearly, which is the pro-rata rule for ties.
     """
@@ -281,6 +283,7 @@ def _groups(
 
 
 def _cuts(n: int, groups: int) -> NDArray[np.int64]:
+    """Where `groups` groups of n predictions begin and end, as ``numpy.array_split`` has it."""
     if groups < 1:
         raise ValueError(f"bins: expected at least 1, got {groups}")
     size, rest = divmod(n, groups)
@@ -319,8 +322,7 @@ class MassHistogram:
     def error_bound(self, groups: int) -> float:
         """How far the expected error of the groups can be from the exact one.
 
-        A cut through a cell of mass m, a share s of it below, leaves at most ``s (1 - s) m`` hits
-        and ``s (1 - s) m`` widths of promise on the wrong side.
+        ``2 / n * sum s (1 - s) m (1 + w)`` over the cuts; the head of this file derives it.
         """
         count = self.statistics.count
         n = int(count.sum())
@@ -330,13 +332,21 @@ class MassHistogram:
         return float(2 * (s * (1 - s) * count[index]).sum() * (1 + self.width) / n)
 
     def _cuts(self, groups: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Cells that hold the inner cuts, and the share of them below; at an edge it is 0."""
+        """Cells that hold the R - 1 inner cuts, and the share of each that lies below its cut.
+
+        A cut between two cells belongs to the upper one with a share of 0; behind the last one
+        (with fewer predictions than groups), to the last with a share of 1, which is made 0, too.
+        """
         mass = np.concatenate([[0], np.cumsum(self.statistics.count)])
         cuts = _cuts(int(mass[-1]), groups)[1:-1]
         index = np.clip(np.searchsorted(mass, cuts, side="right") - 1, 0, len(mass) - 2)
         return index, (cuts - mass[index]) / np.maximum(self.statistics.count[index], 1) % 1
 
     def _cumulative(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Mass, promise and hits up to the end of every cell that is not empty.
+
+        Empty ones would give ``numpy.interp`` two values for one mass.
+        """
         found = self.statistics.count > 0
         mass, promise, hit = (
             np.concatenate([[0.0], np.cumsum(x[found], dtype=np.float64)])

@@ -1,9 +1,64 @@
-"""Loops of the tally over voxels, compiled."""
+"""The loops of :mod:`segcal.tally` over voxels, compiled; how they count and where.
+
+Cells
+-----
+[0, 1] is cut into F cells: M bins of equal width, each cut into S = F / M cells of width 1 / F. A
+confidence v lies in cell ``S m + s``, where::
+
+    m = clip(ceil(M v - EDGE_TOLERANCE) - 1, 0, M - 1)      the bin, by equal_width_index's rule
+    s = clip(floor(S (M v - m)), 0, S - 1)                  within it
+
+so a cell divided by S is the very bin that :func:`segcal.binning.equal_width_index` gives. Bins
+are (lo, hi] and cells [lo, hi): the last cell of a bin also takes the bin's upper edge and the
+tolerance above it, the first cell 0 and what is below, the last one what is above 1. One cell more,
+number F, belongs to the cell that the threshold of TACE lies in (the *edge*): in the channel of a
+class it takes from it what is above the threshold, so that "the probabilities above the threshold"
+are whole cells. Channel 0 is the top label, whose edge is not divided, channel 1 + k is class k.
+
+What is counted
+---------------
+``packed`` is int64 ``(zones, 1 + K, F + 1, 2)``, contiguous. A zone is a set of voxels that lie in
+the same scopes, so every voxel is counted once per channel, however many scopes it is in. The two
+words of a cell lie side by side: looking a cell up in these megabytes is what takes the time, and
+once found, both words come with it::
+
+    [..., PACKED_COUNTS]      n + 2^32 h, for n predictions of which h came true
+    [..., PACKED_DISTANCES]   sum of round(2^40 v) - cell * floor(2^40 / F)
+
+A case has less than 2^31 voxels (:class:`segcal.tally.Voxels` refuses more), so hits cannot run
+into the sign nor predictions into the hits, not even when zones, pieces and threads are added up.
+A distance is less than 2^31 in size (``PROBABILITY_TOLERANCE`` lets values be so far outside
+[0, 1]; inside it is about 2^24), so their sum stays below 2^62.
+
+Why the sums are exact: a float32 of at least 2^-17 is a whole number of 2^-40, thus its distance is
+an integer, and integers may be added in any order, by any number of threads, and over cases.
+Smaller values, and float64, are rounded to the nearest 2^-40. The lower edge of a cell need not be
+its true one, as any whole number that the reader adds again gives the same sum.
+
+``sums`` is float64 ``(zones, 2)``, the negative log-likelihood in nats [NLL] and the squared errors
+[BRIER]. Floats do depend on the order of addition, so it is fixed: the voxels of a block one by
+one, the blocks of a piece in their order; every piece has ``sums`` of its own, which the caller
+adds in the order of the pieces, whichever thread did them.
+
+How
+---
+Voxels go by the block of 2048, whose intermediate results stay in a fast cache. Each class takes
+two loops over the block. The first does arithmetic alone, without branches, calls or scattered
+writes, all in float64 (classes and cells too), so that it becomes vector instructions; the second
+adds to the cells, which cannot. Rounding is done by adding 2^52 and taking it away, since the
+doubles from there on are the integers. Hence no loop here may be compiled with ``fastmath``, which
+would cancel the two. Named tuples are taken apart before a loop: looking up their arrays within it
+keeps it from becoming vector instructions, and the pass then takes four times as long.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
+from numpy.typing import NDArray
 
 from segcal.binning import EDGE_TOLERANCE
 from segcal.compiling import compiled
@@ -13,17 +68,91 @@ UNITS = 2**40
 """Units of a confidence of 1."""
 NLL_FLOOR = 1e-12
 ROUNDING = 2.0**52
-"""A number plus this, less this, is the nearest integer."""
+"""A number plus this, less this, is the nearest integer (to the half where it is negative)."""
 BLOCK = 2048
 """Voxels whose intermediate results stay in the fastest cache."""
-WRONG_VALUE, WRONG_LABEL = 1, 2
+
+PACKED_COUNTS, PACKED_DISTANCES = 0, 1
+"""The words of a cell in ``packed``."""
+WORDS = 2
+HIT_SHIFT = 32
+"""Predictions are the lower bits of PACKED_COUNTS; hits start at this one."""
+NLL, BRIER = 0, 1
+"""Slots of ``sums``."""
+PREDICTIONS, HITS, DISTANCES = 0, 1, 2
+"""Slots of a cell of :class:`segcal.tally.Tally`; the first two are those of a table of values."""
+SLOTS = 3
+TOP = 0
+"""Channel of the top label; that of class k is k + 1."""
+
+COUNTED, WRONG_VALUE, WRONG_LABEL = 0, 1, 2
+"""What :func:`count_cells` found of a piece."""
 
 
-@njit(inline="always")
+class _Grid(NamedTuple):
+    """The cells."""
+
+    bins: int
+    per: int
+    """Cells of a bin, S."""
+    step: int
+    """Units from one cell to the next."""
+    threshold: float
+    edge: float
+    """Cell that the threshold lies in."""
+    above: int
+    """Number of the cell for what is above the threshold in the edge, F."""
+
+
+class _Block(NamedTuple):
+    """Intermediate results of the voxels of a block, float64 ``(BLOCK,)``."""
+
+    top: NDArray[np.float64]
+    """Largest probability so far."""
+    best: NDArray[np.float64]
+    """Its class, the lowest of equals."""
+    own: NDArray[np.float64]
+    """Probability of the label."""
+    square: NDArray[np.float64]
+    """Sum of the squared probabilities."""
+    cells: NDArray[np.float64]
+    """Cell of a probability of the class at hand."""
+    distance: NDArray[np.float64]
+    """Its units from the cell's lower edge."""
+
+
+class Sought(NamedTuple):
+    """Cells whose distinct values are wanted, J of them, numbered in the order of their index."""
+
+    place: NDArray[np.int32]
+    """``(F + 1,)``: number of a cell among them, or -1."""
+    listed: NDArray[np.bool_]
+    """``(J,)``: whether its predictions are listed one by one; or else counted by value."""
+    begin: NDArray[np.int64]
+    """``(J,)``: where its list begins in `bits` and `marks`; or else what to add to the bits of a
+    value to get its row in `table`."""
+    end: NDArray[np.int64]
+    """``(J,)``: before which the lists end that have been made room for."""
+
+
+class Found(NamedTuple):
+    """What a thread has found in the cells of a :class:`Sought`."""
+
+    table: NDArray[np.int32]
+    """``(zones, values, 2)``: PREDICTIONS and HITS of every value of the cells not listed."""
+    bits: NDArray[np.int32]
+    """``(rows,)``: confidences of the predictions of the cells listed, as bits of float32."""
+    marks: NDArray[np.uint8]
+    """``(rows,)``: twice the zone, plus 1 for a hit."""
+    ends: NDArray[np.int64]
+    """``(J,)``: where the next of each list goes; at first as :attr:`Sought.begin`."""
+
+
+@register_jitable(forceinline=True)
 def cell_of(value, bins, per):
-    """Cell of a confidence: the bin (lo, hi], by the rule of equal_width_index, then within it.
+    """Cell of a confidence, see the formula above; callable from Python, too.
 
-    Rounding is done by additions, which become vector instructions; floor and ceil are calls.
+    Ceil and floor are made of rounding, which becomes vector instructions; they would be calls.
     """
     x = value * bins
     above = x - EDGE_TOLERANCE
@@ -36,122 +165,192 @@ def cell_of(value, bins, per):
     return m * per + min(max(s, 0.0), per - 1.0)
 
 
+@njit(forceinline=True)
+def _units_above(value, cell, step):
+    """Units of a value from the lower edge of its cell."""
+    return ((value * UNITS + ROUNDING) - ROUNDING) - cell * step
+
+
+@njit(forceinline=True)
+def _add(flat, row, cell, hit, distance):
+    """Add a prediction to a cell of the row of cells that starts at a word of `flat`."""
+    at = row + WORDS * np.int64(cell)
+    flat[at + PACKED_COUNTS] += 1 + (hit << HIT_SHIFT)
+    flat[at + PACKED_DISTANCES] += np.int64(distance)
+
+
 @compiled
 def count_cells(p, y, zone, threshold, bins, packed, sums):
-    """Add some voxels to `packed` (zones, 1 + K, F + 1, 2) and `sums` (zones, 2).
+    """Add a piece to `packed` and `sums`, see the head of this file.
 
-    The first number of a cell holds its predictions and, times 2^32, its hits; the second the
-    distances from the lower edge.
+    Args:
+        p: probabilities ``(K, n)``, float32 or float64, contiguous.
+        y: labels int32 ``(n,)``; looked at only where the zone is not -1.
+        zone: int8 ``(n,)``, -1 for voxels that do not count (their probabilities are checked).
+        threshold: of TACE.
+        bins: M.
+        packed: int64 ``(zones, 1 + K, F + 1, 2)``.
+        sums: float64 ``(zones, 2)``.
+
+    Returns:
+        COUNTED; WRONG_VALUE where a value is no probability, WRONG_LABEL where a label is no class:
+        then `packed` and `sums` are spoilt.
     """
     k, n = p.shape
     fine = packed.shape[2] - 1
     per = fine // bins
-    step = UNITS // fine
     edge = cell_of(threshold, bins, per)
-    flat = packed.reshape(-1)
-    row, zones_apart = 2 * (fine + 1), 2 * (fine + 1) * (k + 1)
-    top = np.empty(BLOCK)
-    best = np.empty(BLOCK)
-    own = np.empty(BLOCK)
-    square = np.empty(BLOCK)
-    cells = np.empty(BLOCK)
-    distance = np.empty(BLOCK)
+    grid = _Grid(bins, per, UNITS // fine, threshold, edge, fine)
+    # one index instead of four: NumPy's may be negative, and each would be compared with 0
+    flat, row = packed.reshape(-1), WORDS * (fine + 1)
+    block = _Block(
+        np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
+        np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
+    )  # fmt: skip
     part = np.empty_like(sums)
     for first in range(0, n, BLOCK):
         size = min(BLOCK, n - first)
-        top[:size] = -1.0
-        best[:size] = 0
-        own[:size] = 0.0
-        square[:size] = 0.0
+        block.top[:size] = -1.0
+        block.best[:size] = 0
+        block.own[:size] = 0.0
+        block.square[:size] = 0.0
         for c in range(k):
-            good = True
-            for i in range(size):  # without branches, so that it becomes vector instructions
-                v = np.float64(p[c, first + i])
-                good &= (v >= -PROBABILITY_TOLERANCE) & (v <= 1.0 + PROBABILITY_TOLERANCE)
-                more = v > top[i]
-                top[i] = v if more else top[i]
-                best[i] = c if more else best[i]
-                own[i] = v if y[first + i] == c else own[i]
-                square[i] += v * v
-                cell = cell_of(v, bins, per)
-                distance[i] = ((v * UNITS + ROUNDING) - ROUNDING) - cell * step
-                cells[i] = fine if (cell == edge) & (v > threshold) else cell
-            if not good:
+            if not _look_at_class(p, y, first, size, c, grid, block):
                 return WRONG_VALUE
             for i in range(size):
                 z = zone[first + i]
                 if z >= 0:
                     hit = np.int64(y[first + i] == c)
-                    at = z * zones_apart + (1 + c) * row + 2 * np.int64(cells[i])
-                    flat[at] += 1 + (hit << 32)
-                    flat[at + 1] += np.int64(distance[i])
-        for i in range(size):
-            cells[i] = cell_of(top[i], bins, per)
-            distance[i] = ((top[i] * UNITS + ROUNDING) - ROUNDING) - cells[i] * step
+                    start = (z * (k + 1) + 1 + c) * row
+                    _add(flat, start, block.cells[i], hit, block.distance[i])
         part[:] = 0.0
-        for i in range(size):
-            z = zone[first + i]
-            if z < 0:
-                continue
-            label = y[first + i]
-            if label < 0 or label >= k:
-                return WRONG_LABEL
-            at = z * zones_apart + 2 * np.int64(cells[i])
-            flat[at] += 1 + (np.int64(best[i] == label) << 32)
-            flat[at + 1] += np.int64(distance[i])
-            part[z, 0] -= np.log(max(own[i], NLL_FLOOR))
-            part[z, 1] += square[i] - 2 * own[i] + 1
+        if not _add_top(y, zone, first, size, k, grid, block, flat, row, part):
+            return WRONG_LABEL
         sums += part
-    return 0
+    return COUNTED
+
+
+@njit(forceinline=True)
+def _look_at_class(p, y, first, size, c, grid, block):
+    """Find the cells of a class's probabilities; whether all are probabilities, NaN is none."""
+    top, best, own, square, cells, distance = block
+    bins, per, step, threshold, edge, above = grid
+    good = True
+    for i in range(size):  # vector instructions, see above
+        v = np.float64(p[c, first + i])
+        good &= (v >= -PROBABILITY_TOLERANCE) & (v <= 1.0 + PROBABILITY_TOLERANCE)
+        more = v > top[i]
+        top[i] = v if more else top[i]
+        best[i] = c if more else best[i]
+        own[i] = v if y[first + i] == c else own[i]
+        square[i] += v * v
+        cell = cell_of(v, bins, per)
+        distance[i] = _units_above(v, cell, step)
+        cells[i] = above if (cell == edge) & (v > threshold) else cell
+    return good
+
+
+@njit(forceinline=True)
+def _add_top(y, zone, first, size, k, grid, block, flat, row, part):
+    """Add the top labels of a block to the cells, and its losses to `part`.
+
+    The squared error ``sum_k (p_k - [y = k])^2`` is ``sum_k p_k^2 - 2 p_y + 1``.
+
+    Returns:
+        whether every label that counts is one of the `k` classes.
+    """
+    top, best, own, square, cells, distance = block
+    for i in range(size):
+        cells[i] = cell_of(top[i], grid.bins, grid.per)
+        distance[i] = _units_above(top[i], cells[i], grid.step)
+    for i in range(size):
+        z = zone[first + i]
+        if z < 0:
+            continue
+        label = y[first + i]
+        if label < 0 or label >= k:
+            return False
+        hit = np.int64(best[i] == label)
+        start = (z * (k + 1) + TOP) * row
+        _add(flat, start, cells[i], hit, distance[i])
+        part[z, NLL] -= np.log(max(own[i], NLL_FLOOR))
+        part[z, BRIER] += square[i] - 2 * own[i] + 1
+    return True
 
 
 @compiled
-def count_values(
-    p, y, zone, channel, threshold, bins, place, begin, listed, table, bits, marks, ends
-):
+def count_values(p, y, zone, channel, threshold, bins, sought, found):
     """Count predictions and hits of every distinct float32 value in some cells.
 
-    Arguments as of :func:`count_cells`, but `p` of one class alone (of all for the top label, whose
-    channel is -1). By cell, `place` (F + 1,) is its number among those to look at, or -1. By that
-    number: if `listed`, the bits of its predictions go to `bits`, and twice the zone plus the hit
-    to `marks`, from `begin` on up to `ends`; if not, they are counted in `table` (zones, values,
-    2), where the value with bits 0 would be at `begin`.
+    The bits of float32 values from 0 on, read as int32, rise with the values, so those of a cell
+    are a short range of integers: a table has a row for each, or the predictions are written down
+    to be sorted later where that is shorter. Only the cells that a cut between groups of equal
+    mass goes through are looked at.
+
+    Args:
+        p: ``(1, n)`` of one class, or ``(K, n)`` of all for the top label; float32, contiguous.
+        y: as of :func:`count_cells`.
+        zone: likewise.
+        channel: of `packed`.
+        threshold: likewise; in the channel of a class, what is not above it is left out.
+        bins: likewise.
+        sought: which cells.
+        found: where to add; its arrays have room, see :meth:`segcal.tally.Voxels`.
     """
-    k, n = p.shape
-    fine = len(place) - 1
-    per = fine // bins
+    n = p.shape[1]
+    above = len(sought.place) - 1
+    per = above // bins
     edge = cell_of(threshold, bins, per)
+    of_class = channel != TOP
+    least = threshold if of_class else -np.inf
     value = np.empty(BLOCK, np.float32)
-    pattern = value.view(np.int32)
     best = np.empty(BLOCK, np.int32)
     cells = np.empty(BLOCK, np.int32)
     for first in range(0, n, BLOCK):
         size = min(BLOCK, n - first)
-        for i in range(size):
-            value[i] = p[0, first + i]
-            best[i] = max(channel, 0)
-        for c in range(1, k):
-            for i in range(size):
-                v = p[c, first + i]
-                more = v > value[i]
-                value[i] = v if more else value[i]
-                best[i] = c if more else best[i]
+        _find_largest(p, first, size, channel, value, best)
         for i in range(size):
             cell = cell_of(np.float64(value[i]), bins, per)
-            cells[i] = np.int32(fine if (channel >= 0) & (cell == edge) else cell)
+            cells[i] = np.int32(above if of_class & (cell == edge) else cell)
+        _note(y, zone, first, size, least, value, best, cells, sought, found)
+
+
+@njit(forceinline=True)
+def _find_largest(p, first, size, channel, value, best):
+    """Write the largest probability, and its class, to `value` and `best`."""
+    for i in range(size):
+        value[i] = p[0, first + i]
+        best[i] = max(channel - 1, 0)
+    for c in range(1, len(p)):  # of one class, there are no more
         for i in range(size):
-            j = place[cells[i]]
-            z = zone[first + i]
-            if j < 0 or z < 0 or (channel >= 0 and value[i] <= threshold):
-                continue
-            hit = y[first + i] == best[i]
-            if listed[j]:
-                bits[ends[j]] = pattern[i]
-                marks[ends[j]] = 2 * z + hit
-                ends[j] += 1
-            else:
-                table[z, begin[j] + pattern[i], 0] += 1
-                table[z, begin[j] + pattern[i], 1] += hit
+            v = p[c, first + i]
+            more = v > value[i]
+            value[i] = v if more else value[i]
+            best[i] = c if more else best[i]
+
+
+@njit(forceinline=True)
+def _note(y, zone, first, size, least, value, best, cells, sought, found):
+    """Write down or count the predictions of a block; a list that is too long shows by its end."""
+    place, listed, begin, end = sought
+    table, bits, marks, ends = found
+    pattern = value.view(np.int32)
+    for i in range(size):
+        j = place[cells[i]]
+        z = zone[first + i]
+        if j < 0 or z < 0 or value[i] <= least:
+            continue
+        hit = y[first + i] == best[i]
+        if listed[j]:
+            at = ends[j]
+            ends[j] = at + 1
+            if at < end[j]:
+                bits[at] = pattern[i]
+                marks[at] = 2 * z + hit
+        else:
+            at = begin[j] + pattern[i]
+            table[z, at, PREDICTIONS] += 1
+            table[z, at, HITS] += hit
 
 
 @compiled

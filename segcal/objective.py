@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -138,6 +138,10 @@ class Objective(nn.Module):
         """What every term declares, by name."""
         return dict(self._terms())
 
+    def shares_sweep(self, logits: Tensor) -> bool:
+        """Whether a cross-entropy and a penalty share a sweep over logits ``(N, K, *S)``."""
+        return self._pair(logits) is not None
+
     def _two_views(self) -> list[str]:
         """Names of terms that compare two views."""
         return [name for name, term in self.declared().items() if term.two_views]
@@ -211,7 +215,7 @@ def two_view_loss(
 
 
 def __getattr__(name: str) -> Any:
-    """``build`` stands in :mod:`segcal.recipes`, which loads yaml; it can be had from here, too."""
+    """Let ``build`` be had from here, too; it stands in :mod:`segcal.recipes`, which loads yaml."""
     if name == "build":
-        return importlib.import_module("segcal.recipes").build
+        return resolve_name("segcal.recipes:build")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

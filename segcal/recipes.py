@@ -2,7 +2,8 @@
 
 A method is one file, ``configs/losses/NAME.yaml`` or ``configs/penalties/NAME.yaml``; a recipe,
 ``configs/recipes/NAME.yaml``, is a weighted sum of them. Losses of multi-label classification are
-``configs/multilabel/NAME.yaml``. An argument may be a target with arguments of its own.
+``configs/multilabel/NAME.yaml``, post-hoc methods ``configs/posthoc/NAME.yaml``. An argument may be
+a target with arguments of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from segcal.objective import Objective
 from segcal.tensors import check_background
 from segcal.term import Term
 
-ComponentKind = Literal["losses", "penalties", "multilabel"]
+ComponentKind = Literal["losses", "penalties", "multilabel", "posthoc"]
 Kind = Literal[ComponentKind, "recipes"]
 
 
@@ -66,7 +67,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def load_component(kind: ComponentKind, name: str) -> Component:
-    """Load one loss or penalty by name.
+    """Load one loss, penalty or post-hoc method by name.
 
     Raises:
         ValueError: no config of that name, or a config that does not fit, with its path.

@@ -2,16 +2,46 @@
 
 A surface voxel is a voxel of the mask with a face neighbour outside it; outside the image counts
 as outside the mask. Distances run between voxel centres.
+
+Memory
+------
+Images are looked at as (z, y, x), with axes of length 1 in front where there are fewer than three.
+A *row* is all x at one (z, y). A surface is kept as in a sparse matrix (:class:`_Rows`): the x of
+its voxels, ascending, row after row, and where every row starts; and for every plane z the box
+around what it holds. Its order is that of the flattened image.
+
+The search
+----------
+For a voxel (z, y, x) of one surface, the nearest voxel (w, v, u) of the other minimises ::
+
+    (w - z)^2 sz^2 + (v - y)^2 sy^2 + (u - x)^2 sx^2
+
+Three things make this fast and keep it exact:
+
+- `best`, the smallest found so far, starts with the distance to the voxel that was nearest to the
+  previous one. Neighbours on a surface are close, so it is rarely far too large, and it is the
+  distance to a voxel of the other surface, never a guess.
+- Planes are tried outwards from z, and in each plane rows outwards from y. The squares grow on the
+  way, so the first plane or row that alone is as far as `best` ends its direction. The box of a
+  plane adds how far x is outside its columns, and moves the first row to where the box starts.
+- Within a row only two voxels can be nearest, those on either side of x: a binary search.
+
+The number of rows looked at is bounded. Where very many voxels are far from all of the other
+surface (noise against a few voxels) the search gives up, and a distance transform of the box, whose
+time depends on its size alone, takes over; values are equal up to rounding.
+
+Loops are compiled when first called. The plain functions they call are registered with Numba then,
+so that importing this module does not import Numba.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,9 +52,30 @@ from segcal.tensors import as_array
 
 Distances = NDArray[np.float64]
 Box = tuple[slice, ...]
+P = ParamSpec("P")
+R = TypeVar("R")
 ROWS_PER_VOXEL = 16
 """Search steps per voxel of the box that cost as much as a distance transform of it."""
-_loop = cache(compiled)
+FIRST_Y, LAST_Y, FIRST_X, LAST_X = 0, 1, 2, 3
+"""Slots of the box of a plane."""
+FIRST, LAST = 0, 1
+"""Slots of the extent of a label along an axis."""
+SPARE = 4096
+"""Surface voxels that there is room for at first."""
+
+
+@cache
+def _loop(function: Callable[P, R], *parts: Callable[..., Any]) -> Callable[P, R]:
+    """Compile a loop, and with it the plain functions that it calls.
+
+    They are put into it before it is optimised, as if written there: calls would count references
+    to their arrays, which costs as much as a step of the search.
+    """
+    from numba.extending import register_jitable
+
+    for part in parts:
+        register_jitable(inline="always")(part)
+    return compiled(function)
 
 
 @dataclass(frozen=True)
@@ -115,8 +166,8 @@ def label_boxes(label_maps: Sequence[ArrayLike], labels: Iterable[int]) -> dict[
             )
     values = np.unique(np.fromiter(labels, np.int64))
     found = [_loop(_extents)(_three_axes(m), values) for m in maps]
-    first = np.min([f[..., 0] for f in found], 0)[:, 3 - maps[0].ndim :]
-    stop = np.max([f[..., 1] for f in found], 0)[:, 3 - maps[0].ndim :] + 1
+    first = np.min([f[..., FIRST] for f in found], 0)[:, 3 - maps[0].ndim :]
+    stop = np.max([f[..., LAST] for f in found], 0)[:, 3 - maps[0].ndim :] + 1
     ends = np.stack([np.minimum(first, stop), stop], -1)
     return {
         value: tuple(itertools.starmap(slice, sides))
@@ -155,8 +206,8 @@ class _Rows(NamedTuple):
     Attributes:
         start: where row ``z * Y + y`` starts in `places`, and in the end their number.
         places: x of every surface voxel, ascending in each row.
-        extent: per plane the first and last y, then the first and last x, that are used; for
-            nothing, a last y of -1.
+        extent: ``(Z, 4)``, the box of a plane: FIRST_Y, LAST_Y, FIRST_X, LAST_X that are used; for
+            nothing, a last y of -1 and a first of Y, likewise x.
         shape: Z, Y, X.
     """
 
@@ -180,17 +231,21 @@ def _surface(mask: NDArray[np.bool_]) -> _Rows:
 def _surface_rows(
     mask: NDArray[np.uint8], axes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
-    """Rows of a mask of 0 and 1; its last `axes` axes have neighbours; `places` has spare room."""
+    """Rows of a mask of 0 and 1; its last `axes` axes have neighbours; `places` has spare room.
+
+    Bits instead of branches, and loops that do one thing, so that they become vector instructions.
+    """
     Z, Y, X = mask.shape
     outside, edge = np.zeros(X, np.uint8), np.empty(X, np.uint8)
-    start, places = np.zeros(Z * Y + 1, np.int64), np.empty(4096 + X, np.int32)
+    start, places = np.zeros(Z * Y + 1, np.int64), np.empty(SPARE + X, np.int32)
     extent = np.empty((Z, 4), np.int64)
     n = 0
     for z in range(Z):
-        extent[z, 0], extent[z, 1], extent[z, 2], extent[z, 3] = Y, -1, X, -1
+        extent[z, FIRST_Y], extent[z, LAST_Y] = Y, -1
+        extent[z, FIRST_X], extent[z, LAST_X] = X, -1
         for y in range(Y):
             here = mask[z, y]
-            before = behind = above = below = here
+            before = behind = above = below = here  # along an axis without neighbours: inside
             if axes > 2:
                 before = mask[z - 1, y] if z > 0 else outside
                 behind = mask[z + 1, y] if z + 1 < Z else outside
@@ -212,13 +267,13 @@ def _surface_rows(
                         more[k] = places[k]
                     places = more
                 first = n
-                for x in range(X):
+                for x in range(X):  # each x is written, and kept by counting it: no branch
                     places[n] = x
                     n += edge[x]
-                extent[z, 0] = min(extent[z, 0], y)
-                extent[z, 1] = y
-                extent[z, 2] = min(extent[z, 2], places[first])
-                extent[z, 3] = max(extent[z, 3], places[n - 1])
+                extent[z, FIRST_Y] = min(extent[z, FIRST_Y], y)
+                extent[z, LAST_Y] = y
+                extent[z, FIRST_X] = min(extent[z, FIRST_X], places[first])
+                extent[z, LAST_X] = max(extent[z, LAST_X], places[n - 1])
             start[z * Y + y + 1] = n
     return start, places, extent
 
@@ -230,7 +285,8 @@ def _directed(a: _Rows, b: _Rows, mm: tuple[float, ...]) -> Distances:
     """
     distances = np.empty(a.places.size)
     most = ROWS_PER_VOXEL * math.prod(b.shape)
-    if not _loop(_nearest)(a.start, a.places, b.start, b.places, b.extent, mm, most, distances):
+    search = _loop(_nearest, _nearest_in_plane, _first_from)
+    if not search(a.start, a.places, b.start, b.places, b.extent, mm, most, distances):
         free = np.ones(b.shape, dtype=np.bool_)
         free.ravel()[b.indices()] = False
         distances = ndimage.distance_transform_edt(free, sampling=mm).ravel()[a.indices()]
@@ -247,16 +303,16 @@ def _nearest(
     most: int,
     distances: Distances,
 ) -> bool:
-    """Fill the distances from each voxel of a to the nearest of b; give up after `most` rows.
+    """Fill the distances from each voxel of a to the nearest of b, by the search described above.
 
-    The search starts from the voxel found for the one before, which is rarely far. Planes and
-    rows of b are left out where even the nearest corner of what they hold is further.
+    Returns:
+        False where it has given up after about `most` rows; `distances` are then unfinished.
     """
     Z = b_extent.shape[0]
     Y = (b_start.size - 1) // Z
     sz, sy, sx = spacing
     rows = 0
-    fz, fy, fx = -1, -1, -1
+    found = (-1, -1, -1)  # the voxel of b that was nearest to the one before
     for row in range(a_start.size - 1):
         if rows > most:
             return False
@@ -264,46 +320,83 @@ def _nearest(
         for i in range(a_start[row], a_start[row + 1]):
             x = a_places[i]
             best = np.inf
-            if fz >= 0:
-                best = ((z - fz) * sz) ** 2 + ((y - fy) * sy) ** 2 + ((x - fx) * sx) ** 2
-            for side in range(2):  # this plane and those behind, then those before
-                w = z - side
+            if found[0] >= 0:
+                best = (
+                    ((z - found[0]) * sz) ** 2
+                    + ((y - found[1]) * sy) ** 2
+                    + ((x - found[2]) * sx) ** 2
+                )
+            for step in (1, -1):  # this plane and those behind, then those before
+                w = z if step > 0 else z - 1
                 while 0 <= w < Z and ((w - z) * sz) ** 2 < best:
-                    low, high, left, right = b_extent[w]
-                    apart = max(left - x, x - right, 0)
-                    least = ((w - z) * sz) ** 2 + (apart * sx) ** 2
-                    for half in range(2):  # this row and those below, then those above
-                        v = min(y - 1, high) if half else max(y, low)
-                        while low <= v <= high and least + ((v - y) * sy) ** 2 < best:
-                            rows += 1
-                            so_far = ((w - z) * sz) ** 2 + ((v - y) * sy) ** 2
-                            first, last = b_start[w * Y + v], b_start[w * Y + v + 1]
-                            p, q = first, last
-                            while p < q:
-                                middle = (p + q) // 2
-                                if b_places[middle] < x:
-                                    p = middle + 1
-                                else:
-                                    q = middle
-                            for k in range(max(p - 1, first), min(p + 1, last)):
-                                d = so_far + ((b_places[k] - x) * sx) ** 2
-                                if d < best:
-                                    best, fz, fy, fx = d, w, v, b_places[k]
-                            v += -1 if half else 1
-                    w += -1 if side else 1
+                    best, found, looked = _nearest_in_plane(
+                        b_start, b_places, b_extent, spacing, w, z, y, x, best, found
+                    )
+                    rows += looked
+                    w += step
             distances[i] = math.sqrt(best)
     return True
 
 
+def _nearest_in_plane(
+    start: NDArray[np.int64],
+    places: NDArray[np.int32],
+    extent: NDArray[np.int64],
+    spacing: tuple[float, ...],
+    w: int,
+    z: int,
+    y: int,
+    x: int,
+    best: float,
+    found: tuple[int, int, int],
+) -> tuple[float, tuple[int, int, int], int]:
+    """Nearest voxel of plane w to (z, y, x), where it is nearer than `best`.
+
+    Returns:
+        its squared distance and itself, or else `best` and `found`; and how many rows were looked
+        at.
+    """
+    sz, sy, sx = spacing
+    Y = (start.size - 1) // extent.shape[0]
+    low, high = extent[w, FIRST_Y], extent[w, LAST_Y]
+    across = max(extent[w, FIRST_X] - x, x - extent[w, LAST_X], 0)
+    least = ((w - z) * sz) ** 2 + (across * sx) ** 2  # even in the row of y
+    rows = 0
+    for step in (1, -1):  # this row and those below, then those above
+        v = max(y, low) if step > 0 else min(y - 1, high)
+        while low <= v <= high and least + ((v - y) * sy) ** 2 < best:
+            rows += 1
+            so_far = ((w - z) * sz) ** 2 + ((v - y) * sy) ** 2
+            first, last = start[w * Y + v], start[w * Y + v + 1]
+            behind = _first_from(places, first, last, x)
+            for k in range(max(behind - 1, first), min(behind + 1, last)):
+                d = so_far + ((places[k] - x) * sx) ** 2
+                if d < best:
+                    best, found = d, (w, v, int(places[k]))
+            v += step
+    return best, found, rows
+
+
+def _first_from(places: NDArray[np.int32], first: int, last: int, x: int) -> int:
+    """Index of the first of the ascending places between two indices that is not below x."""
+    while first < last:
+        middle = (first + last) // 2
+        if places[middle] < x:
+            first = middle + 1
+        else:
+            last = middle
+    return first
+
+
 def _extents(label_map: NDArray[Any], values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """First and last index ``(labels, 3, 2)`` of each of the ascending values; -1 last for none.
+    """FIRST and LAST index ``(labels, 3, 2)`` of each of the ascending values; -1 last for none.
 
     Labels come in runs along x, so values are looked up once a run.
     """
     Z, Y, X = label_map.shape
     extents = np.empty((values.size, 3, 2), np.int64)
-    extents[:, :, 0] = max(Z, Y, X)
-    extents[:, :, 1] = -1
+    extents[:, :, FIRST] = max(Z, Y, X)
+    extents[:, :, LAST] = -1
     for z in range(Z):
         for y in range(Y):
             x = 0
@@ -313,8 +406,9 @@ def _extents(label_map: NDArray[Any], values: NDArray[np.int64]) -> NDArray[np.i
                     x += 1
                 k = np.searchsorted(values, value)
                 if k < values.size and values[k] == value:
-                    e = extents[k]
-                    e[0, 0], e[0, 1] = min(e[0, 0], z), max(e[0, 1], z)
-                    e[1, 0], e[1, 1] = min(e[1, 0], y), max(e[1, 1], y)
-                    e[2, 0], e[2, 1] = min(e[2, 0], first), max(e[2, 1], x - 1)
+                    run = ((z, z), (y, y), (first, x - 1))
+                    for axis in range(3):
+                        side = extents[k, axis]
+                        side[FIRST] = min(side[FIRST], run[axis][FIRST])
+                        side[LAST] = max(side[LAST], run[axis][LAST])
     return extents

@@ -1,20 +1,42 @@
 """Everything calibration metrics need of a case, as sums, in one compiled pass over its voxels.
 
-Confidences fall into cells of equal width, 2^16 or a few more, so that the edges of the bins are
-among theirs. A cell counts its predictions, those that came true, and the distances of the
-confidences from its lower edge in units of 2^-40. These are integers: sums are exact for float32
-values of 2^-17 and more (others are rounded to the unit) and depend neither on the order of
-addition nor on the number of threads, and cases merge by adding arrays.
+Cells
+-----
+Confidences fall into F cells of equal width, 2^16 or a few more, so that the edges of the M bins
+are among theirs. A cell counts its predictions, those that came true, and the distances of the
+confidences from its lower edge in units of 2^-40, all in int64. Integers may be added in any order:
+the result is the same for every order of the voxels and number of threads, cases merge by adding
+arrays, and for float32 values of at least 2^-17 it is exact. :mod:`segcal.counting` says how cells
+are found and where they lie in memory. The sum of the confidences of a cell is, in units::
 
-Groups of equal mass follow from the cells as if all values of a cell were tied; a second pass over
-the few cells that hold a cut makes them exact.
+    predictions * cell * floor(2^40 / F) + distances
+
+and is rounded once, to float64. Bins are sums of cells.
+
+Scopes, zones, pieces
+---------------------
+A voxel can be in several of up to seven scopes. Each set of scopes that occurs is a *zone*; every
+voxel is in one zone at most, so that the pass over the voxels counts it once, and the cells of a
+scope are the sum of those of its zones. Threads share out *pieces* of 2^17 voxels: what is copied
+of the probabilities (to a type that is compiled for) is small at any time, and as float sums are
+kept by the piece and added in the order of pieces, they do not depend on the number of threads.
+
+Groups of equal mass
+--------------------
+The cells are a histogram, whose groups are those of predictions moved by at most a cell's width
+(:class:`segcal.binning.MassHistogram` bounds what that does). To be exact for one case, a second
+pass over the voxels (:meth:`Voxels.equal_mass_groups`) looks into the few cells that a cut goes
+through, at most R - 1 a scope, and replaces each by its distinct values: every other cell lies
+whole in a group, wherever within it the values are. float64 has too many values and is sorted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,11 +48,23 @@ from segcal.binning import (
     BinStatistics,
     MassHistogram,
     equal_mass_statistics,
-    mean_gap,
 )
 from segcal.counting import (
+    BRIER,
+    DISTANCES,
+    HIT_SHIFT,
+    HITS,
+    NLL,
+    PACKED_COUNTS,
+    PACKED_DISTANCES,
+    PREDICTIONS,
+    SLOTS,
+    TOP,
     UNITS,
+    WORDS,
     WRONG_LABEL,
+    Found,
+    Sought,
     cell_of,
     count_cells,
     count_values,
@@ -41,13 +75,19 @@ from segcal.tensors import PROBABILITY_TOLERANCE, as_array, as_tensor, check_lab
 FINEST = 2**16
 """Cells there are at least."""
 MAX_SCOPES = 7
-"""Bits in the number of a zone; zones are then fewer than 128."""
+"""Scopes of a case at most: their sets are then fewer than 128, and a zone's number an int8."""
+OUTSIDE = -1
+"""Zone of the voxels that are in no scope."""
 PIECE = 2**17
 """Voxels that one call of compiled code looks at."""
 REFINED = 2**22
 """Values that the second pass can tell apart; where there are more, all are sorted."""
 
 Cells = NDArray[np.int64]
+Piece = tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int8]]
+"""Probabilities, labels and zones of some voxels, in types that are compiled for."""
+Values = tuple[NDArray[np.float64], NDArray[np.int64]]
+"""Distinct values ascending ``(n,)``, and their PREDICTIONS and HITS ``(zones, n, 2)``."""
 Result = TypeVar("Result")
 
 
@@ -57,9 +97,10 @@ class Tally:
 
     Attributes:
         cells: int64 ``(1 + K, F + 1, 3)``: per channel (the top label, then every class) and cell
-            its predictions, those that came true, and the sum of their distances from the lower
-            edge in units of 2^-40. The last cell takes from the one that the threshold lies in
-            what is above the threshold.
+            its predictions [PREDICTIONS], those that came true [HITS], and the sum of their
+            distances from the lower edge in units of 2^-40 [DISTANCES]. In the channels of the
+            classes, the last cell takes from the one that the threshold lies in what is above the
+            threshold.
         bins: M equal-width bins; each is F / M cells.
         threshold: probabilities of a class up to this are left out of TACE.
         nll_sum: nats, probabilities floored at 1e-12.
@@ -99,14 +140,14 @@ class Tally:
     @property
     def voxels(self) -> int:
         """How many there are."""
-        return int(self.cells[0, :, 0].sum())
+        return int(self.cells[TOP, :, PREDICTIONS].sum())
 
-    @property
+    @cached_property
     def top(self) -> BinStatistics:
         """Equal-width bins of the top label."""
-        return self._bins(0)
+        return self._bins(TOP)
 
-    @property
+    @cached_property
     def classes(self) -> list[BinStatistics]:
         """Equal-width bins of ``p_k`` against ``y = k``, one for every class."""
         return [self._bins(1 + k) for k in range(self.num_classes)]
@@ -119,67 +160,47 @@ class Tally:
     @property
     def top_mass(self) -> MassHistogram:
         """Histogram of the top label's confidence."""
-        return self.mass(0)
+        return self.mass(TOP)
 
     @property
     def class_mass(self) -> list[MassHistogram]:
         """Histogram of every class's probabilities above the threshold."""
         return [self.mass(1 + k) for k in range(self.num_classes)]
 
-    def metrics(
-        self, groups: int, exact: Sequence[BinStatistics] | None = None
-    ) -> dict[str, float]:
-        """Calibration of these voxels by name; fractions of 1, NLL in nats, NaN without voxels.
+    def equal_mass_groups(self, groups: int) -> list[BinStatistics]:
+        """Groups of equal mass, of the top label, then of every class, from the cells.
+
+        They are those of probabilities moved by at most the width of a cell;
+        :meth:`Voxels.equal_mass_groups` gives them exactly.
 
         Args:
-            groups: R of the equal-mass groups of AECE and TACE.
-            exact: those groups, see :meth:`Voxels.equal_mass_groups`; None takes them from the
-                cells, as if probabilities had been moved by at most the width of a cell, and adds
-                ``aece_bound``, how far that can move ``aece``.
+            groups: R of them.
         """
-        top, classes, n = self.top, self.classes, self.voxels
-        per_channel = exact or [h.groups(groups) for h in (self.top_mass, *self.class_mass)]
-        parts = [c.murphy() for c in classes]
-        found = {
-            "accuracy": float(top.hit_sum.sum() / n) if n else np.nan,
-            "ece": top.expected_error(),
-            "over": top.overconfidence(),
-            "under": top.underconfidence(),
-            "ace": top.average_error(),
-            "mce": top.maximum_error(),
-            "aece": per_channel[0].expected_error(),
-            "cece": float(np.mean([c.expected_error() for c in classes])),
-            "tace": mean_gap(per_channel[1:]),
-            "nll": self.nll_sum / n if n else np.nan,
-            "brier": self.brier_sum / n if n else np.nan,
-            "brier_reliability": sum(p.reliability for p in parts),
-            "brier_resolution": sum(p.resolution for p in parts),
-        }
-        return found if exact else {**found, "aece_bound": self.top_mass.error_bound(groups)}
-
-    def tace_ref(self) -> float:
-        """See :func:`segcal.metrics.tace.tace_ref`, over these voxels."""
-        occurring = [k for k, c in enumerate(self.classes) if c.hit_sum.sum() > 0]
-        if not occurring:
-            return float("nan")
-        errors = [c.expected_error() for c in self.kept[: occurring[-1] + 1]]
-        return float(np.mean(np.nan_to_num(errors)))
+        return [mass.groups(groups) for mass in (self.top_mass, *self.class_mass)]
 
     def mass(self, channel: int) -> MassHistogram:
-        """Histogram of a channel: 0 the top label, 1 + k class k above the threshold."""
+        """Histogram of a channel: 0 the top label, 1 + k class k above the threshold.
+
+        What the tolerances of edges and of probabilities add to the width of some cells, at most a
+        hundredth for those within [0, 1], is not in its width.
+        """
         statistics = self._statistics(channel, self.by_confidence(channel))
-        return MassHistogram(statistics, 1 / self._fine)
+        return MassHistogram(statistics, 1 / self.fine)
 
     def by_confidence(self, channel: int) -> NDArray[np.int64]:
-        """Indices of the cells of :meth:`mass`, in its order."""
-        if channel == 0:
-            return np.arange(self._fine)
-        return np.concatenate([[self._fine], np.arange(self.edge + 1, self._fine)])
+        """Indices of the cells of :meth:`mass`, in its order.
+
+        For a class: what of the edge is above the threshold, which has the last index, then the
+        cells above the edge.
+        """
+        if channel == TOP:
+            return np.arange(self.fine)
+        return np.concatenate([[self.fine], np.arange(self.edge + 1, self.fine)])
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Plain arrays for a file, empty cells left out; :meth:`from_arrays` reads them."""
-        flat = self.cells.reshape(-1, 3)
-        index = np.flatnonzero(flat[:, 0])
+        flat = self.cells.reshape(-1, SLOTS)
+        index = np.flatnonzero(flat[:, PREDICTIONS])
         return {
             "index": index,
             "cells": flat[index],
@@ -199,30 +220,34 @@ class Tally:
         try:
             channels, cells, bins = (int(n) for n in arrays["shape"])
             threshold, nll_sum, brier_sum = (float(x) for x in arrays["sums"])
-            flat = np.zeros((channels * cells, 3), np.int64)
+            flat = np.zeros((channels * cells, SLOTS), np.int64)
             flat[arrays["index"]] = arrays["cells"]
         except (IndexError, ValueError) as error:
             raise ValueError(f"tally: arrays do not fit each other ({error})") from None
-        return cls(flat.reshape(channels, cells, 3), bins, threshold, nll_sum, brier_sum)
+        return cls(flat.reshape(channels, cells, SLOTS), bins, threshold, nll_sum, brier_sum)
 
     @property
-    def _fine(self) -> int:
+    def fine(self) -> int:
+        """F, cells of equal width; also the index of the last, for what is above the threshold."""
         return self.cells.shape[1] - 1
 
     @property
     def edge(self) -> int:
         """Cell that the threshold lies in."""
-        return int(cell_of(self.threshold, self.bins, self._fine // self.bins))
+        return int(cell_of(self.threshold, self.bins, self.fine // self.bins))
 
     def _statistics(self, channel: int, order: NDArray[np.int64]) -> BinStatistics:
-        count, hits, offset = self.cells[channel, order].T
-        lower = np.where(order == self._fine, self.edge, order) * (UNITS // self._fine)
-        return BinStatistics(count, (count * lower.astype(np.float64) + offset) / UNITS, hits)
+        """Of cells in some order; their confidences are the cells' edges plus the distances."""
+        cells = self.cells[channel, order]
+        count = cells[:, PREDICTIONS]
+        lower = np.where(order == self.fine, self.edge, order) * (UNITS // self.fine)
+        units = count * lower.astype(np.float64) + cells[:, DISTANCES]
+        return BinStatistics(count, units / UNITS, cells[:, HITS])
 
     def _bins(self, channel: int, *, kept: bool = False) -> BinStatistics:
-        order = self.by_confidence(channel) if kept else np.arange(self._fine + 1)
+        order = self.by_confidence(channel) if kept else np.arange(self.fine + 1)
         part = self._statistics(channel, order)
-        index = np.where(order == self._fine, self.edge, order) // (self._fine // self.bins)
+        index = np.where(order == self.fine, self.edge, order) // (self.fine // self.bins)
 
         def summed(values: NDArray[Any]) -> NDArray[Any]:
             total = np.zeros(self.bins, values.dtype)
@@ -268,28 +293,10 @@ class Voxels:
             )
         if scopes is None or isinstance(scopes, Mapping):
             scopes = (scopes or {"all": None}).items()
-        self._scopes: list[str] = []
-        member = np.zeros(y.size, np.uint8)  # a bit a scope
-        for name, mask in scopes:
-            if len(self._scopes) == MAX_SCOPES:
-                raise ValueError(f"scopes: expected at most {MAX_SCOPES}")
-            chosen = np.ones((1,), bool) if mask is None else as_array(mask)
-            if chosen.dtype != np.bool_ or (mask is not None and chosen.shape != y.shape):
-                raise ValueError(
-                    f"scope {name}: expected bool {y.shape}, got {chosen.dtype} {chosen.shape}"
-                )
-            member |= chosen.reshape(-1).view(np.uint8) << np.uint8(len(self._scopes))
-            self._scopes.append(name)
+        self._scopes, member = _membership(scopes, y.shape)
         if ignore_index is not None:
             member *= y.reshape(-1) != ignore_index
-        parts = [slice(i, i + PIECE) for i in range(0, len(member), PIECE)]
-        used = sum(np.bincount(member[part], minlength=256) for part in parts)
-        self._members = [int(m) for m in np.flatnonzero(used) if m]
-        zones = np.full(256, -1, np.int8)  # voxels of the same scopes are a zone
-        zones[self._members] = np.arange(len(self._members))
-        self._zone = member.view(np.int8)
-        for part in parts:
-            self._zone[part] = zones[member[part]]
+        self._members, self._zone = _zones(member)
         self._p, self._y = p.reshape(len(p), -1), y.reshape(-1)
         self._num_classes = max(2, len(p))
         self._ignore_index = ignore_index
@@ -310,7 +317,7 @@ class Voxels:
             )
         zones, k = len(self._members), self._num_classes
         fine = bins * -(-FINEST // bins)
-        shape = (zones, k + 1, fine + 1, 2)
+        shape = (zones, k + 1, fine + 1, WORDS)
         sums = np.zeros((self._pieces, zones, 2))
 
         def count(pieces: range) -> Cells:
@@ -321,7 +328,8 @@ class Voxels:
                     self._refuse(wrong)
             return packed
 
-        room = 16 * zones * (k + 1) * (fine + 1)  # bytes that every thread takes for itself
+        # every thread has cells of its own; all together may be a quarter of the probabilities
+        room = 8 * math.prod(shape)
         packed, *others = _on_threads(count, self._pieces, 1 + self._p.nbytes // max(4 * room, 1))
         while others:
             packed += others.pop()
@@ -329,10 +337,8 @@ class Voxels:
         found = {}
         for name in self._scopes:
             inside = self._inside(name)
-            both, offset = np.moveaxis(packed[inside].sum(0), -1, 0)
-            cells = np.stack([both & (2**32 - 1), both >> 32, offset], -1)
-            nll_sum, brier_sum = total[inside].sum(0)
-            found[name] = Tally(cells, bins, threshold, float(nll_sum), float(brier_sum))
+            cells, losses = _unpacked(packed[inside].sum(0)), total[inside].sum(0)
+            found[name] = Tally(cells, bins, threshold, float(losses[NLL]), float(losses[BRIER]))
         return found
 
     def equal_mass_groups(
@@ -343,9 +349,12 @@ class Voxels:
         See :func:`segcal.binning.equal_mass_statistics`.
 
         Args:
-            tallies: what :meth:`tally` returned.
+            tallies: what :meth:`tally` returned, all of it.
             groups: R.
             channels: 0 for the top label, 1 + k for class k; None takes all.
+
+        Raises:
+            ValueError: tallies that are not those of these voxels, where that shows.
         """
         found: dict[str, list[BinStatistics]] = {name: [] for name in tallies}
         for channel in range(self._num_classes + 1) if channels is None else channels:
@@ -371,10 +380,8 @@ class Voxels:
     def _pieces(self) -> int:
         return -(-len(self._y) // PIECE)
 
-    def _piece(
-        self, i: int, classes: slice = slice(None)
-    ) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int8]]:
-        """Probabilities, labels and zones of some voxels, in types that are compiled for."""
+    def _piece(self, i: int, classes: slice = slice(None)) -> Piece:
+        """Piece i, of some classes alone."""
         part = slice(i * PIECE, (i + 1) * PIECE)
         p = _widened(self._p[:, part], classes if len(self._p) > 1 else slice(None))
         if len(self._p) == 1:
@@ -399,75 +406,132 @@ class Voxels:
 
     def _distinct(
         self, channel: int, which: NDArray[np.int64], tallies: Mapping[str, Tally]
-    ) -> dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] | None:
-        """Distinct values in some cells, and how many there are of each.
-
-        A cell that holds fewer predictions than float32 has values in it is listed, another one
-        counted value by value.
-
-        Returns:
-            by cell: values ascending ``(n,)``, predictions and hits ``(zones, n, 2)``; None where
-            they are too many.
-        """
-        if self._p.dtype.itemsize > 4:
-            return None
+    ) -> dict[int, Values] | None:
+        """Distinct values in some cells, and how many there are of each; None if too many."""
         some = next(iter(tallies.values()))
-        fine = some.cells.shape[1] - 1
-        low, high = _bit_range(np.where(which == fine, some.edge, which), fine, some.bins)
-        most = sum(one.cells[channel, which, 0] for one in tallies.values())
+        most = sum(one.cells[channel, which, PREDICTIONS] for one in tallies.values())
+        low, high = _bit_range(np.where(which == some.fine, some.edge, which), some.fine, some.bins)
+        # a cell that holds fewer predictions than float32 has values in it is listed
         listed = most < high - low
-        start = _starts(np.where(listed, most, 0)), _starts(np.where(listed, 0, high - low))
-        rows, values = int(start[0][-1]), int(start[1][-1])
-        if rows + values > REFINED:
+        lists, tables = _starts(np.where(listed, most, 0)), _starts(np.where(listed, 0, high - low))
+        rows, values, zones = int(lists[-1]), int(tables[-1]), len(self._members)
+        if self._p.dtype.itemsize > 4 or rows + values > REFINED:
             return None
-        begin = np.where(listed, start[0][:-1], start[1][:-1] - low)
-        place = np.full(fine + 1, -1, np.int32)
+        place = np.full(some.fine + 1, -1, np.int32)
         place[which] = np.arange(len(which))
-        classes = slice(channel - 1, channel) if channel else slice(None)
-        zones = len(self._members)
+        begin = np.where(listed, lists[:-1], tables[:-1] - low)
+        sought = Sought(place, listed, begin, lists[1:])
+        classes = _classes(channel)
 
-        def count(pieces: range) -> tuple[NDArray[Any], ...]:
-            table = np.zeros((zones, values, 2), np.int32)
-            bits, marks, ends = np.zeros(rows, np.int32), np.zeros(rows, np.uint8), begin.copy()
+        def count(pieces: range) -> Found:
+            found = Found(
+                np.zeros((zones, values, 2), np.int32),
+                np.zeros(rows, np.int32),
+                np.zeros(rows, np.uint8),
+                begin.copy(),
+            )
             for i in pieces:
-                count_values(
-                    *self._piece(i, classes), channel - 1, some.threshold, some.bins,
-                    place, begin, listed, table, bits, marks, ends,
-                )  # fmt: skip
-            return table, bits, marks, ends
+                piece = self._piece(i, classes)
+                count_values(*piece, channel, some.threshold, some.bins, sought, found)
+            return found
 
         done = _on_threads(count, self._pieces)
-        found: dict[int, tuple[NDArray[np.float64], NDArray[np.int64]]] = {}
-        for j, cell in enumerate(which.tolist()):
-            if listed[j]:
-                parts = [(b[begin[j] : e[j]], m[begin[j] : e[j]]) for _, b, m, e in done]
-                bits, marks = (np.concatenate(side) for side in zip(*parts, strict=True))
-                distinct, index = np.unique(bits, return_inverse=True)
-                shape = (zones, len(distinct))
-                flat = (marks >> 1) * np.int64(shape[1]) + index
-                hit = flat[marks & 1 == 1]
-                both = [np.bincount(x, minlength=shape[0] * shape[1]) for x in (flat, hit)]
-                counts = np.stack(both, -1).reshape(*shape, 2)
-            else:
-                part = slice(start[1][j], start[1][j + 1])
-                distinct = np.arange(low[j], high[j], dtype=np.int32)
-                counts = np.asarray([table[:, part] for table, *_ in done]).sum(0, np.int64)
-            found[cell] = distinct.view(np.float32).astype(np.float64), counts
-        return found
+        if any((found.ends > sought.end)[listed].any() for found in done):
+            raise ValueError("tallies: expected all that tally() returned of these voxels")
+        return {
+            cell: _of_lists(done, j, begin[j], zones)
+            if listed[j]
+            else _of_tables(done, slice(tables[j], tables[j + 1]), low[j])
+            for j, cell in enumerate(which.tolist())
+        }
 
     def _sorted(self, scope: str, channel: int, threshold: float, groups: int) -> BinStatistics:
-        """Groups of equal mass the long way."""
-        classes = slice(channel - 1, channel) if channel else slice(None)
+        """Groups of equal mass the long way, a copy of the channel and a sort."""
+        classes = _classes(channel)
         parts = []
         for i in range(self._pieces):
             p, y, zone = self._piece(i, classes)
             inside = np.isin(zone, self._inside(scope))
-            if channel:
+            if channel != TOP:
                 inside &= p[0] > threshold
-            predicted = p.argmax(0) if channel == 0 else channel - 1
+            predicted = p.argmax(0) if channel == TOP else channel - 1
             parts.append((p.max(0)[inside], np.equal(predicted, y)[inside]))
         confidence, hits = (as_tensor(np.concatenate(side)) for side in zip(*parts, strict=True))
         return equal_mass_statistics(confidence.double(), hits, groups)
+
+
+def _classes(channel: int) -> slice:
+    """Classes that a channel is made of: all for the top label."""
+    return slice(None) if channel == TOP else slice(channel - 1, channel)
+
+
+def _membership(
+    scopes: Iterable[tuple[str, Any]], shape: tuple[int, ...]
+) -> tuple[list[str], NDArray[np.uint8]]:
+    """Names of the scopes, and for each voxel which it is in, a bit a scope from the lowest on."""
+    names: list[str] = []
+    member = np.zeros(math.prod(shape), np.uint8)
+    for name, mask in scopes:
+        if len(names) == MAX_SCOPES:
+            raise ValueError(f"scopes: expected at most {MAX_SCOPES}")
+        chosen = np.ones((1,), bool) if mask is None else as_array(mask)
+        if chosen.dtype != np.bool_ or (mask is not None and chosen.shape != shape):
+            raise ValueError(
+                f"scope {name}: expected bool {shape}, got {chosen.dtype} {chosen.shape}"
+            )
+        member |= chosen.reshape(-1).view(np.uint8) << np.uint8(len(names))
+        names.append(name)
+    return names, member
+
+
+def _zones(member: NDArray[np.uint8]) -> tuple[list[int], NDArray[np.int8]]:
+    """Sets of scopes that occur, as bits, and for each voxel the index of its own, or OUTSIDE.
+
+    They take the place of `member`, which is of the size of an image: what is made in between is
+    made by the piece.
+    """
+    parts = [slice(i, i + PIECE) for i in range(0, len(member), PIECE)]
+    used = sum(np.bincount(member[part], minlength=256) for part in parts)
+    members = [int(m) for m in np.flatnonzero(used) if m]
+    number = np.full(256, OUTSIDE, np.int8)
+    number[members] = np.arange(len(members))
+    zone = member.view(np.int8)
+    for part in parts:
+        zone[part] = number[member[part]]
+    return members, zone
+
+
+def _unpacked(packed: Cells) -> Cells:
+    """Cells of a tally from those of :func:`segcal.counting.count_cells`."""
+    cells = np.empty((*packed.shape[:-1], SLOTS), np.int64)
+    counts = packed[..., PACKED_COUNTS]
+    cells[..., PREDICTIONS] = counts & (2**HIT_SHIFT - 1)
+    cells[..., HITS] = counts >> HIT_SHIFT
+    cells[..., DISTANCES] = packed[..., PACKED_DISTANCES]
+    return cells
+
+
+def _of_lists(done: Sequence[Found], j: int, begin: int, zones: int) -> Values:
+    """Distinct values of cell j, which was listed from `begin` on by every thread."""
+    lists = [slice(begin, found.ends[j]) for found in done]
+    bits = np.concatenate([found.bits[part] for found, part in zip(done, lists, strict=True)])
+    marks = np.concatenate([found.marks[part] for found, part in zip(done, lists, strict=True)])
+    distinct, index = np.unique(bits, return_inverse=True)
+    shape = (zones, len(distinct))
+    flat = (marks >> 1) * np.int64(shape[1]) + index
+    hit = flat[marks & 1 == 1]
+    both = {PREDICTIONS: flat, HITS: hit}
+    counts = np.empty((*shape, len(both)), np.int64)
+    for slot, where in both.items():
+        counts[..., slot] = np.bincount(where, minlength=math.prod(shape)).reshape(shape)
+    return distinct.view(np.float32).astype(np.float64), counts
+
+
+def _of_tables(done: Sequence[Found], rows: slice, low: int) -> Values:
+    """Values from the one with bits `low` on, which every thread counted in some rows."""
+    bits = np.arange(low, low + rows.stop - rows.start, dtype=np.int32)
+    counts = np.asarray([found.table[:, rows] for found in done]).sum(0, np.int64)
+    return bits.view(np.float32).astype(np.float64), counts
 
 
 def predicted_classes(probs: NDArray[Any]) -> NDArray[Any]:
@@ -517,7 +581,13 @@ def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 def _bit_range(
     cell: NDArray[np.int64], fine: int, bins: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Bits of the float32 values that fall into cells: from the first to before the second."""
+    """Bits of the float32 values that fall into cells: from the first to before the second.
+
+    Two values more on either side, for an edge of a cell is rounded here to the nearest float32;
+    and the tolerance above every upper edge, though only the last cell of a bin takes it. Bits of
+    negative values are not among them, nor need they be: only the first cell takes any, and it has
+    so many values above 0 that it is always listed.
+    """
     last = np.where(cell == fine - 1, 1 + PROBABILITY_TOLERANCE, (cell + 1) / fine)
     low = (cell / fine).astype(np.float32).view(np.int32).astype(np.int64) - 2
     high = (last + EDGE_TOLERANCE / bins).astype(np.float32).view(np.int32).astype(np.int64) + 2
@@ -525,20 +595,22 @@ def _bit_range(
 
 
 def _replace(
-    statistics: BinStatistics,
-    order: NDArray[np.int64],
-    distinct: Mapping[int, tuple[NDArray[np.float64], NDArray[np.int64]]],
+    statistics: BinStatistics, order: NDArray[np.int64], distinct: Mapping[int, Values]
 ) -> BinStatistics:
-    """Statistics of cells in some order, some of the cells replaced by their distinct values."""
+    """Statistics of cells in some order, some of the cells replaced by their distinct values.
+
+    `order` is that of :meth:`Tally.by_confidence`: its first index, then consecutive ones up to its
+    last, so that a cell's place in it follows from the end.
+    """
     old = (statistics.count, statistics.confidence_sum, statistics.hit_sum)
     parts: list[tuple[NDArray[Any], ...]] = []
     before = 0
     place = {c: 0 if c == order[0] else c - int(order[-1]) + len(order) - 1 for c in distinct}
     for cell, here in sorted(place.items(), key=lambda item: item[1]):
         values, counts = distinct[cell]
-        count, hits = counts.T
+        count = counts[:, PREDICTIONS]
         parts.append(tuple(x[before:here] for x in old))
-        parts.append((count, count * values, hits))
+        parts.append((count, count * values, counts[:, HITS]))
         before = here + 1
     parts.append(tuple(x[before:] for x in old))
     return BinStatistics(*(np.concatenate(p) for p in zip(*parts, strict=True)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,33 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def pictures():
+    """For a test that needs the pictures which its neighbours do without."""
+
+
+@pytest.fixture
+def plain_progress(request, monkeypatch):
+    """Save the figure of a training empty: to draw it takes longer than a small training does."""
+    if "pictures" in request.fixturenames:
+        return
+    from matplotlib.figure import Figure
+
+    from segcal.reporting.progress import plot_progress
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("segcal.") and vars(module).get("plot_progress") is plot_progress:
+            monkeypatch.setattr(module, "plot_progress", lambda *_: Figure(figsize=(1, 1)))
+
+
+@pytest.fixture
+def interruptible():
+    """Let SIGINT raise KeyboardInterrupt: a shell starts its background jobs with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def close(actual: Any, expected: Any, rtol: float = 1e-10, atol: float = 1e-12) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.crac import CRaC
+from tests.ranks import in_two_processes
 
 PENALTIES = {"crac": CRaC, "cals": CALS, "cals_hr": CALSHR}
 SHARES = ((0, 1), (2,))  # batches of each rank, in the order in which one process sees them
@@ -39,8 +37,8 @@ def learn(name, share=None):
     return penalty.state_dict()
 
 
-def rank_main(rank, port, shares, folder):
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def rank_main(rank, shares, folder):
+    dist.init_process_group("gloo")
     try:
         states = {name: learn(name, shares[rank]) for name in PENALTIES}
         torch.save(states, f"{folder}/{rank}.pt")
@@ -50,10 +48,7 @@ def rank_main(rank, port, shares, folder):
 
 @pytest.mark.parametrize("shares", [SHARES, EMPTY_SHARES], ids=["uneven", "one rank has none"])
 def test_two_ranks_are_one_process(tmp_path, shares):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(rank_main, (port, shares, str(tmp_path)), nprocs=2)
+    in_two_processes(rank_main, shares, str(tmp_path))
     for name in PENALTIES:
         expected = learn(name)
         assert int(expected["step"]) == 4

@@ -6,13 +6,14 @@ An opt-out names its reason; a test for an opt-out that is not needed any more f
 from __future__ import annotations
 
 import copy
+from difflib import get_close_matches
 
 import pytest
 import torch
 
 from segcal.components import accepted_arguments, build_component, target
 from segcal.recipes import load_component, names
-from segcal.term import Term
+from segcal.term import CAPABILITIES, Term
 from tests.conftest import close
 
 OTHER_INTERFACE = {
@@ -36,7 +37,7 @@ OPT_OUT = {
 
 pytestmark = [
     pytest.mark.parametrize(("kind", "name"), METHODS),
-    pytest.mark.filterwarnings("ignore:penalty p3"),
+    pytest.mark.filterwarnings("ignore:function p3"),
 ]
 
 
@@ -64,6 +65,24 @@ def check_opt_out(contract, name, holds):
 
 def agree(a, b):
     return bool(torch.allclose(a, b, rtol=1e-10, atol=1e-12))
+
+
+def test_declares_what_its_constructor_takes(kind, name):
+    """A capability that an argument sets is the one that hosts read."""
+    options = accepted_arguments(target(load_component(kind, name)))
+    assert isinstance(method(kind, name), Term)
+    assert method(kind, name, ignore_index=9).ignore_index == 9
+    for flag, other in (("include_background", False), ("per_channel", True)):
+        assert getattr(method(kind, name), flag) is not other
+        if flag in options:
+            assert getattr(method(kind, name, **{flag: other}), flag) is other
+
+
+def test_declares_nothing_that_hosts_do_not_read(kind, name):
+    """``need_image = True`` would be set, and never seen."""
+    for attribute in vars(method(kind, name)):
+        near = get_close_matches(attribute, CAPABILITIES, 1, cutoff=0.8)
+        assert not near or attribute in CAPABILITIES, f"{attribute}: is {near[0]} meant?"
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (3, 2, 4)])
@@ -117,13 +136,12 @@ def test_ignored_voxels_are_irrelevant(kind, name, ignore):
     close(value.detach(), term(logits, labels))
     (slope,) = torch.autograd.grad(value, changed)
     assert (slope[:, :, 1:3, 1:3] == 0).all()
-    if isinstance(term, Term):
-        term.observe(logits, labels)
-        other.observe(changed.detach(), labels)
-        term.dual_step()
-        other.dual_step()
-        for key, tensor in term.named_buffers():
-            close(dict(other.named_buffers())[key], tensor)
+    term.observe(logits, labels)
+    other.observe(changed.detach(), labels)
+    term.dual_step()
+    other.dual_step()
+    for key, tensor in term.named_buffers():
+        close(dict(other.named_buffers())[key], tensor)
 
 
 def test_nothing_valid_is_zero_or_finite(kind, name):
@@ -180,8 +198,7 @@ def test_inputs_stay_as_they_are(kind, name, dtype):
     term = method(kind, name, ignore_index=9)
     close(term(logits, labels), method(kind, name, ignore_index=9)(logits, labels.long()))
     term(logits, labels)
-    if isinstance(term, Term):
-        term.observe(logits, labels)
+    term.observe(logits, labels)
     assert torch.equal(logits, before[0])
     assert torch.equal(labels, before[1])
 
@@ -192,8 +209,7 @@ def test_state_dict_round_trip_continues_identically(kind, name):
     term = method(kind, name, **({"rho_period": 4} if "rho_period" in options else {}))
     for seed in range(3):
         step(term, seed)
-    if isinstance(term, Term):
-        term.observe(*data(seed=9, scale=8.0))
+    term.observe(*data(seed=9, scale=8.0))
     other = method(kind, name, **({"rho_period": 4} if "rho_period" in options else {}))
     other.load_state_dict(copy.deepcopy(term.state_dict()))
     for seed in range(3, 6):
@@ -206,9 +222,8 @@ def test_state_dict_round_trip_continues_identically(kind, name):
 def step(term, seed):
     logits, labels = data(seed=seed, scale=8.0)
     value = term(logits, labels)
-    if isinstance(term, Term):
-        term.observe(logits, labels)
-        term.dual_step()
+    term.observe(logits, labels)
+    term.dual_step()
     return value
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forks import said
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -17,9 +18,8 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
     [p for p in sorted(SCRIPTS.rglob("*.py")) if p.stem != "check_wheel"],  # which has no options
     ids=lambda path: path.stem,
 )
-def test_script_explains_itself(path):
-    done = subprocess.run(
-        [sys.executable, path, "--help"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "usage:" in done.stdout.lower()
+def test_script_explains_itself(path, tmp_path):
+    command = [sys.executable, str(path), "--help"]
+    code, (out, err) = said(command, [tmp_path / "out.txt", tmp_path / "err.txt"])
+    assert code == 0, err
+    assert "usage:" in out.lower()

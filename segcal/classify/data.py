@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from segcal.classify.experiment import Data
+from segcal.classify.experiment import SampleData
 from segcal.classify.readers.samples import PARTS, Samples, long_tailed, split
 from segcal.components import Component
-from segcal.training.experiments import build_part
+from segcal.training.building import build_part
 
 FILE_ARGUMENTS = ("path", "labels")
 """Arguments of readers that may name files."""
@@ -89,8 +90,17 @@ class Parted:
         targets = self.parts["train"].targets
         return (targets == 1).sum(0), (targets == 0).sum(0)
 
+    def frequencies(self) -> dict[str, int]:
+        """Training samples of every class or label."""
+        targets = self.parts["train"].targets
+        if self.multilabel:
+            found = self.counts()[0]
+        else:
+            found = torch.bincount(targets, minlength=len(self.names))
+        return dict(zip(self.names, found.tolist(), strict=True))
 
-def load(data: Data) -> Parted:
+
+def load(data: SampleData) -> Parted:
     """Read and part the samples of an experiment; those read last are kept in memory.
 
     Raises:
@@ -99,7 +109,19 @@ def load(data: Data) -> Parted:
     return _load(data.model_dump_json(), _stamp(data))
 
 
-def _stamp(data: Data) -> tuple[tuple[str, int, int], ...]:
+def check_data(content: Mapping[str, Any], data: Parted, path: Path) -> None:
+    """Raise ValueError unless a checkpoint's samples and their parts are those of the data.
+
+    With others, what was trained on could be tested on.
+    """
+    if content["data"] != data.checksum:
+        raise ValueError(
+            f"{path}: was trained when its data set had other samples, targets or parts; bring "
+            "back the files it was trained on, or train anew"
+        )
+
+
+def _stamp(data: SampleData) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of the files that are read, or of those in a folder."""
     given = [data.args.get(name) for name in FILE_ARGUMENTS]
     named = [Path(v) for v in given if isinstance(v, str)]
@@ -109,7 +131,7 @@ def _stamp(data: Data) -> tuple[tuple[str, int, int], ...]:
 
 @lru_cache(maxsize=2)
 def _load(settings: str, stamp: object) -> Parted:
-    data = Data.model_validate_json(settings)
+    data = SampleData.model_validate_json(settings)
     samples: Samples = data.read()
     images = samples.inputs.ndim == 4
     if not images and (data.channels is not None or data.augment):

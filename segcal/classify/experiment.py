@@ -5,16 +5,16 @@ Relative paths are relative to the working directory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from segcal.components import Component, build_component
 from segcal.io.yaml import Strict
 from segcal.recipes import load_objective, names
-from segcal.training.experiments import DEVICES, filled, load
+from segcal.training.experiments import Experiment, TrainingSettings, load
 
 KIND = "classify"
 """Folder of the shipped experiments."""
@@ -30,10 +30,10 @@ SOURCES = {
     "texts": f"{_READERS}.texts.read_texts",
 }
 """Readers by the name of what they read."""
-Metric = Literal["accuracy", "nll", "map_class", "map_sample"]
+MetricName = Literal["accuracy", "nll", "map_class", "map_sample"]
 
 
-class Split(Strict):
+class SampleSplit(Strict):
     """Which samples train, validate and test, where the data set does not say.
 
     Attributes:
@@ -47,13 +47,13 @@ class Split(Strict):
     seed: int = Field(default=0, ge=0)
 
 
-class Data(Strict):
+class SampleData(Strict):
     """Samples and what becomes of them.
 
     Attributes:
         source: what is read, a key of :data:`SOURCES`.
         args: of its reader, e.g. ``path``.
-        split: see :class:`Split`.
+        split: see :class:`SampleSplit`.
         long_tail: training samples of the largest class for one of the smallest, by leaving out;
             None leaves nothing out. Validation and test stay as they are.
         channels: of images; 3 repeats grey ones for networks that need colours.
@@ -63,7 +63,7 @@ class Data(Strict):
 
     source: str
     args: dict[str, Any] = Field(default={})
-    split: Split = Split()
+    split: SampleSplit = SampleSplit()
     long_tail: float | None = Field(default=None, gt=1)
     channels: int | None = Field(default=None, ge=1)
     augment: tuple[Component, ...] = ()
@@ -90,8 +90,8 @@ class Data(Strict):
             raise ValueError(f"data: {error}") from None
 
 
-class Training(Strict):
-    """How long and on what.
+class ClassificationTraining(TrainingSettings):
+    """How long a training is and on what.
 
     Attributes:
         epochs: passes over all training samples.
@@ -101,20 +101,13 @@ class Training(Strict):
         clip_grad: norm that gradients are clipped to; None does not.
         metric: of the validation set that chooses the best epoch; None is accuracy of classes,
             ``map_class`` of labels.
-        early_stop: epochs without a better one after which it ends; None never.
-        seed: of weights, order, augmentation, dropout. Every epoch is seeded anew, so a resumed
-            training goes on as if it had not been stopped.
-        device: ``auto`` takes a GPU if there is one.
     """
 
     epochs: int = Field(default=60, ge=1)
     batch_size: int = Field(default=64, ge=1)
     precision: Literal["fp32", "bf16"] = "fp32"
     clip_grad: float | None = Field(default=None, gt=0)
-    metric: Metric | None = None
-    early_stop: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=1, ge=0)
-    device: str = Field(default="auto", pattern=f"^({DEVICES})$")
+    metric: MetricName | None = None
 
 
 def check_recipe(name: str) -> None:
@@ -126,48 +119,34 @@ def check_recipe(name: str) -> None:
             raise ValueError(f"{error}; of labels {', '.join(names('multilabel'))}") from None
 
 
-class Experiment(Strict):
-    """All about a training.
+class ClassificationExperiment(Experiment):
+    """All about a training of a classifier.
 
     Attributes:
-        summary: for people.
         data: samples, split, preprocessing.
         network: a class or function of torchvision, MONAI, torch or segcal whose network gives
             logits ``(N, K)``; numbers of classes, channels and features are filled in where its
             arguments name them.
         recipe: the loss: of classes a recipe, loss or penalty, or a YAML file; of labels the name
             of a multi-label loss.
-        terms: arguments of its terms, by name.
-        optimizer: a class of torch.optim.
-        scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
-            ReduceLROnPlateau is shown the metric that chooses the best epoch.
-        training: see :class:`Training`.
-        output: folder of the results; ``{recipe}`` and ``{seed}`` are replaced.
+        training: see :class:`ClassificationTraining`.
     """
 
-    summary: str = ""
-    data: Data
-    network: Component
-    recipe: str
-    terms: dict[str, dict[str, Any]] = Field(default={})
-    optimizer: Component = Component(target="torch.optim.Adam", args={"lr": 1e-3})
-    scheduler: Component | None = None
-    training: Training = Training()
-    output: str
+    must_be_same: ClassVar[Mapping[str, Sequence[str]]] = {
+        **Experiment.must_be_same,
+        "data": ("args",),
+    }  # their samples are compared
 
-    @field_validator("recipe")
-    @classmethod
-    def _known_recipe(cls, value: str) -> str:
-        check_recipe(value)
-        return value
+    data: SampleData
+    training: ClassificationTraining = ClassificationTraining()
 
-    @property
-    def folder(self) -> Path:
-        """Folder of the results."""
-        return filled(self.output, recipe=Path(self.recipe).stem, seed=self.training.seed)
+    @staticmethod
+    def check_recipe(name: str) -> None:
+        """Raise ValueError unless there is a loss of classes or of labels of that name."""
+        check_recipe(name)
 
 
-def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experiment:
+def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> ClassificationExperiment:
     """Read an experiment.
 
     Args:
@@ -177,4 +156,4 @@ def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experim
     Raises:
         ValueError: no such file or name, or something that does not fit, with all that there is.
     """
-    return load(config, Experiment, KIND, settings)
+    return load(config, ClassificationExperiment, KIND, settings)

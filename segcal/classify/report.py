@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ import pandas as pd
 
 from segcal import __version__
 from segcal.classify.curves import plot_retrieval
-from segcal.classify.evaluation import (
+from segcal.classify.evaluation import Evaluated
+from segcal.classify.measures import (
     CLASS_METRICS,
     HIGHER_IS_BETTER,
     LABEL_METRICS,
-    Outcome,
+    Measured,
     conventions,
     record,
 )
@@ -131,32 +132,24 @@ def _mean_of(values: Sequence[float | None]) -> Cell:
 
 
 def write_classifier_report(
-    folder: Path,
-    outcomes: Mapping[str, Outcome],
-    *,
-    names: Sequence[str],
-    multilabel: bool,
-    header: Mapping[str, Any],
-    notes: Sequence[str] = (),
-    forms: Sequence[str] = (),
-    save_predictions: Callable[[Path], None] | None = None,
+    folder: Path, evaluated: Evaluated, *, forms: Sequence[str] = ()
 ) -> list[str]:
-    """Write the report of one set of predictions, each file replacing that of an earlier run.
+    """Write the report of a classifier on samples, each file replacing that of an earlier run.
 
     Args:
         folder: of the report.
-        outcomes: numbers by the kind of probabilities.
-        names: of the classes or labels.
-        multilabel: whether a sample may have several.
-        header: what was evaluated: ``predictions``, ``references``, ``samples`` and more.
-        notes: sentences a reader should know.
+        evaluated: what the classifier says of the samples.
         forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
-        save_predictions: writes the predictions to the path it is given.
 
     Returns:
         names of the files.
     """
     report = ReportFolder(folder)
+    outcomes, names, multilabel = (
+        evaluated.outcomes,
+        evaluated.data.names,
+        evaluated.data.multilabel,
+    )
     head = Column("probabilities", "how they come of the logits")
     table = metric_table(
         "metrics",
@@ -167,15 +160,7 @@ def write_classifier_report(
         caption="Fractions of 1, NLL in nats.",
     )
     records = {kind: record(o) for kind, o in outcomes.items()}
-    summary = {
-        **header,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {"segcal": __version__},
-        "cases": count_of(header["samples"], "sample"),
-        "conventions": conventions(multilabel),
-        "outcomes": records,
-        "classes": list(names),
-    }
+    summary = _summary(evaluated, records)
     write_json(report.place("summary.json"), summary)
     per_class = pd.concat({kind: o.table for kind, o in outcomes.items()}, names=["probabilities"])
     write_csv(report.place("classes.csv"), per_class)
@@ -184,7 +169,7 @@ def write_classifier_report(
         "reliability_classes.png": _class_diagrams(outcomes, names),
     }
     tables = [table]
-    sections = [page.table_section(table, *notes, pictures=list(pictures.values()))]
+    sections = [page.table_section(table, *evaluated.notes(), pictures=list(pictures.values()))]
     if multilabel:
         answered = {kind: [content["retrieval"]] for kind, content in records.items()}
         title = "Retrieval of samples by their labels"
@@ -194,15 +179,50 @@ def write_classifier_report(
         sections.append(page.table_section(tables[-1], pictures=[picture]))
     for name, picture in pictures.items():
         picture.save(report.place(name))
-    if save_predictions is not None:
-        save_predictions(report.place(PREDICTIONS_NAME))
+    evaluated.save(report.place(PREDICTIONS_NAME))
     for form in forms:
         write_text(report.place(markup.FILES[form]), markup.render_tables(tables, form))
     sections.append(page.table_section(_class_table(per_class)))
-    title = f"Classification: {header['name']}"
+    title = f"Classification: {summary['name']}"
     write_text(report.place("index.html"), page.render(title, summary, sections))
     report.close()
     return report.written
+
+
+def check_folder(folder: Path, training: Path) -> None:
+    """Check, before hours of work, that a report can be written.
+
+    Args:
+        folder: of the report.
+        training: folder of the training.
+
+    Raises:
+        ValueError: `folder` holds the training, or files that are not segcal's.
+    """
+    if folder.resolve() == training.resolve():
+        raise ValueError(f"{folder}: holds the training; name another folder for the report")
+    ReportFolder(folder).check(FILES)
+
+
+def _summary(evaluated: Evaluated, records: Mapping[str, Any]) -> dict[str, Any]:
+    """What was evaluated, and the numbers."""
+    experiment, count = evaluated.experiment, len(evaluated.part)
+    source = experiment.data.source
+    given = " ".join(f"{name}={value}" for name, value in experiment.data.args.items())
+    return {
+        "name": f"{experiment.recipe} on {source}",
+        "predictions": f"{evaluated.folder.resolve()}, epoch {evaluated.epoch}",
+        "references": f"{evaluated.part_name} samples of {source} {given}".rstrip(),
+        "samples": count,
+        "recipe": experiment.recipe,
+        "seed": experiment.training.seed,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {"segcal": __version__},
+        "cases": count_of(count, "sample"),
+        "conventions": conventions(evaluated.data.multilabel),
+        "outcomes": records,
+        "classes": list(evaluated.data.names),
+    }
 
 
 def count_of(count: int, unit: str) -> dict[str, Any]:
@@ -213,7 +233,7 @@ def count_of(count: int, unit: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _top_diagram(outcomes: Mapping[str, Outcome], multilabel: bool) -> Picture:
+def _top_diagram(outcomes: Mapping[str, Measured], multilabel: bool) -> Picture:
     title = "Reliability of the top class"
     unit, names = "samples", ("confidence", "accuracy")
     if multilabel:
@@ -223,7 +243,7 @@ def _top_diagram(outcomes: Mapping[str, Outcome], multilabel: bool) -> Picture:
     return draw(plot_reliability(diagrams, title, unit=unit, axes_names=names), title)
 
 
-def _class_diagrams(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> Picture:
+def _class_diagrams(outcomes: Mapping[str, Measured], names: Sequence[str]) -> Picture:
     by_kind = {kind: o.classes for kind, o in outcomes.items()}
     title = "Reliability of every class or label"
     if len(names) > MOST_CLASSES:

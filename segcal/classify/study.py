@@ -19,13 +19,14 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from segcal.classify.data import load
-from segcal.classify.evaluation import record
+from segcal.classify.building import build_objective
+from segcal.classify.data import check_data, load
+from segcal.classify.evaluation import evaluate_classifier
 from segcal.classify.experiment import KIND as EXPERIMENTS
-from segcal.classify.experiment import Experiment, check_recipe
-from segcal.classify.study_report import Run
-from segcal.classify.testing import evaluate_classifier
-from segcal.classify.training import TrainingRun, build_objective, check_data
+from segcal.classify.experiment import ClassificationExperiment, check_recipe
+from segcal.classify.measures import record
+from segcal.classify.study_report import TrialResult, write_study
+from segcal.classify.training import ClassificationRun
 from segcal.io.files import read_json, write_json, write_text
 from segcal.io.yaml import Strict, merged, validated
 from segcal.training.epoch_log import EpochLog
@@ -69,7 +70,7 @@ class Set(Strict):
     """A data set of a study, with its network and training.
 
     Attributes:
-        config: an experiment of ``segcal classify``: a shipped name or a YAML file.
+        config: an experiment of classification: a shipped name or a YAML file.
         recipes: losses of this set; None takes those of the study.
         changes: keys and values in place of those of the experiment.
     """
@@ -127,7 +128,7 @@ class Study(Strict):
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """A training of a study.
 
     Attributes:
@@ -140,7 +141,7 @@ class Cell:
     set: str
     recipe: str
     seed: int
-    experiment: Experiment
+    experiment: ClassificationExperiment
 
     @property
     def name(self) -> str:
@@ -170,7 +171,7 @@ def load_study(config: str | Path, settings: Sequence[str] = ()) -> Study:
     return load_file(config, Study, KIND, settings)
 
 
-def cells(study: Study) -> list[Cell]:
+def trials(study: Study) -> list[Trial]:
     """The trainings of a study, each checked as far as its settings tell.
 
     Raises:
@@ -188,67 +189,67 @@ def cells(study: Study) -> list[Cell]:
                 if study.splits == "seed":
                     own["data"] = {"split": {"seed": seed}}
                 try:
-                    content = read_content(one.config, Experiment, EXPERIMENTS)
+                    content = read_content(one.config, ClassificationExperiment, EXPERIMENTS)
                     for changes in (study.changes, one.changes, own):
                         content = merged(content, changes)
                     content["terms"] = study.terms.get(recipe, {})  # not those of another recipe
-                    experiment = validated(content, Experiment, one.config)
+                    experiment = validated(content, ClassificationExperiment, one.config)
                 except ValueError as error:
                     raise ValueError(f"sets.{name}, {recipe}: {error}") from None
-                found.append(Cell(name, recipe, seed, experiment))
-    folders = [cell.experiment.folder for cell in found]
+                found.append(Trial(name, recipe, seed, experiment))
+    folders = [trial.experiment.folder for trial in found]
     if len(set(folders)) != len(folders):
         raise ValueError("recipes, seeds: name each once; files of recipes need different names")
     return found
 
 
-def check(found: Sequence[Cell]) -> None:
+def check(found: Sequence[Trial]) -> None:
     """Read all data, build every loss once, and see that results are of these data.
 
     Raises:
         ValueError: naming the set and the loss: something that does not fit.
     """
     built = set()
-    for cell in sorted(found, key=lambda cell: cell.experiment.data.model_dump_json()):
+    for trial in sorted(found, key=lambda trial: trial.experiment.data.model_dump_json()):
         try:
-            data = load(cell.experiment.data)
-            if (cell.set, cell.recipe) not in built:
-                build_objective(cell.experiment, data)
-                built.add((cell.set, cell.recipe))
-            if result := cell.result():
-                check_data(result, data, cell.experiment.folder / RESULT_NAME)
+            data = load(trial.experiment.data)
+            if (trial.set, trial.recipe) not in built:
+                build_objective(trial.experiment, data)
+                built.add((trial.set, trial.recipe))
+            if result := trial.result():
+                check_data(result, data, trial.experiment.folder / RESULT_NAME)
         except ValueError as error:
-            raise ValueError(f"sets.{cell.set}, {cell.recipe}: {error}") from None
+            raise ValueError(f"sets.{trial.set}, {trial.recipe}: {error}") from None
 
 
-def run_cell(cell: Cell) -> None:
+def run_trial(trial: Trial) -> None:
     """Train and test, from where it was left; write ``result.json``.
 
     Raises:
         ValueError: another training is in its folder.
         FloatingPointError: the loss is no longer finite.
     """
-    done = TrainingRun(cell.experiment, resume=True).run()
-    tested = evaluate_classifier(done.folder, device=cell.experiment.training.device)
+    done = ClassificationRun(trial.experiment, resume=True).run()
+    evaluated = evaluate_classifier(done.folder, device=trial.experiment.training.device)
     write_json(
         done.folder / RESULT_NAME,
         {
-            "experiment": cell.experiment.model_dump(mode="json"),
-            "data": tested.data.checksum,
+            "experiment": trial.experiment.model_dump(mode="json"),
+            "data": evaluated.data.checksum,
             "epochs": done.epochs,
             "best_epoch": done.best_epoch,
             "metric": done.metric,
             "best": done.best,
-            "multilabel": tested.data.multilabel,
-            "names": list(tested.data.names),
-            "samples": {name: len(part) for name, part in tested.data.parts.items()},
-            "notes": tested.notes(),
-            "outcomes": {kind: record(outcome) for kind, outcome in tested.outcomes.items()},
+            "multilabel": evaluated.data.multilabel,
+            "names": list(evaluated.data.names),
+            "samples": {name: len(part) for name, part in evaluated.data.parts.items()},
+            "notes": evaluated.notes(),
+            "outcomes": {kind: record(outcome) for kind, outcome in evaluated.outcomes.items()},
         },
     )
 
 
-def run_cells(todo: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, str]]:
+def run_trials(todo: Sequence[Trial], processes: int) -> Iterator[tuple[Trial, str]]:
     """Run trainings; yield each with why it failed, or nothing, when it has ended.
 
     Args:
@@ -256,13 +257,13 @@ def run_cells(todo: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, str]
         processes: at the same time, with one thread each.
     """
     if processes == 1:
-        for cell in todo:
-            yield cell, _run_safely(cell)
+        for trial in todo:
+            yield trial, _run_safely(trial)
         return
     with ProcessPoolExecutor(
         processes, get_context("spawn"), torch.set_num_threads, (1,)
     ) as executor:
-        futures = {executor.submit(_run_safely, cell): cell for cell in todo}
+        futures = {executor.submit(_run_safely, trial): trial for trial in todo}
         try:
             for future in as_completed(futures):
                 try:
@@ -274,11 +275,11 @@ def run_cells(todo: Sequence[Cell], processes: int) -> Iterator[tuple[Cell, str]
             executor.shutdown(cancel_futures=True)
 
 
-def _run_safely(cell: Cell) -> str:
-    told = cell.experiment.folder / FAILURE_NAME
+def _run_safely(trial: Trial) -> str:
+    told = trial.experiment.folder / FAILURE_NAME
     try:
         told.unlink(missing_ok=True)
-        run_cell(cell)
+        run_trial(trial)
     except (ValueError, FloatingPointError) as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - out of memory, a full disk, a network's own
@@ -291,19 +292,63 @@ def _run_safely(cell: Cell) -> str:
     return ""
 
 
-def run_of(cell: Cell) -> Run | None:
+def result_of(trial: Trial) -> TrialResult | None:
     """What a report needs of a training; None if it has not been run."""
-    result = cell.result()
+    result = trial.result()
     if result is None:
         return None
-    return Run(
-        set=cell.set,
-        recipe=Path(cell.recipe).stem,
-        seed=cell.seed,
+    return TrialResult(
+        set=trial.set,
+        recipe=Path(trial.recipe).stem,
+        seed=trial.seed,
         multilabel=result["multilabel"],
         names=tuple(result["names"]),
         samples=result["samples"],
         notes=tuple(result["notes"]),
         outcomes=result["outcomes"],
-        records=EpochLog(cell.experiment.folder).records(),
+        records=EpochLog(trial.experiment.folder).records(),
+    )
+
+
+def report_study(
+    study: Study,
+    found: Sequence[Trial],
+    folder: Path,
+    *,
+    name: str,
+    failed: Mapping[str, str],
+    forms: Sequence[str] = (),
+) -> list[str]:
+    """Write the report of what has been trained of a study so far.
+
+    Args:
+        study: all about it.
+        found: its trainings.
+        folder: of the report.
+        name: of the study, where it has no summary.
+        failed: why trainings failed, by name.
+        forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
+
+    Returns:
+        names of the files; none where nothing has been trained.
+
+    Raises:
+        ValueError: a log or a result that is damaged.
+    """
+    results = [result for result in map(result_of, found) if result is not None]
+    if not results:
+        return []
+    done = {trial.name for trial in found if trial.result() is not None}
+    return write_study(
+        folder,
+        results,
+        header={
+            "name": study.summary or name,
+            "predictions": str(Path(study.output).resolve()),
+            "references": ", ".join(study.sets),
+            "study": study.model_dump(mode="json"),
+        },
+        failed=failed,
+        missing=[t.name for t in found if t.name not in done and t.name not in failed],
+        forms=forms,
     )

@@ -17,12 +17,11 @@ from matplotlib.figure import Figure
 from segcal import __version__
 from segcal.binning import BinStatistics
 from segcal.classify.curves import multipliers, plot_curves, plot_multipliers, plot_retrieval
-from segcal.classify.evaluation import (
+from segcal.classify.measures import (
     HIGHER_IS_BETTER,
-    SIGMOID,
-    SOFTMAX,
     conventions,
 )
+from segcal.classify.prediction import SIGMOID, SOFTMAX
 from segcal.classify.report import (
     LABEL_AXES,
     NAMES,
@@ -45,7 +44,7 @@ BLOCKS = 4
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialResult:
     """A training of a study and what it is worth.
 
     Attributes:
@@ -76,7 +75,7 @@ def row_name(recipe: str, kind: str) -> str:
     return recipe if kind in (SIGMOID, SOFTMAX) else f"{recipe} + {kind}"
 
 
-def run_table(runs: Sequence[Run]) -> pd.DataFrame:
+def run_table(runs: Sequence[TrialResult]) -> pd.DataFrame:
     """A row for every training and kind of probabilities."""
     rows = [
         {
@@ -96,7 +95,7 @@ def run_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 def write_study(
     folder: Path,
-    runs: Sequence[Run],
+    runs: Sequence[TrialResult],
     *,
     header: Mapping[str, Any],
     failed: Mapping[str, str],
@@ -139,12 +138,25 @@ def write_study(
             title, head = f"{name}: retrieval", Column("method")
             printed.append(retrieval_table(f"{name}-retrieval", title, _retrieval(own), head=head))
             sections.append(page.table_section(printed[-1], pictures=[answers]))
+    summary = {**header, **_summary(runs, failed, missing)}
+    write_json(report.place("summary.json"), summary)
+    for form in forms:
+        write_text(report.place(markup.FILES[form]), markup.render_tables(printed, form))
+    title = f"Study: {header['name']}"
+    write_text(report.place("index.html"), page.render(title, summary, sections))
+    report.close()
+    return report.written
+
+
+def _summary(
+    runs: Sequence[TrialResult], failed: Mapping[str, str], missing: Sequence[str]
+) -> dict[str, Any]:
+    """What was evaluated, and what the numbers mean."""
     definitions: dict[str, str] = {}
     for multilabel in dict.fromkeys(run.multilabel for run in runs):
         of = "labels" if multilabel else "classes"
         definitions |= {f"{of}: {k}": v for k, v in conventions(multilabel).items()}
-    summary = {
-        **header,
+    return {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"segcal": __version__},
         "cases": {
@@ -155,30 +167,23 @@ def write_study(
         "missing": list(missing),
         "conventions": definitions,
     }
-    write_json(report.place("summary.json"), summary)
-    for form in forms:
-        write_text(report.place(markup.FILES[form]), markup.render_tables(printed, form))
-    title = f"Study: {header['name']}"
-    write_text(report.place("index.html"), page.render(title, summary, sections))
-    report.close()
-    return report.written
 
 
-def _rows(runs: Sequence[Run]) -> dict[str, list[tuple[Run, Mapping[str, Any]]]]:
+def _rows(runs: Sequence[TrialResult]) -> dict[str, list[tuple[TrialResult, Mapping[str, Any]]]]:
     """Trainings with their outcome, by the name of the row."""
-    rows: dict[str, list[tuple[Run, Mapping[str, Any]]]] = {}
+    rows: dict[str, list[tuple[TrialResult, Mapping[str, Any]]]] = {}
     for run in runs:
         for kind, outcome in run.outcomes.items():
             rows.setdefault(row_name(run.recipe, kind), []).append((run, outcome))
     return rows
 
 
-def _retrieval(runs: Sequence[Run]) -> dict[str, list[Mapping[str, float | None]]]:
+def _retrieval(runs: Sequence[TrialResult]) -> dict[str, list[Mapping[str, float | None]]]:
     """Retrieval mAP of every training by the number of conditions, by the name of the row."""
     return {row: [o["retrieval"] for _, o in of] for row, of in _rows(runs).items()}
 
 
-def _set_table(name: str, runs: Sequence[Run]) -> Table:
+def _set_table(name: str, runs: Sequence[TrialResult]) -> Table:
     seeds = sorted({run.seed for run in runs})
     counts = runs[0].samples
     what = ", ".join(f"{counts[part]} {part}" for part in counts)
@@ -205,7 +210,7 @@ def _set_table(name: str, runs: Sequence[Run]) -> Table:
     )
 
 
-def _figures(name: str, runs: Sequence[Run]) -> dict[str, Picture]:
+def _figures(name: str, runs: Sequence[TrialResult]) -> dict[str, Picture]:
     """Pictures of a data set by what they show."""
     multilabel = runs[0].multilabel
     logs: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
@@ -247,7 +252,10 @@ def _figures(name: str, runs: Sequence[Run]) -> dict[str, Picture]:
 
 
 def plot_metrics(
-    rows: Mapping[str, Sequence[tuple[Run, Mapping[str, Any]]]], *, multilabel: bool, title: str
+    rows: Mapping[str, Sequence[tuple[TrialResult, Mapping[str, Any]]]],
+    *,
+    multilabel: bool,
+    title: str,
 ) -> Figure:
     """Draw every metric in a panel: small dots for seeds, the mean and its deviation.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
-from segcal.commands.evaluate import find_label_set
+from segcal.commands.evaluate import say_labels
 
 
 def check(
@@ -34,12 +34,15 @@ def check(
     Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
     """
     from segcal.evaluation.check import check_case, count_channels
+    from segcal.evaluation.job import find_labels
     from segcal.io.pairing import find_reader, pair
 
     console = Console()
     with user_errors():
         pairing = pair(predictions, references)
-        label_set = find_label_set(console, dataset_json, predictions, references)
+        labels = find_labels(dataset_json, predictions, references)
+        say_labels(console, labels)
+        label_set = labels.label_set
         reader = find_reader(predictions)
         found = {
             case.name: check_case(case, label_set, reader=reader, tolerance=tolerance)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from segcal.commands.console import outcome_table, say
+from segcal.commands.console import number, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import table_forms
-from segcal.commands.experiment import Resume, Settings, training_ends
+from segcal.commands.experiment import (
+    ResumeOption,
+    SetOptions,
+    say_trained,
+    training_begins,
+    training_ends,
+)
 from segcal.commands.progress import progress_bar
 
 if TYPE_CHECKING:
-    from segcal.classify.testing import Tested
+    from segcal.classify.evaluation import Evaluated
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,8 +49,8 @@ def train(
             "digits_lt, arff, slices, ...)."
         ),
     ],
-    settings: Settings = None,
-    resume: Resume = False,
+    settings: SetOptions = None,
+    resume: ResumeOption = False,
 ) -> None:
     """Train a classifier; all about it stands in one YAML file.
 
@@ -57,20 +64,15 @@ def train(
     checked before training begins. Then: segcal classify evaluate FOLDER -o REPORT.
     """
     console = Console()
-    with user_errors():
+    with training_begins():
         from segcal.classify.experiment import load_experiment
-        from segcal.classify.training import TrainingRun
+        from segcal.classify.training import ClassificationRun
 
         experiment = load_experiment(config, settings or [])
-        training = TrainingRun(experiment, resume=resume, say=lambda text: say(console, text))
+        training = ClassificationRun(experiment, resume=resume, say=lambda text: say(console, text))
     with progress_bar("Training", training.epochs_left) as advance, training_ends(console):
         done = training.run(advance)
-    ended = f"no better one for {experiment.training.early_stop} epochs" if done.early else "done"
-    say(
-        console,
-        f"{done.epochs} epochs, {ended}. Best: epoch {done.best_epoch}, validation {done.metric} "
-        f"{done.best:.4f}. Written: {done.folder}",
-    )
+    say_trained(console, done, experiment.training.early_stop)
     say(console, f"Next: segcal classify evaluate {done.folder} -o {done.folder}/test")
 
 
@@ -113,39 +115,73 @@ def evaluate(
     of their own beside the sigmoid's, and retrieval.png shows how well samples are found by several
     conditions at once (this label and that one, not a third).
     """
-    from segcal.classify.report import FILES, write_classifier_report
-    from segcal.classify.testing import evaluate_classifier
-    from segcal.reporting.folder import ReportFolder
+    from segcal.classify.evaluation import evaluate_classifier
+    from segcal.classify.report import check_folder, write_classifier_report
     from segcal.training.checkpoints import BEST_NAME, LAST_NAME
 
     console = Console()
     with user_errors():
         forms = table_forms(formats or [])
-        if output.resolve() == folder.resolve():
-            raise ValueError(f"{output}: holds the training; name another folder for the report")
-        ReportFolder(output).check(FILES)
-        tested = evaluate_classifier(
+        check_folder(output, folder)
+        evaluated = evaluate_classifier(
             folder,
             part=part.value,
             checkpoint=LAST_NAME if last else BEST_NAME,
             device=device,
             settings=settings or [],
         )
-        files = write_classifier_report(
-            output,
-            tested.outcomes,
-            names=tested.data.names,
-            multilabel=tested.data.multilabel,
-            header=_header(folder, part, tested),
-            notes=tested.notes(),
-            forms=forms,
-            save_predictions=tested.save,
-        )
-    console.print(outcome_table(tested.outcomes, f"{len(tested.part)} {part.value} samples"))
+        files = write_classifier_report(output, evaluated, forms=forms)
+    console.print(_outcome_table(evaluated))
     say(console, "Fractions of 1; nll in nats.")
-    for note in tested.notes():
+    for note in evaluated.notes():
         say(console, note, "yellow")
     say(console, f"Written to {output}: {', '.join(files)}")
+
+
+def _outcome_table(evaluated: Evaluated) -> Table:
+    """Numbers of a classifier, a column for every kind of probabilities."""
+    table = Table(
+        title=f"{len(evaluated.part)} {evaluated.part_name} samples",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title_justify="left",
+    )
+    table.add_column("metric", no_wrap=True)
+    for kind in evaluated.outcomes:
+        table.add_column(kind, justify="right", no_wrap=True)
+    for name in next(iter(evaluated.outcomes.values())).metrics:
+        values = (measured.metrics[name] for measured in evaluated.outcomes.values())
+        table.add_row(name, *(number(value, 4) for value in values))
+    return table
+
+
+Size = Annotated[int, typer.Option(min=8, help="Height and width of the slices.")]
+SliceAxis = Annotated[
+    str,
+    typer.Option(help="Along which slices follow each other, as files store them: z is last."),
+]
+MinVoxels = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Voxels of a label, at least, in a slice that shows it; with "
+        "fewer, but not none, it is unknown.",
+    ),
+]
+Window = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        help="Intensities that become black and white (of CT, e.g. -160 240); "
+        "default: those of each volume, without the outermost 0.5 %."
+    ),
+]
+Patient = Annotated[
+    str | None,
+    typer.Option(
+        help="Regular expression for the patient at the beginning of a case's name "
+        "(patient\\d+); default: every case is one. Patients are never parted."
+    ),
+]
 
 
 @app.command("from-segmentation")
@@ -158,33 +194,11 @@ def from_segmentation(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, .npz.")],
-    size: Annotated[int, typer.Option(min=8, help="Height and width of the slices.")] = 64,
-    axis: Annotated[
-        str,
-        typer.Option(help="Along which slices follow each other, as files store them: z is last."),
-    ] = "z",
-    min_voxels: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Voxels of a label, at least, in a slice that shows it; with "
-            "fewer, but not none, it is unknown.",
-        ),
-    ] = 1,
-    window: Annotated[
-        tuple[float, float] | None,
-        typer.Option(
-            help="Intensities that become black and white (of CT, e.g. -160 240); "
-            "default: those of each volume, without the outermost 0.5 %."
-        ),
-    ] = None,
-    patient: Annotated[
-        str | None,
-        typer.Option(
-            help="Regular expression for the patient at the beginning of a case's name "
-            "(patient\\d+); default: every case is one. Patients are never parted."
-        ),
-    ] = None,
+    size: Size = 64,
+    axis: SliceAxis = "z",
+    min_voxels: MinVoxels = 1,
+    window: Window = None,
+    patient: Patient = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Write over a file that is there.")
     ] = False,
@@ -195,22 +209,13 @@ def from_segmentation(
 
     Then: segcal classify train slices --set data.args.path=slices.npz
     """
-    from segcal.classify.readers.archives import write_npz
+    from segcal.classify.readers.archives import check_new, write_npz
     from segcal.classify.readers.presence import find_slice_cases, presence_of_labels
 
     console = Console()
     with user_errors():
-        if output.suffix != ".npz":
-            raise ValueError(f"--output {output}: expected the name of a file that ends in .npz")
-        if output.is_dir():
-            raise ValueError(f"--output {output}: is a folder; name a file")
-        if output.exists() and not overwrite:
-            raise ValueError(
-                f"--output {output}: is there already; remove it, name another file, or give "
-                "--overwrite"
-            )
         cases = find_slice_cases(root, patient)
-        _try_folder(output.parent)
+        check_new(output, overwrite=overwrite)
         with progress_bar("Reading", len(cases)) as advance:
             samples = presence_of_labels(
                 root,
@@ -229,26 +234,3 @@ def from_segmentation(
     say(console, f"{len(samples)} slices of {len(cases)} cases: {shown}; none {none}")
     say(console, f"Written: {output}")
     say(console, f"Next: segcal classify train slices --set data.args.path={output}")
-
-
-def _try_folder(folder: Path) -> None:
-    """Make a folder if it is not there, and write to it, before hours of work need it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"--output: cannot write to {folder} ({error})") from None
-
-
-def _header(folder: Path, part: SamplePart, tested: Tested) -> dict[str, object]:
-    experiment = tested.experiment
-    given = " ".join(f"{name}={value}" for name, value in experiment.data.args.items())
-    return {
-        "name": f"{experiment.recipe} on {experiment.data.source}",
-        "predictions": f"{folder.resolve()}, epoch {tested.epoch}",
-        "references": f"{part.value} samples of {experiment.data.source} {given}".rstrip(),
-        "samples": len(tested.part),
-        "recipe": experiment.recipe,
-        "seed": experiment.training.seed,
-    }

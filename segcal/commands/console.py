@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from segcal.classify.evaluation import Outcome
     from segcal.evaluation.compare import Difference
+    from segcal.metrics.table import CalibrationMetric, Metric
+
+ERRORS_IN_A_LINE = 7
+"""Columns of calibration errors that fit into 80 beside the scope."""
 
 
 def say(console: Console, text: str, style: str = "") -> None:
@@ -23,55 +26,71 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 def class_table(summary: dict[str, Any]) -> Table:
     """Overlap and surface distances per class."""
+    from segcal.metrics.table import PENALISED, STRUCTURE
+
+    first = next(row.key for row in STRUCTURE if row.distance)
+    shown = [("n", "dsc", "n", 0)]
+    for row in STRUCTURE:
+        if row.key == first:
+            shown += [("missed", first, "missed", 0), ("false+", first, "false_alarms", 0)]
+        if row.brief:
+            field = "mean_of_found" if row.distance else "mean"
+            shown.append((row.brief, row.key, field, _digits(row)))
+        for of in PENALISED:
+            if of.brief and of.of == row.key:
+                shown.append((of.brief, row.key, "penalised_mean", _digits(of)))
     table = _table(f"Overlap and surfaces, cases: {summary['cases']['evaluated']}")
     table.add_column("label", overflow="fold")
-    for name in ("n", "DSC", "missed", "false+", "HD", "HD95", "HD95 pen.", "ASSD"):
-        table.add_column(name, justify="right", no_wrap=True)
-    mean = {"dsc": summary["metrics"]["dsc"], **summary["surface_over_classes"]}
-    for name, block in [*summary["classes"].items(), ("mean", mean)]:
-        if block is mean:
+    for heading, *_ in shown:
+        table.add_column(heading, justify="right", no_wrap=True)
+    means = {row.key: summary["metrics"][row.key] for row in STRUCTURE if row.mean_of_labels}
+    means |= summary["surface_over_classes"]
+    for name, block in [*summary["classes"].items(), ("mean", means)]:
+        if block is means:
             table.add_section()
-        hd, hd95 = block["hd_mm"], block["hd95_pooled_mm"]
-        table.add_row(
-            Text(name),
-            str(block["dsc"]["n"]),
-            number(block["dsc"]["mean"], 4),
-            str(hd["missed"]),
-            str(hd["false_alarms"]),
-            number(hd["mean_of_found"], 2),
-            number(hd95["mean_of_found"], 2),
-            number(hd95["penalised_mean"], 2),
-            number(block["assd_pooled_mm"]["mean_of_found"], 2),
-        )
+        cells = (number(block.get(key, {}).get(field), digits) for _, key, field, digits in shown)
+        table.add_row(Text(name), *cells)
     table.caption = (
         "mm; HD, HD95 (pooled), ASSD: mean over the found; pen.: a miss costs the diagonal"
     )
     return table
 
 
-def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Table:
-    """Calibration errors per scope."""
-    table = _table("Calibration, mean over cases (fractions of 1)")
-    table.add_column("scope", no_wrap=True)
-    for name in ("n", "ECE", "pooled", "CECE", "TACE", "TACE ref", "NLL", "Brier"):
-        table.add_column(name, justify="right", no_wrap=True)
-    metrics = summary["metrics"]
-    for scope in scopes:
-        table.add_row(
-            scope,
-            str(metrics[f"ece_{scope}"]["n"]),
-            number(metrics[f"ece_{scope}"]["mean"], 4),
-            number(summary["pooled"][f"ece_{scope}"], 4),
-            number(metrics[f"cece_{scope}"]["mean"], 4),
-            number(metrics[f"tace_{scope}"]["mean"], 4),
-            number(metrics["tace_ref"]["mean"], 4) if scope == "fg" else "",
-            number(metrics[f"nll_{scope}"]["mean"], 4),
-            number(metrics[f"brier_{scope}"]["mean"], 4),
-        )
-    table.caption = (
+def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Group:
+    """Calibration errors per scope; those beyond 80 columns go on below."""
+    from segcal.evaluation.reported import calibration_metrics
+
+    shown = [(row, pooled) for row in calibration_metrics() if row.brief for pooled in row.ways]
+    tables: list[Table] = []
+    for start in range(0, len(shown), ERRORS_IN_A_LINE):
+        part = shown[start : start + ERRORS_IN_A_LINE]
+        table = _table("" if tables else "Calibration, mean over cases (fractions of 1)")
+        table.add_column("scope", no_wrap=True)
+        for heading in ("n", *("pooled" if pooled else row.brief for row, pooled in part)):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for scope in scopes:
+            count = str(summary["metrics"][f"ece_{scope}"]["n"])
+            table.add_row(scope, count, *(_error(*one, summary, scope) for one in part))
+        tables.append(table)
+    tables[
+        -1
+    ].caption = (
         "pooled: ECE of all voxels together; CECE: classwise; TACE: Nixon; TACE ref: CRaC poster's"
     )
-    return table
+    return Group(*tables)
+
+
+def _error(row: CalibrationMetric, pooled: bool, summary: dict[str, Any], scope: str) -> str:
+    if not row.is_of(scope, pooled=pooled):
+        return ""
+    column = row.column(scope)
+    value = summary["pooled"][column] if pooled else summary["metrics"][column]["mean"]
+    return number(value, 4)
+
+
+def _digits(row: Metric) -> int:
+    """Of a number: hundredths of a unit, and four of a fraction."""
+    return 2 if row.unit else 4
 
 
 def comparison_table(methods: Sequence[str], differences: Sequence[Difference]) -> Table:
@@ -86,17 +105,6 @@ def comparison_table(methods: Sequence[str], differences: Sequence[Difference]) 
         p = "-" if d.p_wilcoxon is None else f"{d.p_wilcoxon:.2g}"
         table.add_row(d.method, d.metric, str(d.n), f"{d.mean:+.4f}", bounds, p)
     table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
-    return table
-
-
-def outcome_table(outcomes: Mapping[str, Outcome], title: str) -> Table:
-    """Numbers of a classifier, a column for every kind of probabilities."""
-    table = _table(title)
-    table.add_column("metric", no_wrap=True)
-    for kind in outcomes:
-        table.add_column(kind, justify="right", no_wrap=True)
-    for name in next(iter(outcomes.values())).metrics:
-        table.add_row(name, *(number(o.metrics[name], 4) for o in outcomes.values()))
     return table
 
 

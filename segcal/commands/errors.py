@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import typer
@@ -10,15 +11,19 @@ from rich.console import Console
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
+def user_errors(options: Mapping[str, str] | None = None) -> Iterator[None]:
     """Turn what a user can mend (ValueError, OSError) into its message and exit code 2.
 
     Wrap the checks and the files, not hours of work: what fails in there needs its traceback.
+
+    Args:
+        options: names of options by that of the argument a message begins with.
     """
     try:
         yield
     except (ValueError, OSError) as error:
+        text = re.sub(r"^\w+", lambda word: (options or {}).get(word[0], word[0]), str(error))
         Console(stderr=True).print(
-            f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+            f"Error: {text}", style="red", markup=False, highlight=False, soft_wrap=True
         )  # paths stay in one piece
         raise typer.Exit(2) from error

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +13,9 @@ from segcal.commands.console import calibration_table, class_table, comparison_t
 from segcal.commands.errors import user_errors
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
-    from segcal.evaluation.case import Settings
+    from segcal.evaluation.api import Report, Runner
     from segcal.evaluation.cohort import Cohort
-    from segcal.evaluation.job import Job
-    from segcal.evaluation.store import Outcome
-    from segcal.io.label_sets import LabelSet
-
-    Runner = Callable[..., Generator[tuple[int, Outcome]]]
+    from segcal.evaluation.job import FoundLabels, Job
 
 
 class Compat(str, Enum):
@@ -34,6 +28,14 @@ READING, NUMBERS, REPORT, RUNNING = "What is read", "Numbers", "Report", "Runnin
 """Groups of options in the help."""
 DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
 MAX_NOTES = 5
+STORE = ".segcal-results"
+"""Folder in the report's, where results of cases wait for the last."""
+OPTIONS = {
+    "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
+    "nsd_tolerance_mm": "--nsd-tolerance", "predictions": "PREDICTIONS... REFERENCES",
+    "roi": "--roi", "scheduler": "--scheduler",
+}  # fmt: skip
+"""Options by the arguments they become."""
 
 
 class Engine(str, Enum):
@@ -214,71 +216,94 @@ def evaluate(
     Exit code 0: all evaluated. 1: some case failed or had no prediction, the rest is there. 2:
     wrong usage.
     """
-    from segcal.evaluation.case import Settings
+    from segcal.evaluation.api import comparison_of, runner_of
+    from segcal.evaluation.job import named, plan
+    from segcal.evaluation.settings import EvaluationSettings
+    from segcal.reporting import report as reporting
     from segcal.reporting.folder import ReportFolder
-    from segcal.reporting.report import write_comparison, write_report
 
     console = Console()
     if not console.is_terminal:  # a pipe or a log has no width
         console = Console(width=100)
-    with user_errors():
-        chosen = [s.strip() for s in scopes.split(",")]
-        settings = Settings(
+    with user_errors(OPTIONS):
+        settings = EvaluationSettings(
             bins=bins,
             tace_threshold=tace_threshold,
             dilation=dilation,
             nsd_tolerance_mm=nsd_tolerance,
             tolerance=tolerance,
-            chosen=tuple(chosen if roi is None or "roi" in chosen else [*chosen, "roi"]),
+            chosen=tuple(scope.strip() for scope in scopes.split(",")),
             compat=None if compat is None else compat.value,
         )
         forms = table_forms(formats or [])
         if images is not None and not images.is_dir():
-            raise ValueError(f"--images: {images}: no such folder")
+            raise ValueError(f"images: {images}: no such folder")
         *predictions, references = paths
-        runner = _runner(engine, scheduler)
-        jobs = _jobs(console, predictions, references, names, output, dataset_json, roi)
-        if "roi" in settings.chosen and roi is None:
-            raise ValueError("--scopes roi: give the folder of the masks with --roi")
+        runner = runner_of(engine.value, scheduler)
+        jobs = plan(
+            named(predictions, names.split(",") if names else None),
+            references,
+            settings=settings,
+            dataset_json=dataset_json,
+            roi=roi,
+            found=lambda labels: say_labels(console, labels),
+        )
+        folders = {job.name: output / job.name if len(jobs) > 1 else output for job in jobs}
+        for folder in {*folders.values(), output}:
+            reporting.check_output(folder, paths)
         for job in jobs:
-            job.check(settings)
-        for job in jobs:
-            job.output.mkdir(parents=True, exist_ok=True)
+            folders[job.name].mkdir(parents=True, exist_ok=True)
             if not resume:
-                job.store(settings).remove()
-    cohorts = {}
+                job.store(folders[job.name] / STORE).remove()
+    reports = {}
     for job in jobs:
+        folder = folders[job.name]
         if len(jobs) > 1:
             say(console, f"{job.name}: {job.predictions}", "bold")
-        cohort = cohorts[job.name] = _evaluate(job, settings, processes, runner)
-        with user_errors():
-            report = write_report(
-                job, cohort, settings, bootstrap=bootstrap, images=images, forms=forms
-            )
-        if len(cohort.rows):
-            console.print(class_table(report.summary))
-        if cohort.calibration:
-            console.print(calibration_table(report.summary, settings.scopes))
-        for note in report.notes:
-            say(console, note, "yellow")
-        _say_problems(console, cohort)
-        say(console, f"Written to {job.output}: {', '.join(report.files)}")
-        if cohort.interrupted:
+        report = reports[job.name] = _run(job, folder, bootstrap, processes, runner)
+        with user_errors(OPTIONS):
+            written = reporting.write_report(report, folder, images=images, formats=forms)
+        _say_report(console, report, written.notes)
+        say(console, f"Written to {folder}: {', '.join(written.files)}")
+        if report.cohort.interrupted:
             say(console, "Interrupted: the report is of the cases before.", "red")
             say(console, "The same command with --resume goes on from there.")
             raise typer.Exit(130)
-    with user_errors():
-        if len(jobs) > 1 and not all(len(cohort.rows) for cohort in cohorts.values()):
+    with user_errors(OPTIONS):
+        if len(jobs) > 1 and not all(len(report.cases) for report in reports.values()):
             ReportFolder(output).close()  # no comparison: that of an earlier run is not of these
         elif len(jobs) > 1:
-            comparison = write_comparison(jobs, cohorts, settings, bootstrap=bootstrap, forms=forms)
-            console.print(comparison_table(list(cohorts), comparison.differences))
-            say(console, f"Written to {output}: {', '.join(comparison.files)}")
-    if not any(cohort.failed for cohort in cohorts.values()):
+            comparison = comparison_of(reports)
+            written = reporting.write_comparison(comparison, output, formats=forms)
+            console.print(comparison_table(list(reports), comparison.shown))
+            say(console, f"Written to {output}: {', '.join(written.files)}")
+    if not any(report.failed for report in reports.values()):
         for job in jobs:  # not before: --resume would start from the first method again
-            job.store(settings).remove()
-    if any(cohort.failed or cohort.pairing.without_prediction for cohort in cohorts.values()):
+            job.store(folders[job.name] / STORE).remove()
+    if any(r.failed or r.job.pairing.without_prediction for r in reports.values()):
         raise typer.Exit(1)
+
+
+def _run(job: Job, folder: Path, bootstrap: int, processes: int | None, runner: Runner) -> Report:
+    """Evaluate with a bar, keeping results of cases beside the report until it is there."""
+    from segcal.commands.progress import progress_bar
+    from segcal.evaluation.api import run_job
+
+    with progress_bar("Evaluating", len(job.pairing.cases)) as advance:
+        return run_job(
+            job, bootstrap=bootstrap, processes=processes, runner=runner, store=folder / STORE,
+            progress=advance,
+        )  # fmt: skip
+
+
+def _say_report(console: Console, report: Report, notes: list[str]) -> None:
+    if len(report.cases):
+        console.print(class_table(report.summary))
+    if report.calibration:
+        console.print(calibration_table(report.summary, report.job.settings.scopes))
+    for note in notes:
+        say(console, note, "yellow")
+    _say_problems(console, report.cohort)
 
 
 def table_forms(formats: list[str]) -> list[str]:
@@ -297,123 +322,14 @@ def table_forms(formats: list[str]) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
-def _jobs(
-    console: Console,
-    predictions: list[Path],
-    references: Path,
-    names: str | None,
-    output: Path,
-    dataset_json: Path | None,
-    roi: Path | None,
-) -> list[Job]:
-    """Check all that is given before the first case is read."""
-    from segcal.evaluation.job import Job
-    from segcal.io.pairing import find_reader, pair, with_rois
-
-    if not predictions:
-        raise ValueError("give at least one folder of predictions, then the references")
-    several = len(predictions) > 1
-    stems = [p.resolve().name if p.is_dir() else p.stem for p in predictions]
-    chosen = [n.strip() for n in names.split(",")] if names else stems
-    if len(chosen) != len(predictions) or len(set(chosen)) != len(chosen) or "" in chosen:
-        raise ValueError(
-            f"--names: expected {len(predictions)} different names, got {', '.join(chosen)}"
-        )
-    if unfit := [n for n in chosen if several and (Path(n).name != n or n in (".", ".."))]:
-        raise ValueError(f"--names: {', '.join(unfit)} cannot name a folder")
-    jobs = []
-    for name, one in zip(chosen, predictions, strict=True):
-        folder = output / name if several else output
-        pairing = pair(one, references)
-        if roi is not None:
-            pairing = with_rois(pairing, roi)
-        label_set = find_label_set(console, dataset_json, one, references)
-        _check_output(folder, [*predictions, references])
-        if several:
-            _check_output(output, [*predictions, references])
-        jobs.append(Job(name, one, references, folder, pairing, label_set, find_reader(one)))
-    return jobs
-
-
-def _check_output(output: Path, given: list[Path]) -> None:
-    """Refuse a folder in which somebody else's file would be overwritten."""
-    from segcal.reporting.folder import ReportFolder
-    from segcal.reporting.report import FILES
-
-    inputs = [path if path.is_dir() else path.parent for path in given]
-    if output.resolve() in [path.resolve() for path in inputs]:
-        raise ValueError(f"{output}: holds what is evaluated; name another folder for the report")
-    ReportFolder(output).check(FILES)
-
-
-def _runner(engine: Engine, scheduler: str | None) -> Runner:
-    """Check that the engine can start."""
-    from segcal.evaluation.cluster import check_cluster, run_on_cluster
-    from segcal.evaluation.engine import run
-
-    if engine is Engine.processes:
-        if scheduler is not None:
-            raise ValueError(f"--scheduler {scheduler}: is for --engine dask, got no such option")
-        return run
-    check_cluster(scheduler)
-
-    return partial(run_on_cluster, scheduler=scheduler)
-
-
-def _evaluate(job: Job, settings: Settings, processes: int | None, runner: Runner) -> Cohort:
-    from segcal.commands.progress import progress_bar
-    from segcal.evaluation.cohort import evaluate_cohort
-    from segcal.evaluation.engine import default_jobs
-
-    store = job.store(settings)
-    with progress_bar("Evaluating", len(job.pairing.cases)) as advance:
-        return evaluate_cohort(
-            job.pairing,
-            label_set=job.label_set,
-            reader=job.reader,
-            settings=settings,
-            jobs=processes or default_jobs(len(job.pairing.cases)),
-            engine=runner,
-            store=store,
-            progress=lambda case: advance(case.name),
-        )
-
-
-def find_label_set(
-    console: Console, dataset_json: Path | None, predictions: Path, references: Path
-) -> LabelSet | None:
-    """Read what the labels mean, from what is given or found; None if there is nothing.
-
-    Raises:
-        ValueError: a file that is given, or one with an ignore label, cannot be understood.
-    """
-    from segcal.io.files import read_json
-    from segcal.io.label_sets import read_label_set
-    from segcal.io.pairing import find_dataset_json
-
-    if dataset_json is not None:
-        return read_label_set(dataset_json)
-    found = find_dataset_json(predictions, references)
-    if found is None:
-        return None
-    try:
-        label_set = read_label_set(found)
-    except ValueError as error:  # nobody asked for this file
-        content = read_json(found)
-        labels = content.get("labels") if isinstance(content, dict) else None
-        if isinstance(labels, dict) and "ignore" in labels:
-            raise ValueError(
-                f"{error}; it declares an ignore label, which must not be counted: give a "
-                "--dataset-json that says which value it is"
-            ) from None
-        say(console, f"Going on without label names: {error}", "yellow")
-        return None
-    ignored = label_set.ignore_index
-    say(
-        console,
-        f"Labels from {found}" + ("" if ignored is None else f"; {ignored} is left out (ignore)"),
-    )
-    return label_set
+def say_labels(console: Console, labels: FoundLabels) -> None:
+    """Say which file was found that tells what the labels mean, or why it does not."""
+    if labels.problem:
+        say(console, f"Going on without label names: {labels.problem}", "yellow")
+    elif labels.file is not None and labels.label_set is not None:
+        ignored = labels.label_set.ignore_index
+        left_out = "" if ignored is None else f"; {ignored} is left out (ignore)"
+        say(console, f"Labels from {labels.file}{left_out}")
 
 
 def _say_problems(console: Console, cohort: Cohort) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from segcal.commands.console import say
+from segcal.commands.errors import user_errors
 
-Settings = Annotated[
+if TYPE_CHECKING:  # torch is imported when there is work to do
+    from segcal.training.results import Trained
+
+SetOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -19,7 +23,7 @@ Settings = Annotated[
         "(training.epochs=3, terms.crac.margin_inner=3); as often as needed.",
     ),
 ]
-Resume = Annotated[
+ResumeOption = Annotated[
     bool,
     typer.Option(
         "--resume",
@@ -27,6 +31,18 @@ Resume = Annotated[
         "where there is none yet.",
     ),
 ]
+
+
+@contextmanager
+def training_begins() -> Iterator[None]:
+    """Turn what a user can mend into its message and exit code 2, with the options that help."""
+    from segcal.training.beginning import OutputInUseError
+
+    with user_errors():
+        try:
+            yield
+        except OutputInUseError as error:
+            raise ValueError(f"{error} (--resume, or --set output=FOLDER)") from None
 
 
 @contextmanager
@@ -43,3 +59,19 @@ def training_ends(console: Console) -> Iterator[None]:
     except FloatingPointError as error:
         say(console, f"Stopped: {error}.", "red")
         raise typer.Exit(1) from None
+
+
+def say_trained(console: Console, done: Trained, early_stop: int | None) -> None:
+    """Say what came of a training.
+
+    Args:
+        console: where.
+        done: what came of it.
+        early_stop: epochs without a better one that the experiment allows.
+    """
+    ended = f"no better one for {early_stop} epochs" if done.early else "done"
+    say(
+        console,
+        f"{done.epochs} epochs, {ended}. Best: epoch {done.best_epoch}, validation {done.metric} "
+        f"{done.best:.4f}. Written: {done.folder}",
+    )

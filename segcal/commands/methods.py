@@ -21,9 +21,13 @@ SINGULAR = {
     "losses": "loss",
     "penalties": "penalty",
     "multilabel": "multi-label loss",
+    "posthoc": "post-hoc method",
     "recipes": "recipe",
 }
-TITLES = {"multilabel": "losses of labels (segcal classify)"}
+TITLES = {
+    "multilabel": "losses of labels (segcal classify)",
+    "posthoc": "post-hoc methods (segcal.posthoc)",
+}
 
 
 def methods(

@@ -141,8 +141,9 @@ def _predict(
     from_modelfolder: bool = False,
 ) -> None:
     from segcal.adapters.nnunet import running
+    from segcal.adapters.nnunet.patching import Aggregation
 
-    aggregation = running.Aggregation(average.value, save_logits, per_fold)
+    aggregation = Aggregation(average.value, save_logits, per_fold)
     with user_errors():
         running.check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
     running.predict(arguments, aggregation, from_modelfolder=from_modelfolder)
@@ -254,7 +255,7 @@ def recipes() -> None:
 
     Example: segcal nnunet recipes
     """
-    from segcal.adapters.nnunet.discovery import recipes_of_trainers
+    from segcal.adapters.nnunet.registration import recipes_of_trainers
     from segcal.adapters.nnunet.settings import WITHOUT_DICE, parts
     from segcal.recipes import load_recipe, names
 

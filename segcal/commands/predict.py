@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from segcal.commands.errors import user_errors
-from segcal.commands.experiment import Settings
+from segcal.commands.experiment import SetOptions
 from segcal.commands.progress import progress_bar
 from segcal.commands.train import Config
 
@@ -28,31 +28,34 @@ class Form(str, Enum):
     nifti = "nifti"
 
 
+Images = Annotated[
+    Path | None,
+    typer.Option(
+        "--input",
+        "-i",
+        help="Folder of images CASE_0000.nii.gz or CASE.nii.gz; default: imagesTs of the data set.",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Folder to write to; default: predictions/ in the training's, with --validation "
+        "predictions_validation/.",
+    ),
+]
+
+
 def predict(
     config: Config,
-    settings: Settings = None,
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            "--input",
-            "-i",
-            help="Folder of images CASE_0000.nii.gz or CASE.nii.gz; default: imagesTs of the data "
-            "set.",
-        ),
-    ] = None,
+    settings: SetOptions = None,
+    images: Images = None,
     validation: Annotated[
         bool,
         typer.Option("--validation", help="Predict the validation cases of the experiment."),
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder to write to; default: predictions/ in the training's, with --validation "
-            "predictions_validation/.",
-        ),
-    ] = None,
+    output: Output = None,
     checkpoint: Annotated[
         Checkpoint, typer.Option(help="State of the training that predicts.")
     ] = Checkpoint.best,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,46 +12,55 @@ from rich.console import Console
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import table_forms
-from segcal.commands.experiment import Settings
+from segcal.commands.experiment import SetOptions
 from segcal.commands.progress import progress_bar
+
+if TYPE_CHECKING:  # torch is imported when there is work to do
+    from segcal.classify.study import Trial
+
+
+StudyConfig = Annotated[
+    str,
+    typer.Argument(
+        help="The study: a YAML file, or the name of one that comes with segcal (digits, "
+        "docstrings, multilabel, slices, cifar10)."
+    ),
+]
+Processes = Annotated[
+    int,
+    typer.Option(
+        "--processes",
+        "-p",
+        min=1,
+        help="Trainings at the same time; of several, each has a core.",
+    ),
+]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--format",
+        help="Write the tables as markdown (tables.md), latex (tables.tex) or, with a comma, "
+        "both; default: both.",
+    ),
+]
+ReportOnly = Annotated[
+    bool,
+    typer.Option("--report-only", help="Train nothing: report what has been trained so far."),
+]
 
 
 def study(
-    config: Annotated[
-        str,
-        typer.Argument(
-            help="The study: a YAML file, or the name of one that comes with segcal (digits, "
-            "docstrings, multilabel, slices, cifar10)."
-        ),
-    ] = "digits",
-    settings: Settings = None,
+    config: StudyConfig = "digits",
+    settings: SetOptions = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", help="Folder of the report; default: report in that of the study."
         ),
     ] = None,
-    processes: Annotated[
-        int,
-        typer.Option(
-            "--processes",
-            "-p",
-            min=1,
-            help="Trainings at the same time; of several, each has a core.",
-        ),
-    ] = 1,
-    formats: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--format",
-            help="Write the tables as markdown (tables.md), latex (tables.tex) or, with a comma, "
-            "both; default: both.",
-        ),
-    ] = None,
-    report_only: Annotated[
-        bool,
-        typer.Option("--report-only", help="Train nothing: report what has been trained so far."),
-    ] = False,
+    processes: Processes = 1,
+    formats: Formats = None,
+    report_only: ReportOnly = False,
 ) -> None:
     """Train every loss with every seed on every data set, and report mean and deviation.
 
@@ -66,8 +76,8 @@ def study(
 
     Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage.
     """
-    from segcal.classify.study import cells, check, load_study, run_cells, run_of
-    from segcal.classify.study_report import FILES, write_study
+    from segcal.classify.study import check, load_study, report_study, trials
+    from segcal.classify.study_report import FILES
     from segcal.reporting.folder import ReportFolder
 
     console = Console()
@@ -76,42 +86,17 @@ def study(
         chosen = load_study(config, settings or [])
         folder = output or Path(chosen.output) / "report"
         ReportFolder(folder).check(FILES)
-        found = cells(chosen)
+        found = trials(chosen)
         if not report_only:
             check(found)
-        todo = [] if report_only else [cell for cell in found if cell.result() is None]
+        todo = [] if report_only else [trial for trial in found if trial.result() is None]
     say(console, f"{len(found)} trainings, {len(todo)} of them to do")
-    failed: dict[str, str] = {}
-    interrupted = False
-    try:
-        with progress_bar("Training", len(todo)) as advance:
-            for cell, why in run_cells(todo, processes):
-                if why:
-                    failed[cell.name] = why
-                    say(console, f"FAILED {cell.name}: {why}", "red")
-                advance(cell.name)
-    except KeyboardInterrupt:
-        interrupted = True
+    failed, interrupted = _train(console, todo, processes)
     with user_errors():
-        runs = [run for run in map(run_of, found) if run is not None]
-        missing = [cell.name for cell in found if cell.result() is None and cell.name not in failed]
-    if not runs:
+        files = report_study(chosen, found, folder, name=config, failed=failed, forms=forms)
+    if not files:
         say(console, "Nothing has been trained with these settings: no report.", "red")
         raise typer.Exit(130 if interrupted else 1)
-    with user_errors():
-        files = write_study(
-            folder,
-            runs,
-            header={
-                "name": chosen.summary or config,
-                "predictions": str(Path(chosen.output).resolve()),
-                "references": ", ".join(chosen.sets),
-                "study": chosen.model_dump(mode="json"),
-            },
-            failed=failed,
-            missing=missing,
-            forms=forms,
-        )
     say(console, f"Written to {folder}: {', '.join(files)}")
     if interrupted:
         say(console, "Interrupted: the report is of the trainings before.", "red")
@@ -119,3 +104,20 @@ def study(
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
+
+
+def _train(console: Console, todo: Sequence[Trial], processes: int) -> tuple[dict[str, str], bool]:
+    """Train what is to be trained; return why some failed, and whether it was interrupted."""
+    from segcal.classify.study import run_trials
+
+    failed: dict[str, str] = {}
+    try:
+        with progress_bar("Training", len(todo)) as advance:
+            for trial, why in run_trials(todo, processes):
+                if why:
+                    failed[trial.name] = why
+                    say(console, f"FAILED {trial.name}: {why}", "red")
+                advance(trial.name)
+    except KeyboardInterrupt:
+        return failed, True
+    return failed, False

@@ -11,7 +11,13 @@ from rich.console import Console
 
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
-from segcal.commands.experiment import Resume, Settings, training_ends
+from segcal.commands.experiment import (
+    ResumeOption,
+    SetOptions,
+    say_trained,
+    training_begins,
+    training_ends,
+)
 from segcal.commands.progress import progress_bar
 
 Config = Annotated[
@@ -25,8 +31,8 @@ Config = Annotated[
 
 def train(
     config: Config,
-    settings: Settings = None,
-    resume: Resume = False,
+    settings: SetOptions = None,
+    resume: ResumeOption = False,
     show: Annotated[
         bool,
         typer.Option(
@@ -54,7 +60,8 @@ def train(
     console = Console()
     with user_errors():
         from segcal.adapters.monai.experiment import load_experiment
-        from segcal.adapters.monai.training import TrainingRun, processes
+        from segcal.adapters.monai.training import SegmentationRun
+        from segcal.training.devices import processes
         from segcal.training.experiments import to_yaml
 
         experiment = load_experiment(config, settings or [])
@@ -62,9 +69,9 @@ def train(
         typer.echo(to_yaml(experiment), nl=False)
         return
     with ExitStack() as stack:
-        with user_errors():
+        with training_begins():
             ranks = stack.enter_context(processes(experiment.training.device))
-            training = TrainingRun(
+            training = SegmentationRun(
                 experiment, ranks, resume=resume, say=lambda text: say(console, text)
             )
         advance = (
@@ -76,11 +83,6 @@ def train(
             done = training.run(advance)
     if not ranks.first:
         return
-    ended = f"no better one for {experiment.training.early_stop} epochs" if done.early else "done"
-    say(
-        console,
-        f"{done.epochs} epochs, {ended}. Best: epoch {done.best_epoch}, validation mean IoU "
-        f"{done.best_miou:.4f}. Written: {done.folder}",
-    )
+    say_trained(console, done, experiment.training.early_stop)
     chosen = [part for setting in settings or [] for part in ("--set", setting)]
     say(console, f"Next: {shlex.join(['segcal', 'predict', config, *chosen])}")

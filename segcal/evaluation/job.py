@@ -1,62 +1,108 @@
-"""What one evaluation is of: a folder of predictions, their references, and where results go."""
+"""What one evaluation is of: predictions, their references, and settings; checked beforehand."""
 
 from __future__ import annotations
 
 import json
 import platform
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from segcal.evaluation.case import Settings
+from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import Store
-from segcal.io.label_sets import LabelSet
-from segcal.io.pairing import Pairing
+from segcal.io.files import read_json
+from segcal.io.label_sets import LabelSet, read_label_set
+from segcal.io.pairing import Pairing, find_dataset_json, find_reader, pair, with_rois
 
-STORE = ".segcal-results"
-"""Folder in the report's, where results of cases wait for the last."""
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
 
 @dataclass(frozen=True)
+class FoundLabels:
+    """What the labels mean, and where that was found.
+
+    Attributes:
+        label_set: names and ignore label; None where nothing says what the labels mean.
+        file: that was found without being named, or None.
+        problem: why a file that was found is not used, or empty.
+    """
+
+    label_set: LabelSet | None
+    file: Path | None = None
+    problem: str = ""
+
+
+def find_labels(dataset_json: Path | None, predictions: Path, references: Path) -> FoundLabels:
+    """Read what the labels mean, from a file that is named or found.
+
+    Args:
+        dataset_json: nnU-Net's ``dataset.json``; None looks for one beside or above the
+            predictions, then the references.
+        predictions: folder or file.
+        references: folder or file.
+
+    Raises:
+        ValueError: a file that is named, or one with an ignore label, cannot be understood.
+    """
+    if dataset_json is not None:
+        return FoundLabels(read_label_set(dataset_json))
+    found = find_dataset_json(predictions, references)
+    if found is None:
+        return FoundLabels(None)
+    try:
+        return FoundLabels(read_label_set(found), found)
+    except ValueError as error:  # nobody asked for this file
+        content = read_json(found)
+        labels = content.get("labels") if isinstance(content, dict) else None
+        if isinstance(labels, dict) and "ignore" in labels:
+            raise ValueError(
+                f"{error}; it declares an ignore label, which must not be counted: name a "
+                "dataset.json that says which value it is"
+            ) from None
+        return FoundLabels(None, found, str(error))
+
+
+@dataclass(frozen=True)
 class Job:
-    """One set of predictions, checked and ready to be evaluated."""
+    """One set of predictions, checked and ready to be evaluated.
+
+    Attributes:
+        name: in headings.
+        predictions: folder or file.
+        references: folder or file.
+        settings: of the evaluation.
+        pairing: what belongs to what.
+        labels: what they mean.
+        reader: of nnU-Net that the predictions were made with, or None.
+    """
 
     name: str
     predictions: Path
     references: Path
-    output: Path
+    settings: EvaluationSettings
     pairing: Pairing
-    label_set: LabelSet | None
+    labels: FoundLabels
     reader: str | None
 
-    def store(self, settings: Settings) -> Store:
-        """Where results of cases are until all of them are there."""
-        labels = None if self.label_set is None else vars(self.label_set)
-        making = [vars(settings), labels, self.reader, version("segcal")]
-        return Store(self.output / STORE, json.dumps(making, default=str))
+    @property
+    def label_set(self) -> LabelSet | None:
+        """Names and ignore label, or None."""
+        return self.labels.label_set
 
-    def check(self, settings: Settings) -> None:
-        """See to it that these labels can be evaluated by these settings.
+    def store(self, folder: Path) -> Store:
+        """Where results of cases are until all of them are there.
 
-        Raises:
-            ValueError: they cannot.
+        Args:
+            folder: belongs to the store alone.
         """
-        labels = self.label_set
-        if settings.compat and labels is None:
-            raise ValueError(
-                f"--compat {settings.compat}: its mean is over all labels, present or not, so a "
-                "dataset.json is needed that names them"
-            )
-        if settings.compat and labels and (labels.regions or labels.ignore_index is not None):
-            raise ValueError(
-                f"--compat {settings.compat}: the published evaluation knows no regions and no "
-                f"ignore label, which {labels.source} defines"
-            )
+        labels = None if self.label_set is None else vars(self.label_set)
+        making = [vars(self.settings), labels, self.reader, version("segcal")]
+        return Store(folder, json.dumps(making, default=str))
 
-    def header(self, settings: Settings) -> dict[str, Any]:
+    def header(self) -> dict[str, Any]:
         """What a summary says about its making."""
         return {
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -64,10 +110,88 @@ class Job:
             "references": str(self.references.resolve()),
             "labels": None if self.label_set is None else self.label_set.source,
             "reader": self.reader,
-            "settings": vars(settings),
+            "settings": vars(self.settings),
             "versions": {
                 "python": platform.python_version(),
                 **{name: version(name) for name in LIBRARIES},
             },
-            "conventions": settings.conventions(),
+            "conventions": self.settings.conventions(),
         }
+
+
+def plan(
+    predictions: Mapping[str, Path],
+    references: Path,
+    *,
+    settings: EvaluationSettings | None = None,
+    dataset_json: Path | None = None,
+    roi: Path | None = None,
+    found: Callable[[FoundLabels], None] = lambda labels: None,
+) -> list[Job]:
+    """Check all that is given, before the first case is read.
+
+    Args:
+        predictions: folders or files by name.
+        references: folder or file of the label maps.
+        settings: of the evaluation; None takes the defaults.
+        dataset_json: see :func:`find_labels`.
+        roi: folder of masks named like the cases, which adds the scope ``roi``.
+        found: called with what the labels of each set of predictions mean.
+
+    Raises:
+        ValueError: files that do not fit each other or the settings.
+    """
+    settings = settings or EvaluationSettings()
+    if roi is not None and "roi" not in settings.chosen:
+        settings = replace(settings, chosen=(*settings.chosen, "roi"))
+    jobs = []
+    for name, one in predictions.items():
+        pairing = pair(one, references)
+        if roi is not None:
+            pairing = with_rois(pairing, roi)
+        labels = find_labels(dataset_json, one, references)
+        found(labels)
+        jobs.append(Job(name, one, references, settings, pairing, labels, find_reader(one)))
+    if "roi" in settings.chosen and roi is None:
+        raise ValueError("roi: expected the folder of the masks of the scope roi, got none")
+    for job in jobs:
+        _check_compat(settings.compat, job.label_set)
+    return jobs
+
+
+def named(predictions: Sequence[Path], names: Sequence[str] | None = None) -> dict[str, Path]:
+    """Give every set of predictions a name, of which a folder of its own can be made.
+
+    Args:
+        predictions: folders or files, at least one.
+        names: as many; None takes those of the folders.
+
+    Raises:
+        ValueError: names that are missing, alike, or (of several) no names of folders.
+    """
+    if not predictions:
+        raise ValueError("predictions: expected at least one folder of predictions, got none")
+    chosen = [p.resolve().name if p.is_dir() else p.stem for p in predictions]
+    if names is not None:
+        chosen = [name.strip() for name in names]
+    if len(chosen) != len(predictions) or len(set(chosen)) != len(chosen) or "" in chosen:
+        raise ValueError(
+            f"names: expected {len(predictions)} different names, got {', '.join(chosen)}"
+        )
+    unfit = [name for name in chosen if Path(name).name != name or name in (".", "..")]
+    if unfit and len(predictions) > 1:
+        raise ValueError(f"names: {', '.join(unfit)} cannot name a folder")
+    return dict(zip(chosen, predictions, strict=True))
+
+
+def _check_compat(compat: str | None, labels: LabelSet | None) -> None:
+    if compat and labels is None:
+        raise ValueError(
+            f"compat {compat}: its mean is over all labels, present or not, so a dataset.json is "
+            "needed that names them"
+        )
+    if compat and labels and (labels.regions or labels.ignore_index is not None):
+        raise ValueError(
+            f"compat {compat}: the published evaluation knows no regions and no ignore label, "
+            f"which {labels.source} defines"
+        )

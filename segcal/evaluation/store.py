@@ -26,7 +26,7 @@ COMPANIONS = (".pkl", ".raw", ".zraw")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """What became of a case, small enough to wait and to travel.
 
     Attributes:
@@ -62,14 +62,14 @@ class Store:
         except Exception:  # noqa: BLE001 - a foreign or damaged file fails anywhere
             return False
 
-    def load(self, case: Case) -> Outcome | None:
+    def load(self, case: Case) -> CaseOutcome | None:
         """Result of a case that it holds; None if the file is damaged."""
         try:
             return _outcome(_read(self._path(case)))
         except Exception:  # noqa: BLE001 - as above
             return None
 
-    def save(self, case: Case, outcome: Outcome) -> None:
+    def save(self, case: Case, outcome: CaseOutcome) -> None:
         """Keep a result; a failure is tried again next time."""
         if isinstance(outcome.result, str):
             return
@@ -125,7 +125,7 @@ def _read(path: Path, *names: str) -> dict[str, NDArray[Any]]:
         }
 
 
-def _outcome(arrays: Mapping[str, NDArray[Any]]) -> Outcome:
+def _outcome(arrays: Mapping[str, NDArray[Any]]) -> CaseOutcome:
     known = json.loads(str(arrays["known"]))
     calibration = {
         scope: {
@@ -138,4 +138,4 @@ def _outcome(arrays: Mapping[str, NDArray[Any]]) -> Outcome:
     for one in calibration.values():
         Tally.from_arrays(one)  # or it is damaged
     row = {key: float(value) for key, value in known["row"].items()}
-    return Outcome(row, known["notes"], calibration)
+    return CaseOutcome(row, known["notes"], calibration)

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
-import torch
-
-from segcal.binning import BinStatistics, equal_width_statistics, error_between_edges
-from segcal.tensors import check_choice, select_voxels
-
-Compat = Literal["crac"]
+from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.tensors import select_voxels
 
 
 def ece(
-    probs: Any,
-    labels: Any,
-    *,
-    bins: int = 15,
-    compat: Compat | None = None,
-    mask: Any = None,
-    ignore_index: int | None = None,
+    probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None
 ) -> float:
     """Top-label ECE: ``sum_m (n_m / n) |accuracy_m - confidence_m|``.
 
@@ -31,8 +21,6 @@ def ece(
         probs: probabilities ``(N, K, *S)`` (array or tensor), or ``(K, *S)`` with labels ``(*S)``.
         labels: integer ``(N, *S)``.
         bins: M.
-        compat: ``crac`` rounds the edges to the precision of `probs`, without tolerance, and has
-            no bin for a confidence above 1, as the published code.
         mask: bool like `labels`, the voxels to count; None counts all.
         ignore_index: label to leave out.
 
@@ -40,17 +28,10 @@ def ece(
         a fraction of 1; NaN when no voxel counts.
 
     Raises:
-        ValueError: shapes, labels or probabilities that do not fit, or an unknown `compat`.
+        ValueError: shapes, labels or probabilities that do not fit.
     """
-    if compat is None:
-        return reliability(
-            probs, labels, bins=bins, mask=mask, ignore_index=ignore_index
-        ).expected_error()
-    check_choice("compat", compat, get_args(Compat))
-    p, y = select_voxels(probs, labels, mask, ignore_index)
-    confidence, predicted = p.max(dim=0)
-    edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype)
-    return error_between_edges(confidence, predicted == y, edges)
+    found = reliability(probs, labels, bins=bins, mask=mask, ignore_index=ignore_index)
+    return found.expected_error()
 
 
 def reliability(

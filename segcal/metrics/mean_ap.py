@@ -7,16 +7,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.ranking import average_precision
+from segcal.ranking import Ties, average_precision
 from segcal.tensors import as_array, as_tensor, check_choice, label_masks
 
 Average = Literal["class", "sample"]
-Compat = Literal["twoway"]
 
 
-def mean_average_precision(
-    scores: Any, targets: Any, *, average: Average = "class", compat: Compat | None = None
-) -> float:
+def mean_average_precision(scores: Any, targets: Any, *, average: Average = "class") -> float:
     """Mean over classes (mAP@class) or samples (mAP@sample) of the average precision.
 
     ``AP = (1/P) sum over positives of the precision at their rank``, scores descending; equal
@@ -26,8 +23,6 @@ def mean_average_precision(
         scores: floating ``(B, T)``, anything that ranks: logits or probabilities.
         targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is left out of the ranking.
         average: ``class`` ranks the samples of each class, ``sample`` the labels of each sample.
-        compat: ``twoway`` ranks the later of two equal scores first and adds 1e-8 to P, as the
-            published code of the two-way loss (which prints percent).
 
     Returns:
         a fraction of 1; NaN when there is no positive.
@@ -35,21 +30,21 @@ def mean_average_precision(
     Raises:
         ValueError: shapes, targets, scores or options that do not fit.
     """
-    values = average_precisions(scores, targets, average=average, compat=compat)
+    values = average_precisions(scores, targets, average=average)
     values = values[~np.isnan(values)]
     return float(values.mean()) if values.size else float("nan")
 
 
 def average_precisions(
-    scores: Any, targets: Any, *, average: Average = "class", compat: Compat | None = None
+    scores: Any, targets: Any, *, average: Average = "class", ties: Ties = "grouped"
 ) -> NDArray[np.float64]:
     """Average precision of every class ``(T,)`` or sample ``(B,)``; NaN without a positive.
 
-    Arguments and errors as in :func:`mean_average_precision`.
+    Arguments and errors as in :func:`mean_average_precision`; ties as in
+    :func:`segcal.ranking.average_precision`.
     """
     check_choice("average", average, get_args(Average))
-    if compat is not None:
-        check_choice("compat", compat, get_args(Compat))
+    check_choice("ties", ties, get_args(Ties))
     positive, negative = (
         m.numpy(force=True)
         for m in label_masks(as_tensor(scores), as_tensor(targets), name="scores")
@@ -57,15 +52,10 @@ def average_precisions(
     s, known = as_array(scores), positive | negative
     if average == "class":
         s, positive, known = s.T, positive.T, known.T
-    ties: Literal["grouped", "reversed"] = "grouped" if compat is None else "reversed"
-    found = np.array(
+    return np.array(
         [
             average_precision(row[k], p[k], ties=ties)
             for row, p, k in zip(s, positive, known, strict=True)
         ],
         dtype=np.float64,
     )
-    if compat is None:
-        return found
-    total = positive.sum(1)
-    return found * total / (total + 1e-8)

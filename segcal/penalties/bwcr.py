@@ -141,7 +141,7 @@ def consistency(
 
 
 @dataclass(frozen=True)
-class View:
+class AffineView:
     """One random transform of a batch: an affine map of space, and of intensities.
 
     Attributes:
@@ -297,7 +297,9 @@ class BWCR(TwoViewTerm):
         self.noise = noise
         self.ignore_index = ignore_index
 
-    def draw(self, images: Tensor, generator: torch.Generator | None = None) -> tuple[View, View]:
+    def draw(
+        self, images: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[AffineView, AffineView]:
         """Draw two views of `images` ``(N, C, *S)``, S of 2 or 3 axes.
 
         Args:
@@ -316,7 +318,7 @@ class BWCR(TwoViewTerm):
             raise ValueError(f"spacing: expected {axes} values, got {self.spacing}")
         return self._view(images, generator), self._view(images, generator)
 
-    def _view(self, images: Tensor, generator: torch.Generator | None) -> View:
+    def _view(self, images: Tensor, generator: torch.Generator | None) -> AffineView:
         n, axes = images.shape[0], images.ndim - 2
 
         def uniform(largest: float, *shape: int) -> Tensor:
@@ -335,7 +337,7 @@ class BWCR(TwoViewTerm):
         matrix[:, :2, -1] = uniform(2 * self.translation, 2)  # rows 0, 1 are the last two axes
         inverse = torch.linalg.inv(matrix)
         ones = (1,) * (axes + 1)
-        return View(
+        return AffineView(
             matrix=matrix[:, :-1].to(images.device),
             inverse=inverse[:, :-1].to(images.device),
             gain=(1 + uniform(self.contrast)).view(n, *ones).to(images.device),
@@ -353,7 +355,7 @@ class BWCR(TwoViewTerm):
             first: ``(N, K, *S)``.
             second: ``(N, K, *S)``.
             labels: integer ``(N, *S)`` of the original frame.
-            inside: bool ``(N, *S)``, see :meth:`View.inside`.
+            inside: bool ``(N, *S)``, see :meth:`AffineView.inside`.
         """
         if first.ndim < 3 or first.shape[1] != self.num_classes:
             raise ValueError(

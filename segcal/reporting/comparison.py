@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from segcal.evaluation.compare import Difference
+from segcal.evaluation.reported import metric_of
 
-HIGHER_IS_BETTER = ("dsc",)
 SHORT, LETTER = 12, 0.09
 """Letters of a method that fit beside a panel, and inches of one more."""
 
@@ -41,8 +41,7 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
         axis.set_yticks(range(len(methods)), labels)
         axis.set_ylim(-0.6, len(methods) - 0.4)
         axis.locator_params(axis="x", nbins=4)
-        better = "right" if metric.startswith(HIGHER_IS_BETTER) else "left"
-        axis.set_title(f"{metric} (better to the {better})", fontsize=9)
+        axis.set_title(f"{metric}{_better(metric)}", fontsize=9)
         axis.ticklabel_format(axis="x", useOffset=False, style="plain")
         axis.tick_params(axis="x", labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
@@ -52,3 +51,11 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
             fontsize=11,
         )
     return figure
+
+
+def _better(metric: str) -> str:
+    """Where the better values are."""
+    row = metric_of(metric)
+    if row is None or row.better is None:
+        return ""
+    return f" (better to the {'right' if row.better == 'higher' else 'left'})"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.evaluation.case import Settings
-from segcal.evaluation.cohort import Cohort, read_case, summarise
-from segcal.evaluation.compare import Difference, as_records, compare, shared_means
+from segcal.evaluation.api import Comparison, Report
+from segcal.evaluation.compare import as_records
 from segcal.evaluation.compare import case_table as compared_cases
-from segcal.evaluation.job import Job
+from segcal.evaluation.reading import read_case
 from segcal.io.files import VOLUME_ENDINGS, write_json, write_text
 from segcal.io.tables import write_csv
 from segcal.io.volumes import Geometry, put_on, read_volume
@@ -24,7 +24,9 @@ from segcal.reporting.folder import ReportFolder
 from segcal.reporting.picture import Picture, draw
 from segcal.reporting.reliability import plot_class_reliability, plot_confidence, plot_reliability
 from segcal.reporting.worst import plot_case
+from segcal.tensors import check_choice
 
+PathLike = str | os.PathLike[str]
 MOST_CLASSES = 16
 """Classes that get a reliability diagram each."""
 WORST = 3
@@ -36,144 +38,130 @@ FILES = (
 
 
 @dataclass(frozen=True)
-class Report:
-    """What was written of one set of predictions.
+class Written:
+    """What was written.
 
     Attributes:
-        summary: content of ``summary.json``.
+        files: relative to the folder.
         notes: what a reader should know about the pictures.
-        files: relative to the folder.
     """
 
-    summary: dict[str, Any]
+    files: list[str]
     notes: list[str]
-    files: list[str]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What was written of several sets of predictions.
+def check_output(folder: PathLike, given: Iterable[Path]) -> None:
+    """Refuse a folder in which somebody else's file would be overwritten.
 
-    Attributes:
-        differences: those that are shown first.
-        files: relative to the folder.
+    Args:
+        folder: for a report.
+        given: folders and files that are evaluated.
+
+    Raises:
+        ValueError: it holds what is evaluated, or files that no report wrote.
     """
-
-    differences: list[Difference]
-    files: list[str]
+    output = Path(folder)
+    inputs = [path if path.is_dir() else path.parent for path in given]
+    if output.resolve() in [path.resolve() for path in inputs]:
+        raise ValueError(f"{output}: holds what is evaluated; name another folder for the report")
+    ReportFolder(output).check(FILES)
 
 
 def write_report(
-    job: Job,
-    cohort: Cohort,
-    settings: Settings,
+    report: Report,
+    folder: PathLike,
     *,
-    bootstrap: int,
-    images: Path | None = None,
-    forms: Sequence[str] = (),
-) -> Report:
+    images: PathLike | None = None,
+    formats: Sequence[str] = (),
+) -> Written:
     """Write the report of a set of predictions, each file replacing that of an earlier run.
 
     Args:
-        job: what was evaluated.
-        cohort: its results.
-        settings: of the evaluation.
-        bootstrap: resamples of the intervals.
+        report: of :func:`segcal.evaluation.api.evaluate`.
+        folder: for its files.
         images: folder of the images below the worst cases; None without.
-        forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
+        formats: files of tables to write, too: ``markdown``, ``latex``.
+
+    Raises:
+        ValueError: an unknown format, no folder of images, as :func:`check_output`.
     """
-    summary = {**job.header(settings), **summarise(cohort, resamples=bootstrap)}
-    folder = ReportFolder(job.output)
-    write_json(folder.place("summary.json"), summary)
+    job = report.job
+    check_output(folder, [job.predictions, job.references])
+    forms, below = _checked(formats), _images(images)
+    output = ReportFolder(Path(folder))
+    write_json(output.place("summary.json"), report.summary)
     sections: list[page.Section] = []
     printed: list[tables.Table] = []
     notes: list[str] = []
-    if len(cohort.rows):
-        write_csv(folder.place("cases.csv"), cohort.rows)
-        printed.append(tables.class_table(summary))
+    if len(report.cases):
+        write_csv(output.place("cases.csv"), report.cases)
+        printed.append(tables.class_table(report.summary))
         sections.append(page.table_section(printed[-1]))
-    if cohort.calibration:
-        printed.append(tables.calibration_table(summary, settings.scopes))
-        diagrams = _diagrams(job, cohort, settings)
-        _save(folder, diagrams)
-        sections.append(
-            page.table_section(
-                printed[-1],
-                "Fractions of 1, the lower the better. The scope decides the ranking of methods: "
-                "look at all of them. Over voxels that are chosen by their label (fg, union) even "
-                "the true probabilities are not without error.",
-                pictures=list(diagrams.values()),
-            )
-        )
-    if len(cohort.rows):
-        if settings.compat is not None:
-            printed.append(tables.compat_table(summary, settings.compat))
+    if report.calibration:
+        printed.append(tables.calibration_table(report.summary, job.settings.scopes))
+        diagrams = _diagrams(report)
+        _save(output, diagrams)
+        sections.append(_calibration_section(printed[-1], diagrams))
+    if len(report.cases):
+        if job.settings.compat is not None:
+            printed.append(tables.compat_table(report.summary, job.settings.compat))
             sections.append(page.table_section(printed[-1]))
-        worst, notes = _worst(job, cohort, settings, images)
-        _save(folder, worst)
+        worst, notes = _worst(report, below)
+        _save(output, worst)
         if worst:
             title = "Cases with the lowest DSC"
             sections.append(page.Section(title, notes, pictures=list(worst.values())))
-        cases = tables.case_table(cohort.rows, summary["conventions"])
+        cases = tables.case_table(report.cases, report.summary["conventions"])
         note = "Click a heading to sort. All columns are in cases.csv."
         sections.append(page.table_section(cases, note))
-    _write_tables(folder, printed, forms)
+    _write_tables(output, printed, forms)
     title = f"Evaluation: {job.name}"
-    write_text(folder.place("index.html"), page.render(title, summary, sections))
-    folder.close()
-    return Report(summary, notes, folder.written)
+    write_text(output.place("index.html"), page.render(title, report.summary, sections))
+    output.close()
+    return Written(output.written, notes)
+
+
+def _calibration_section(table: tables.Table, diagrams: dict[str, Picture]) -> page.Section:
+    return page.table_section(
+        table,
+        "Fractions of 1, the lower the better. The scope decides the ranking of methods: look at "
+        "all of them. Over voxels that are chosen by their label (fg, union) even the true "
+        "probabilities are not without error.",
+        pictures=list(diagrams.values()),
+    )
 
 
 def write_comparison(
-    jobs: Sequence[Job],
-    cohorts: Mapping[str, Cohort],
-    settings: Settings,
-    *,
-    bootstrap: int,
-    forms: Sequence[str] = (),
-) -> Comparison:
-    """Write how several sets of predictions differ, beside the folders of their reports.
+    comparison: Comparison, folder: PathLike, *, formats: Sequence[str] = ()
+) -> Written:
+    """Write how several sets of predictions differ.
+
+    The page links to ``NAME/index.html``, where the report of each method is expected.
 
     Args:
-        jobs: what was evaluated; the first is what others are compared to.
-        cohorts: results by name of the job.
-        settings: of the evaluation.
-        bootstrap: resamples of the intervals.
-        forms: as of :func:`write_report`.
+        comparison: of :func:`segcal.evaluation.api.compare_methods`.
+        folder: for its files.
+        formats: as of :func:`write_report`.
+
+    Raises:
+        ValueError: an unknown format, as :func:`check_output`.
     """
-    output = jobs[0].output.parent
-    rows = {name: cohort.rows for name, cohort in cohorts.items()}
-    header = {
-        **jobs[0].header(settings),
-        "predictions": ", ".join(str(job.predictions.resolve()) for job in jobs),
-        "cases": {
-            "evaluated": max(map(len, rows.values())),
-            "interrupted": False,
-            "failed": {f"{m}/{k}": v for m, c in cohorts.items() for k, v in c.failed.items()},
-            "notes": {},
-            "without_prediction": [],
-            "without_reference": [],
-        },
-    }
-    differences = compare(rows, resamples=bootstrap)
-    folder = ReportFolder(output)
+    jobs = [report.job for report in comparison.reports.values()]
+    check_output(folder, [*(job.predictions for job in jobs), jobs[0].references])
+    forms = _checked(formats)
+    rows = {name: report.cases for name, report in comparison.reports.items()}
+    conventions = jobs[0].settings.conventions()
+    output = ReportFolder(Path(folder))
     write_json(
-        folder.place("comparison.json"),
-        {"differences": as_records(differences), "conventions": settings.conventions()},
+        output.place("comparison.json"),
+        {"differences": as_records(comparison.differences), "conventions": conventions},
     )
-    write_csv(folder.place("comparison.csv"), compared_cases(rows))
-    shown = [
-        "dsc",
-        "hd95_penalised_mm",
-        *(f"{m}_{scope}" for m in ("ece", "tace") for scope in settings.scopes),
-    ]
-    chosen = [d for m in shown for d in differences if d.metric == m and d.mean is not None]
-    picture = draw(plot_comparison(chosen), "Differences between methods")
-    conventions = settings.conventions()
-    means = shared_means(rows, shown, resamples=bootstrap)
-    methods = tables.method_table(means, conventions)
-    _save(folder, {"comparison.png": picture})
-    _write_tables(folder, [methods, tables.difference_table(as_records(chosen))], forms)
+    write_csv(output.place("comparison.csv"), compared_cases(rows))
+    picture = draw(plot_comparison(comparison.shown), "Differences between methods")
+    methods = tables.method_table(comparison.means, conventions)
+    _save(output, {"comparison.png": picture})
+    differences = tables.difference_table(as_records(comparison.shown))
+    _write_tables(output, [methods, differences], forms)
     sections = [
         page.table_section(
             methods,
@@ -182,24 +170,56 @@ def write_comparison(
             pictures=[picture],
         ),
         page.table_section(
-            tables.difference_table(as_records(differences)),
+            tables.difference_table(as_records(comparison.differences)),
             "Click a heading to sort. Wilcoxon p is not corrected for the number of comparisons.",
         ),
     ]
     title = f"Comparison: {', '.join(rows)}"
-    write_text(folder.place("index.html"), page.render(title, header, sections, list(rows)))
-    folder.close()
-    return Comparison(chosen, folder.written)
+    header = _comparison_header(comparison)
+    write_text(output.place("index.html"), page.render(title, header, sections, list(rows)))
+    output.close()
+    return Written(output.written, [])
 
 
-def _diagrams(job: Job, cohort: Cohort, settings: Settings) -> dict[str, Picture]:
+def _comparison_header(comparison: Comparison) -> dict[str, Any]:
+    """What the page of a comparison says about its making."""
+    reports = comparison.reports
+    first = next(iter(reports.values())).job
+    return {
+        **first.header(),
+        "predictions": ", ".join(str(r.job.predictions.resolve()) for r in reports.values()),
+        "cases": {
+            "evaluated": max(len(report.cases) for report in reports.values()),
+            "interrupted": False,
+            "failed": {f"{m}/{k}": why for m, r in reports.items() for k, why in r.failed.items()},
+            "notes": {},
+            "without_prediction": [],
+            "without_reference": [],
+        },
+    }
+
+
+def _checked(formats: Sequence[str]) -> list[str]:
+    for form in formats:
+        check_choice("formats", form, tuple(markup.FILES))
+    return list(dict.fromkeys(formats))
+
+
+def _images(folder: PathLike | None) -> Path | None:
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(f"images: {folder}: no such folder")
+    return None if folder is None else Path(folder)
+
+
+def _diagrams(report: Report) -> dict[str, Picture]:
     """Pictures of the pooled calibration by file name."""
+    job, cohort = report.job, report.cohort
     pooled = int(cohort.calibrated.sum())
     cases = f"{pooled} case{'' if pooled == 1 else 's'} pooled"
     top = f"Reliability of the top label, {cases}"
     confidence = f"Confidence of right and wrong voxels, {cases}"
     classes = f"Reliability of every class, {cases}"
-    titled = {settings.scope_titles[k]: c for k, c in cohort.calibration.items()}
+    titled = {job.settings.scope_titles[k]: c for k, c in cohort.calibration.items()}
     known = {} if job.label_set is None else job.label_set.names
     count = len(next(iter(titled.values())).classes)
     names = [known.get(k, "background" if k == 0 else str(k)) for k in range(count)]
@@ -230,19 +250,20 @@ def _write_tables(folder: ReportFolder, printed: list[tables.Table], forms: Sequ
         write_text(folder.place(markup.FILES[form]), markup.render_tables(printed, form))
 
 
-def _worst(
-    job: Job, cohort: Cohort, settings: Settings, images: Path | None
-) -> tuple[dict[str, Picture], list[str]]:
+def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], list[str]]:
     """Pictures of the cases with the lowest DSC by file name, and what was odd."""
-    scores = cohort.rows["dsc"].dropna().sort_values(kind="stable").head(WORST)
+    job, tolerance = report.job, report.job.settings.tolerance
+    scores = report.cases["dsc"].dropna().sort_values(kind="stable").head(WORST)
     by_name = {case.name: case for case in job.pairing.cases}
     pictures, notes = {}, []
     for name, score in scores.items():
-        arrays = read_case(by_name[str(name)], job.label_set, settings=settings, reader=job.reader)
+        arrays = read_case(
+            by_name[str(name)], job.label_set, tolerance=tolerance, reader=job.reader
+        )
         p, geometry = arrays.probabilities, arrays.reference.geometry
         image, note = None, ""
         if images is not None:
-            image, note = _image(images, str(name), geometry, settings.tolerance)
+            image, note = _image(images, str(name), geometry, tolerance)
         if note:
             notes.append(f"{name} is shown without its image: {note}")
         title = f"{name}: DSC {score:.3f}"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from segcal.evaluation.compare import SharedMean
+from segcal.evaluation.reported import calibration_metrics, metric_of
+from segcal.metrics import table
+from segcal.metrics.table import CalibrationMetric, Metric
 
-CASE_COLUMNS = ("ece", "tace", "nll")
-"""Beginnings of the columns of the table of cases, besides DSC."""
-CALIBRATION = {
-    "ece": "ECE", "over": "over", "under": "under", "aece": "AECE", "ace": "ACE", "mce": "MCE",
-    "cece": "CECE", "tace": "TACE", "nll": "NLL", "brier": "Brier",
-}  # fmt: skip
+ARROWS = {"higher": "↑", "lower": "↓", None: ""}
+"""Towards the better values."""
 INTERVALS = "Means over cases, 95 % bootstrap intervals in brackets."
 
 
@@ -89,41 +89,59 @@ def class_table(summary: Mapping[str, Any]) -> Table:
     Args:
         summary: content of ``summary.json``.
     """
-    conventions = summary["conventions"]
-    columns = [
-        Column("label"),
-        Column("n", "cases in which the label is in either map"),
-        Column("DSC", conventions["dsc"], better="↑"),
-        Column("IoU", conventions["iou"], better="↑"),
-        Column("missed", "labelled, but nothing predicted", better="↓"),
-        Column("false alarms", "predicted, but nothing labelled", better="↓"),
-        Column("HD", f"{conventions['hd_mm']}; mean over the found", "mm", "↓"),
-        Column("HD95", f"{conventions['hd95_pooled_mm']}; mean over the found", "mm", "↓"),
-        Column("HD95 penalised", conventions["penalised_mean"], "mm", "↓"),
-        Column("ASSD", f"{conventions['assd_pooled_mm']}; mean over the found", "mm", "↓"),
-        Column("NSD", conventions["nsd"], better="↑"),
-        Column("volume difference", conventions["volume_difference_ml"], "ml"),
+    printed = _class_columns(_meanings(summary["conventions"]))
+    columns = [Column("label"), *(column for column, _ in printed)]
+    rows = [
+        [Cell(name, name), *(cell(block) for _, cell in printed)]
+        for name, block in summary["classes"].items()
     ]
-    rows = []
-    for name, block in summary["classes"].items():
-        hd, hd95 = block["hd_mm"], block["hd95_pooled_mm"]
-        rows.append(
-            [
-                Cell(name, name),
-                _count(block["dsc"]["n"]),
-                _mean(block["dsc"], 3),
-                _mean(block["iou"], 3),
-                _count(hd["missed"]),
-                _count(hd["false_alarms"]),
-                number_cell(hd["mean_of_found"], 2),
-                number_cell(hd95["mean_of_found"], 2),
-                number_cell(hd95["penalised_mean"], 2),
-                number_cell(block["assd_pooled_mm"]["mean_of_found"], 2),
-                _mean(block["nsd"], 3),
-                _mean(block["volume_difference_ml"], 2),
-            ]
-        )
     return Table("classes", "Overlap and surfaces", columns, rows, INTERVALS)
+
+
+OfClass = Callable[[Mapping[str, Any]], Cell]
+"""Cell of a class, from its numbers in the summary."""
+
+
+def _class_columns(meanings: Mapping[str, str]) -> list[tuple[Column, OfClass]]:
+    """Columns of the numbers of a class; what is missed stands before the first distance."""
+    first = next(row.key for row in table.STRUCTURE if row.distance)
+    of_first = [
+        (
+            Column("missed", "labelled, but nothing predicted", better="↓"),
+            lambda block: _count(block[first]["missed"]),
+        ),
+        (
+            Column("false alarms", "predicted, but nothing labelled", better="↓"),
+            lambda block: _count(block[first]["false_alarms"]),
+        ),
+    ]
+    printed: list[tuple[Column, OfClass]] = [
+        (
+            Column("n", "cases in which the label is in either map"),
+            lambda block: _count(block["dsc"]["n"]),
+        )
+    ]
+    for row in table.STRUCTURE:
+        printed += of_first if row.key == first else []
+        if row.heading:
+            found = "; mean over the found" if row.distance else ""
+            column = _column(row, f"{meanings[row.key]}{found}")
+            field = "mean_of_found" if row.distance else "mean"
+            printed.append((column, partial(_of_class, row.key, field, row.digits)))
+        for mean in table.PENALISED:
+            if mean.heading and mean.of == row.key:
+                cell = partial(_of_class, row.key, "penalised_mean", mean.digits)
+                printed.append((_column(mean, meanings["penalised_mean"]), cell))
+    return printed
+
+
+def _of_class(key: str, field: str, digits: int, block: Mapping[str, Any]) -> Cell:
+    return _mean({**block[key], "mean": block[key][field]}, digits)
+
+
+def _column(row: Metric, definition: str, name: str = "") -> Column:
+    """Heading of a metric, under its own name or another."""
+    return Column(name or row.heading, definition, row.unit, ARROWS[row.better])
 
 
 def calibration_table(summary: Mapping[str, Any], scopes: Sequence[str]) -> Table:
@@ -133,26 +151,35 @@ def calibration_table(summary: Mapping[str, Any], scopes: Sequence[str]) -> Tabl
         summary: content of ``summary.json``.
         scopes: keys of the scopes.
     """
-    conventions, metrics = summary["conventions"], summary["metrics"]
-    meanings = _meanings(conventions)
+    conventions = summary["conventions"]
     columns = [Column("metric"), *(Column(s, conventions[f"scope {s}"]) for s in scopes)]
-    counts = [_count(metrics[f"ece_{scope}"]["n"]) for scope in scopes]
-    rows = [
-        [
-            Cell("n", definition="cases with probabilities and a voxel of the scope"),
-            *counts,
-        ]
-    ]
-    pooled = Cell("ECE, pooled ↓", definition=f"{meanings['ece']}; of all voxels of all cases")
-    for key, name in CALIBRATION.items():
-        head = Cell(f"{name} ↓", definition=meanings[key])
-        rows.append([head, *(_mean(metrics[f"{key}_{scope}"], 4) for scope in scopes)])
-        if key == "ece":
-            rows.append([pooled, *(number_cell(summary["pooled"][f"ece_{s}"], 4) for s in scopes)])
-    reference = [_mean(metrics["tace_ref"], 4) if s == "fg" else Cell("") for s in scopes]
-    rows.append([Cell("TACE ref ↓", definition=conventions["tace_ref"]), *reference])
+    counts = [_count(summary["metrics"][f"ece_{scope}"]["n"]) for scope in scopes]
+    head = Cell("n", definition="cases with probabilities and a voxel of the scope")
+    rows = [[head, *counts]]
+    for row in calibration_metrics():
+        if row.heading:
+            rows += [_calibration_line(row, pooled, summary, scopes) for pooled in row.ways]
     caption = f"Fractions of 1, NLL in nats. {INTERVALS}"
     return Table("calibration", "Calibration", columns, rows, caption)
+
+
+def _calibration_line(
+    row: CalibrationMetric, pooled: bool, summary: Mapping[str, Any], scopes: Sequence[str]
+) -> list[Cell]:
+    """A metric's mean over cases in every scope, or its value of all voxels together."""
+    name, meaning = row.heading, _meanings(summary["conventions"])[row.key]
+    if pooled:
+        name, meaning = f"{name}, pooled", f"{meaning}; of all voxels of all cases"
+    cells = [Cell(f"{name} {ARROWS[row.better]}".strip(), definition=meaning)]
+    for scope in scopes:
+        column = row.column(scope)
+        if not row.is_of(scope, pooled=pooled):
+            cells.append(Cell(""))
+        elif pooled:
+            cells.append(number_cell(summary["pooled"][column], row.digits))
+        else:
+            cells.append(_mean(summary["metrics"][column], row.digits))
+    return cells
 
 
 def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
@@ -182,20 +209,21 @@ def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
         conventions: what the metrics mean.
     """
     meanings = _meanings(conventions)
-    chosen = ["dsc", *(c for c in rows.columns if c.startswith("dsc/"))]
-    chosen += [c for c in rows.columns if c.startswith(CASE_COLUMNS) and "/" not in c]
+    found = {str(column): metric_of(str(column)) for column in rows.columns}
+    metrics = {column: row for column, row in found.items() if row and row.in_cases}
+    of_case = {c: r for c, r in metrics.items() if not isinstance(r, CalibrationMetric)}
+    errors = {c: r for c, r in metrics.items() if c not in of_case and "/" not in c}
+    columns, chosen = [Column("case")], sorted(of_case, key=lambda c: "/" in c) + list(errors)
+    for name in chosen:
+        row = metrics[name]
+        definition = meanings[row.key]
+        if name in of_case and "/" not in name:
+            definition = f"mean over the labels that are defined; {definition}"
+        columns.append(Column(name, definition, better=ARROWS[row.better]))
     body = [
         [Cell(str(name), str(name)), *(number_cell(float(row[c]), 4) for c in chosen)]
         for name, row in rows.iterrows()
     ]
-    columns = [Column("case")]
-    for name in chosen:
-        metric = name.split("/")[0]
-        definition = meanings.get(name) or meanings.get(metric.split("_")[0], "")
-        if name == "dsc":
-            definition = f"mean over the labels that are defined; {definition}"
-        better = "↑" if metric == "dsc" else "↓"
-        columns.append(Column(name, definition, better=better))
     return Table("cases", "Cases", columns, body, sortable=True)
 
 
@@ -261,13 +289,16 @@ def _meanings(conventions: Mapping[str, str]) -> dict[str, str]:
 
 
 def _method_column(metric: str, meanings: Mapping[str, str]) -> tuple[Column, int]:
-    """Heading of a metric, and digits of its values."""
-    if metric == "dsc":
-        return Column("DSC", meanings["dsc"], better="↑"), 3
-    if metric == "hd95_penalised_mm":
-        return Column("HD95 penalised", meanings[metric], "mm", "↓"), 2
-    key, _, scope = metric.partition("_")
-    return Column(f"{CALIBRATION[key]} {scope}", meanings[key], better="↓"), 4
+    """Heading of a column of the table of cases, and digits of its values.
+
+    Raises:
+        ValueError: a column of no metric.
+    """
+    row = metric_of(metric)
+    if row is None:
+        raise ValueError(f"metric: expected a column of a reported metric, got {metric}")
+    scope = metric.removeprefix(row.key).removeprefix("_")
+    return _column(row, meanings[row.key], f"{row.heading} {scope}".strip()), row.digits
 
 
 def _shared(mean: SharedMean | None, digits: int) -> Cell:

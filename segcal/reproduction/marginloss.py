@@ -9,14 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from segcal.metrics.aece import aece
 from segcal.metrics.brier import soft_brier
-from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
-from segcal.metrics.ece import ece
 from segcal.metrics.hausdorff import hausdorff
 from segcal.metrics.nll import nll
-from segcal.metrics.tace import tace_ref
+from segcal.reproduction import crac
 from segcal.tensors import as_tensor, select_voxels
 
 CONVENTIONS = {
@@ -36,11 +33,11 @@ CONVENTIONS = {
 """What every key means, as :meth:`segcal.evaluation.case.Settings.conventions` says of its own."""
 
 _CALIBRATION: dict[str, Callable[[Any, Any], float]] = {
-    "ece_fg": lambda p, y: ece(p, y, compat="crac"),
-    "cece_fg": lambda p, y: classwise_ece(p, y, compat="crac"),
-    "aece_fg": lambda p, y: aece(p, y, compat="crac"),
+    "ece_fg": crac.ece,
+    "cece_fg": crac.classwise_ece,
+    "aece_fg": crac.aece,
     "nll_fg": lambda p, y: nll(p, y, floor=torch.finfo(p.dtype).tiny),
-    "tace_ref": lambda p, y: tace_ref(p, y, compat="crac"),
+    "tace_ref": crac.tcece,
 }
 
 

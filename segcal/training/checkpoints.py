@@ -39,5 +39,5 @@ def read_checkpoint(path: Path, keys: Collection[str]) -> dict[str, Any]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path}: not a whole checkpoint of segcal ({reason})") from None
     if not isinstance(content, dict) or {"segcal", *keys} - content.keys():
-        raise ValueError(f"{path}: not a checkpoint of this command of segcal")
+        raise ValueError(f"{path}: not a checkpoint of a training of this kind")
     return content

@@ -30,6 +30,7 @@ class CollapseWatch:
         self.patience = patience
         self.background = background
         self.missing = [0] * num_classes
+        self._said: list[int] = []
 
     def update(self, predicted: Sequence[float], labelled: Sequence[float]) -> list[int]:
         """Take in one validation pass.
@@ -49,3 +50,22 @@ class CollapseWatch:
                 self.missing[k] += 1
         watched = range(int(self.background), len(self.missing))
         return [k for k in watched if self.missing[k] >= self.patience]
+
+    def news(self, collapsed: list[int], names: Sequence[str]) -> str:
+        """A sentence on classes that have collapsed, unless the last one was on the same.
+
+        Args:
+            collapsed: of this pass, see :meth:`update`.
+            names: of the classes.
+
+        Returns:
+            the sentence; nothing where there is nothing new.
+        """
+        before, self._said = self._said, collapsed
+        if not collapsed or collapsed == before:
+            return ""
+        missing = ", ".join(names[k] for k in collapsed)
+        return (
+            f"{missing} labelled in validation but not predicted for {self.patience} epochs or "
+            f"more: {REMEDY}"
+        )

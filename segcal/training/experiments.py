@@ -1,32 +1,101 @@
-"""Experiments: settings in place of those of a file, parts that they name, and what differs."""
+"""An experiment: one YAML file that says all about a training, checked before work starts.
+
+What all experiments have in common stands here; what a trainer's own has besides is said by its
+class. Relative paths are relative to the working directory.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from inspect import Parameter, signature
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar
 
-import torch
 import yaml
-from pydantic import BaseModel
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
+from pydantic import BaseModel, Field, field_validator
 
-from segcal.components import Component, build_component, target
+from segcal.components import Component
 from segcal.io.files import write_text
-from segcal.io.yaml import Loader, config_root, read_yaml, validated
-from segcal.training.checkpoints import LAST_NAME
-from segcal.training.epoch_log import EpochLog
+from segcal.io.yaml import Loader, Strict, config_root, read_yaml, validated
+from segcal.recipes import load_objective
+from segcal.training.devices import DEVICES
 
-DEVICES = r"auto|cpu|cuda(:\d+)?"
-"""Names of devices that work is done on."""
 CONFIG_NAME = "config.yaml"
 """Name of the resolved experiment beside its results."""
-Part = TypeVar("Part")
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class TrainingSettings(Strict):
+    """How long a training is and on what.
+
+    Attributes:
+        epochs: passes over what is trained on.
+        batch_size: samples of a step, of all processes together.
+        early_stop: epochs without a better one after which it ends; None never.
+        seed: of weights, order, augmentation, dropout. Every epoch is seeded anew, so a resumed
+            training goes on as if it had not been stopped.
+        device: ``auto`` takes a GPU if there is one.
+    """
+
+    epochs: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    early_stop: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=1, ge=0)
+    device: str = Field(default="auto", pattern=f"^({DEVICES})$")
+
+
+class Experiment(Strict):
+    """All about a training.
+
+    Attributes:
+        summary: for people.
+        data: what is trained on, and what becomes of it.
+        network: a class or function whose network gives logits; what it takes of numbers of
+            classes, channels and the like is filled in.
+        recipe: the loss: name of a recipe, loss or penalty, or a YAML file.
+        terms: arguments of the recipe's terms, by name.
+        optimizer: a class of torch.optim.
+        scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
+            ReduceLROnPlateau is shown the metric that chooses the best epoch.
+        training: see :class:`TrainingSettings`.
+        output: folder of the results; ``{recipe}`` and ``{seed}`` are replaced.
+    """
+
+    must_be_same: ClassVar[Mapping[str, Sequence[str]]] = {
+        "data": (),
+        "network": ("summary", "paper"),
+        "recipe": (),
+        "terms": (),
+        "optimizer": (),
+        "scheduler": (),
+        "training": ("epochs", "early_stop", "device"),
+    }
+    """Parts that a resumed training may not change, but for these of their keys."""
+
+    summary: str = ""
+    data: Strict
+    network: Component
+    recipe: str
+    terms: dict[str, dict[str, Any]] = Field(default={})
+    optimizer: Component = Component(target="torch.optim.Adam", args={"lr": 1e-3})
+    scheduler: Component | None = None
+    training: TrainingSettings
+    output: str
+
+    @field_validator("recipe")
+    @classmethod
+    def _known_recipe(cls, value: str) -> str:
+        cls.check_recipe(value)
+        return value
+
+    @staticmethod
+    def check_recipe(name: str) -> None:
+        """Raise ValueError unless there is a loss of that name."""
+        load_objective(name)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the results."""
+        return filled(self.output, recipe=Path(self.recipe).stem, seed=self.training.seed)
 
 
 def load(config: str | Path, model: type[Model], kind: str, settings: Sequence[str] = ()) -> Model:
@@ -89,7 +158,7 @@ def put(content: dict[str, Any], setting: str) -> None:
     """
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
-        raise ValueError(f"--set {setting}: expected key=value, e.g. training.epochs=3")
+        raise ValueError(f"setting {setting!r}: expected key=value, e.g. training.epochs=3")
     *above, last = key.split(".")
     place = content
     for name in above:
@@ -98,7 +167,7 @@ def put(content: dict[str, Any], setting: str) -> None:
     try:
         place[last] = yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
-        raise ValueError(f"--set {setting}: its value is no YAML ({error})") from None
+        raise ValueError(f"setting {setting!r}: its value is no YAML ({error})") from None
 
 
 def to_yaml(experiment: BaseModel) -> str:
@@ -109,107 +178,6 @@ def to_yaml(experiment: BaseModel) -> str:
 def write_resolved(experiment: BaseModel, folder: Path) -> None:
     """Write the resolved experiment as ``config.yaml``."""
     write_text(folder / CONFIG_NAME, to_yaml(experiment))
-
-
-def build_part(component: Component, kind: type[Part], name: str, **runtime: Any) -> Part:
-    """Build what `component` names, a `kind` or a function that is annotated to return one.
-
-    Args:
-        component: target and arguments.
-        kind: what must come of it.
-        name: what messages call it.
-        runtime: as of :func:`segcal.components.build_component`.
-
-    Raises:
-        ValueError: it is not, or its arguments do not fit.
-    """
-    what = target(component)
-    made = what if isinstance(what, type) else _annotated(what)
-    if not (isinstance(made, type) and issubclass(made, kind)):
-        raise ValueError(
-            f"{name}: {component.target} is not a {kind.__module__}.{kind.__qualname__}"
-        )
-    try:
-        part: Part = build_component(component, **runtime)
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{name}: {error}") from None
-    return part
-
-
-def build_optimizer(
-    optimizer: Component,
-    scheduler: Component | None,
-    network: nn.Module,
-    *,
-    epochs: int,
-    metric: str,
-    higher: bool,
-) -> tuple[Optimizer, LRScheduler | None]:
-    """Build what updates a network, and the schedule of its learning rate, a step an epoch.
-
-    Args:
-        optimizer: a class of torch.optim.
-        scheduler: a class of torch.optim.lr_scheduler, or None.
-        network: whose parameters are updated.
-        epochs: of the training, which the schedule must last.
-        metric: what a ReduceLROnPlateau is shown, for messages.
-        higher: whether more of it is better.
-
-    Raises:
-        ValueError: no such class, arguments that do not fit, an optimiser that computes the loss
-            itself, a plateau of the wrong direction, a schedule that ends before the training.
-    """
-    built = build_part(optimizer, Optimizer, "optimizer", params=list(network.parameters()))
-    if signature(built.step).parameters["closure"].default is Parameter.empty:
-        raise ValueError(
-            f"optimizer: {optimizer.target} computes the loss anew within a step, for which there "
-            "is no way here; take another, e.g. torch.optim.AdamW"
-        )
-    parameter = nn.Parameter(torch.zeros_like(next(network.parameters()).detach().flatten()[:1]))
-    parameter.grad = torch.ones_like(parameter)
-    trial = build_part(optimizer, Optimizer, "optimizer", params=[parameter])
-    try:
-        trial.step()
-    except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
-        raise ValueError(
-            f"optimizer: {optimizer.target} fails ({type(error).__name__}: {error})"
-        ) from None
-    if scheduler is None:
-        return built, None
-    schedule = build_part(scheduler, LRScheduler, "scheduler", optimizer=built)
-    if isinstance(schedule, ReduceLROnPlateau):
-        mode = "max" if higher else "min"
-        if schedule.mode != mode:
-            raise ValueError(
-                f"scheduler: ReduceLROnPlateau is shown the validation {metric}, of which "
-                f"{'more' if higher else 'less'} is better; give it mode: {mode}"
-            )
-        return built, schedule
-    if isinstance(schedule, CosineAnnealingLR) and schedule.T_max < epochs:
-        raise ValueError(
-            f"scheduler: with T_max {schedule.T_max} the learning rate would climb again before "
-            f"the end of {epochs} epochs; give it T_max: {epochs} (a training that was begun with "
-            "another cannot be made longer)"
-        )
-    rehearsal = build_part(scheduler, LRScheduler, "scheduler", optimizer=trial)
-    try:
-        for _ in range(epochs):
-            trial.step()
-            rehearsal.step()
-    except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
-        raise ValueError(
-            f"scheduler: {scheduler.target}, a step an epoch, does not last {epochs} epochs "
-            f"({type(error).__name__}: {error})"
-        ) from None
-    return built, schedule
-
-
-def _annotated(what: Any) -> Any:
-    """What a function says that it returns, before it is called: not every one may be."""
-    try:
-        return get_type_hints(what).get("return")
-    except (TypeError, NameError, AttributeError):
-        return None
 
 
 def differences(before: BaseModel, now: BaseModel, parts: Mapping[str, Sequence[str]]) -> list[str]:
@@ -232,36 +200,24 @@ def differences(before: BaseModel, now: BaseModel, parts: Mapping[str, Sequence[
 
 
 def check_same(
-    before: BaseModel, now: BaseModel, parts: Mapping[str, Sequence[str]], path: Path
+    before: Experiment, now: Experiment, path: Path, only: Collection[str] | None = None
 ) -> None:
     """See to it that a checkpoint is of an experiment.
 
     Args:
         before: the experiment that it holds.
         now: what it should be of.
-        parts: as of :func:`differences`.
         path: of the checkpoint.
+        only: names of the parts that count; None counts all that must be the same.
 
     Raises:
         ValueError: what differs.
     """
+    parts = {k: v for k, v in now.must_be_same.items() if only is None or k in only}
     if found := differences(before, now, parts):
         raise ValueError(
             f"{path}: was trained with {'; '.join(found)}. Give the settings it was trained with "
-            "(config.yaml beside it), or choose another output"
-        )
-
-
-def check_unused(folder: Path) -> None:
-    """See to it that no training is overwritten.
-
-    Raises:
-        ValueError: one is in `folder`.
-    """
-    if (folder / LAST_NAME).exists() or EpochLog(folder).path.exists():
-        raise ValueError(
-            f"{folder}: holds a training; go on with --resume, or choose another output, e.g. with "
-            "--set output=FOLDER"
+            f"({CONFIG_NAME} beside it), or choose another output"
         )
 
 
@@ -270,18 +226,3 @@ def filled(text: str, **values: object) -> Path:
     for key, value in values.items():
         text = text.replace(f"{{{key}}}", str(value))
     return Path(text)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device that a name means: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if not re.fullmatch(DEVICES, name):
-        raise ValueError(f"device: expected auto, cpu, cuda or cuda:0, got {name!r}")
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device: {name} was asked for and torch finds no GPU")
-    return torch.device(name)

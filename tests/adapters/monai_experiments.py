@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import yaml
 
 from segcal.adapters.monai.experiment import load_experiment
-from segcal.adapters.monai.training import TrainingRun, processes
+from segcal.adapters.monai.training import SegmentationRun
+from segcal.training.devices import processes
+from tests.ranks import meet_again
 
 NETWORK = {
     "target": "monai.networks.nets.UNet",
@@ -42,28 +43,22 @@ def run(path: Path, *settings: str, resume: bool = False, advance=lambda state: 
     experiment = load_experiment(path, settings)
     with processes(experiment.training.device) as ranks:
         say = (lambda text: None) if said is None else said.append
-        return TrainingRun(experiment, ranks, resume=resume, say=say).run(advance)
+        return SegmentationRun(experiment, ranks, resume=resume, say=say).run(advance)
 
 
-def rank_main(rank: int, jobs: list[tuple[int, Path, list[str]]]) -> None:
+def rank_main(rank: int, jobs: list[tuple[Path, list[str]]]) -> None:
     """What ``torchrun`` would start: one of two processes that train.
 
     Args:
         rank: its number.
-        jobs: port, config and settings of the trainings, one after the other.
+        jobs: config and settings of the trainings, one after the other.
     """
-    for port, path, settings in jobs:
-        _as_torchrun_would(rank, port)
+    for path, settings in jobs:
         run(path, *settings)
+        meet_again()
 
 
-def apart_main(rank: int, port: int, path: Path, outputs: list[str]) -> None:
+def apart_main(rank: int, path: Path, outputs: list[str]) -> None:
     """One of two processes that go on, each from an output of its own."""
-    _as_torchrun_would(rank, port)
     with pytest.raises(ValueError, match="file system that all machines share"):
         run(path, f"output={outputs[rank]}", resume=True)
-
-
-def _as_torchrun_would(rank: int, port: int) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-    os.environ["MASTER_PORT"] = str(port)

@@ -1,4 +1,4 @@
-"""nnU-Net's folders and its own commands, run in processes of their own."""
+"""nnU-Net's folders and the commands around it, each run in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from tests.forks import PATIENCE, Command, said
 
 BIN = Path(sys.executable).parent
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
@@ -35,41 +38,66 @@ class Workspace:
             "nnUNet_n_proc_DA": "1",
         }
 
-    def run(self, *command, **environment):
+    def run_as_users_do(self, *command, **environment):
+        """Run a command in an interpreter of its own, whose imports take seconds."""
         done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True,
+            list(map(str, command)), capture_output=True, text=True, timeout=PATIENCE,
             env={**self.environment, **environment},
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 
+    def run(self, *command, **environment):
+        """Run a command in a fork; return what it writes to its standard output."""
+        return self._ended(command, environment, 0)[0]
+
     def fail(self, *command, code=2, **environment):
         """Run a command that must end with `code`; return what it says."""
-        done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True,
-            env={**self.environment, **environment},
-        )  # fmt: skip
-        assert done.returncode == code, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        return done.stdout + done.stderr
+        return "".join(self._ended(command, environment, code))
+
+    def _ended(self, command, environment, code):
+        files = [self.root / name for name in ("out.log", "err.log")]
+        ended, texts = said(list(map(str, command)), files, {**self.environment, **environment})
+        assert ended == code, f"{command}\n{texts[0][-3000:]}\n{texts[1][-3000:]}"
+        return texts
 
     def start(self, *command, **environment):
         """Start a command in a process group of its own."""
-        return Started(
-            list(map(str, command)), self.root / "started.log", {**self.environment, **environment}
-        )
+        log = self.root / "started.log"
+        return Started(list(map(str, command)), log, {**self.environment, **environment})
 
     def run_until(self, reached, *command, **environment):
-        """Start a command and SIGKILL it, with all it has started, when `reached()`."""
-        started = self.start(*command, **environment)
+        """Run a command as users do; SIGKILL it, with all it has started, when `reached()`."""
+        log = self.root / "started.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                list(map(str, command)), stdout=out, stderr=out, start_new_session=True,
+                env={**self.environment, **environment, "PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
         try:
-            started.wait_for(reached)
+            assert wait_until(reached, process), log.read_text()[-3000:]
         finally:
-            os.killpg(started.process.pid, signal.SIGKILL)
-            started.process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def records(self, trainer, results="results"):
         path = self.root / results / RUN.format(trainer) / "segcal_log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def wait_until(reached, process, *, every=0.02):
+    """Whether `reached()` while a process runs or when it has ended, `PATIENCE` granted."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        ended = process.poll() is not None
+        if reached():
+            return True
+        if ended:
+            return False
+        time.sleep(every)
+    return False
 
 
 class Started:
@@ -77,11 +105,8 @@ class Started:
 
     def __init__(self, command, log, environment):
         self.log = log
-        with log.open("w") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=out, start_new_session=True,
-                env={**environment, "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
+        log.write_text("")
+        self.process = Command(command, environment, log, log, pools=True)
         self.begun = time.monotonic()
 
     @property
@@ -91,12 +116,14 @@ class Started:
     def said(self, text):
         return text in self.log.read_text(errors="replace")
 
-    def wait_for(self, reached, *, every=0.02):
-        """Wait until `reached()`; an error if the command ends, or takes minutes."""
-        while not reached():
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
-            assert self.seconds < 300, self.log.read_text()[-3000:]
-            time.sleep(every)
+    def runs(self):
+        return self.process.poll() is None
+
+    def wait_for(self, reached):
+        """Wait until `reached()`; an error if it ends before that, or takes minutes."""
+        if not wait_until(reached, self.process):
+            self.process.kill_group()
+            raise AssertionError(self.log.read_text()[-3000:])
 
     def group(self):
         """Processes of its group that run."""

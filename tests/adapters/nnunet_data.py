@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -86,8 +89,6 @@ class Tiny:
         self._write_cases(plans, dataset, labels.get("ignore"), channels)
 
     def _write_cases(self, plans, dataset, ignore, channels):
-        from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
-        from nnunetv2.training.dataloading.nnunet_dataset import nnUNetDatasetBlosc2
         from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
         manager = PlansManager(plans).get_label_manager(dataset)
@@ -96,23 +97,10 @@ class Tiny:
         )
         if ignore is not None:
             wanted.append([-1, *manager.all_labels])
-        folder = self.folder / "nnUNetPlans_3d"
-        folder.mkdir()
-        self.labels = {}
-        for i, case in enumerate(CASES):
-            phantom = make_phantom(np.random.default_rng(i), PhantomSettings(shape=SHAPE))
-            image = (phantom.image - phantom.image.mean()) / phantom.image.std()
-            seg = phantom.labels.astype(np.int16)
-            if ignore is not None:
-                seg[:, 8:14] = ignore
-            self.labels[case] = seg
-            properties = {
-                "class_locations": DefaultPreprocessor._sample_foreground_locations(
-                    seg[None], wanted
-                )
-            }
-            data = np.stack([image] * channels).astype(np.float32)
-            nnUNetDatasetBlosc2.save_case(data, seg[None], properties, str(folder / case))
+        locations = tuple(tuple(w) if isinstance(w, (list, tuple)) else w for w in wanted)
+        written, labels = _cases(locations, ignore, channels)
+        shutil.copytree(written.name, self.folder / "nnUNetPlans_3d")
+        self.labels = {case: seg.copy() for case, seg in labels.items()}
 
     def set_plans(self, name, base, **entries):
         path = self.folder / "nnUNetPlans.json"
@@ -132,6 +120,30 @@ class Tiny:
             nnUNetDatasetBlosc2.save_seg(previous, str(folder / case))
 
 
+@functools.cache
+def _cases(locations, ignore, channels):
+    """A folder of cases, for copying, and their labels by name."""
+    from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
+    from nnunetv2.training.dataloading.nnunet_dataset import nnUNetDatasetBlosc2
+
+    folder = tempfile.TemporaryDirectory()
+    wanted = [list(w) if isinstance(w, tuple) else w for w in locations]
+    labels = {}
+    for i, case in enumerate(CASES):
+        phantom = make_phantom(np.random.default_rng(i), PhantomSettings(shape=SHAPE))
+        image = (phantom.image - phantom.image.mean()) / phantom.image.std()
+        seg = phantom.labels.astype(np.int16)
+        if ignore is not None:
+            seg[:, 8:14] = ignore
+        labels[case] = seg
+        properties = {
+            "class_locations": DefaultPreprocessor._sample_foreground_locations(seg[None], wanted)
+        }
+        data = np.stack([image] * channels).astype(np.float32)
+        nnUNetDatasetBlosc2.save_case(data, seg[None], properties, str(Path(folder.name) / case))
+    return folder, labels
+
+
 def set_environment(monkeypatch, root):
     """Point nnU-Net to `root`; one process, no figure of its own."""
     for name in ("raw", "preprocessed", "results"):
@@ -148,7 +160,7 @@ def trainer(name, configuration, fold=0, *, epochs=2, resume=False):
     """Return nnU-Net's trainer of that name, its epochs short."""
     from nnunetv2.run.run_training import get_trainer_from_args
 
-    from segcal.adapters.nnunet.discovery import register
+    from segcal.adapters.nnunet.registration import register
     from segcal.adapters.nnunet.running import Budget, seed_everything
 
     register()

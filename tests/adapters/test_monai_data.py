@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from segcal.adapters.monai.data import (
+    Crops,
     EpochBatches,
     Preprocess,
     Resample,
-    Samples,
     Unit,
     ValidationBatches,
-    crops,
+    crop_transforms,
     resample,
     units,
 )
 from segcal.adapters.monai.dataset import PADDING, CaseFiles
-from segcal.adapters.monai.experiment import Data
+from segcal.adapters.monai.experiment import VolumeData
 from segcal.io.volumes import Geometry, write_nifti
 
 FLIPS = tuple(
@@ -35,7 +35,7 @@ def grid(shape, spacing=(1.0, 1.0, 1.0)):
 
 
 def data(**parts):
-    return Data.model_validate({"root": "x", "size": (4, 6), **parts})
+    return VolumeData.model_validate({"root": "x", "size": (4, 6), **parts})
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_slices_follow_the_axis(volume, axis, count, shape):
     settings = data(axis=axis, size=shape)
     listed = units([grid((5, 7, 9))], settings)
     assert listed == [Unit(0, place) for place in range(count)]
-    samples = Samples([volume], listed, settings, crops(settings, 3, PADDING))
+    samples = Crops([volume], listed, settings, crop_transforms(settings, 3, PADDING))
     images = [samples[place, 0]["image"][0] for place in range(count)]
     whole = volume["image"][0].numpy()
     expected = np.moveaxis(whole, "zyx".index(axis), 0)
@@ -60,7 +60,7 @@ def test_slices_follow_the_axis(volume, axis, count, shape):
 
 def test_the_middle_is_cut_and_padding_has_no_label(volume):
     settings = data(size=(3, 13))  # of slices (7, 9)
-    samples = Samples([volume], [Unit(0, 1)], settings, crops(settings, 3, PADDING))
+    samples = Crops([volume], [Unit(0, 1)], settings, crop_transforms(settings, 3, PADDING))
     item = samples[0, 0]
     np.testing.assert_array_equal(item["image"][0, :, 2:-2], volume["image"][0, 1, 2:5])
     np.testing.assert_array_equal(item["label"][0, :, 2:-2], volume["label"][0, 1, 2:5])
@@ -76,7 +76,7 @@ def test_the_middle_is_cut_and_padding_has_no_label(volume):
 def test_random_crops_depend_on_their_seed_alone(volume, kind):
     size = (4, 6) if kind == "slices" else (3, 4, 6)
     settings = data(units=kind, size=size, crop="random", augment=FLIPS)
-    samples = Samples([volume], [Unit(0, 2)], settings, crops(settings, 3, PADDING))
+    samples = Crops([volume], [Unit(0, 2)], settings, crop_transforms(settings, 3, PADDING))
     items = [samples[0, seed] for seed in range(40)]
     for seed in (3, 0, 7):
         again = samples[0, seed]
@@ -101,7 +101,7 @@ def test_augmentation_leaves_the_cache_alone(volume):
     settings = augmented(
         "RandCoarseDropoutd", keys=["image"], holes=1, spatial_size=[3, 3], fill_value=-9
     )
-    samples = Samples([volume], [Unit(0, 1)], settings, crops(settings, 3, PADDING))
+    samples = Crops([volume], [Unit(0, 1)], settings, crop_transforms(settings, 3, PADDING))
     assert (samples[0, 0]["image"] == -9).sum() == 9
     assert torch.equal(volume["image"], before)
 
@@ -109,7 +109,7 @@ def test_augmentation_leaves_the_cache_alone(volume):
 def test_labels_are_not_mixed(volume):
     for mode, whole in ((["bilinear", "nearest"], True), (["bilinear", "bilinear"], False)):
         settings = augmented("RandRotated", keys=["image", "label"], range_x=0.5, mode=mode)
-        samples = Samples([volume], [Unit(0, 1)], settings, crops(settings, 3, PADDING))
+        samples = Crops([volume], [Unit(0, 1)], settings, crop_transforms(settings, 3, PADDING))
         if whole:
             assert set(samples[0, 0]["label"].unique().tolist()) == {0, 1, 2}
         else:
@@ -124,8 +124,11 @@ def test_foreground_crops_hold_foreground():
     label[0, 0, 5:9] = PADDING  # neither class nor foreground
     for share, least, most in ((1.0, 200, 200), (0.5, 80, 125)):
         settings = data(size=(8, 8), crop="random", foreground=share)
-        samples = Samples(
-            [{"image": image, "label": label}], [Unit(0, 0)], settings, crops(settings, 2, PADDING)
+        samples = Crops(
+            [{"image": image, "label": label}],
+            [Unit(0, 0)],
+            settings,
+            crop_transforms(settings, 2, PADDING),
         )
         hits = sum(bool((samples[0, seed]["label"] == 1).any()) for seed in range(200))
         assert least <= hits <= most

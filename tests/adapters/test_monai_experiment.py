@@ -10,10 +10,10 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from segcal.adapters.monai.building import build_network, check_network
 from segcal.adapters.monai.dataset import find_cases, split_names
-from segcal.adapters.monai.experiment import KIND, Split, load_experiment
+from segcal.adapters.monai.experiment import KIND, CaseSplit, load_experiment
 from segcal.adapters.monai.inference import Predictor, predict_cases
-from segcal.adapters.monai.training import build_network, check_network
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.io.label_sets import read_label_set
@@ -97,7 +97,7 @@ def test_settings_on_the_command_line(tmp_path):
         (["data.split.folds=1"], r"data\.split\.folds: unknown; there are file, fold"),
         (["nonsense=1"], r"nonsense: unknown; there are summary, data, network, recipe"),
         (["training.epochs=many"], r"training\.epochs: .*valid integer"),
-        (["training.epochs"], r"--set training\.epochs: expected key=value"),
+        (["training.epochs"], r"setting 'training\.epochs': expected key=value"),
         (["training.epochs=["], r"its value is no YAML"),
         (["recipe=crak"], r"recipe: no recipe, penalty or loss is called 'crak'"),
         (["network.target=os.system"], r"network\.target: only targets below segcal\."),
@@ -219,29 +219,31 @@ def test_splits_by_fold(tmp_path):
     names = ["a", "b", "c"]
     file = tmp_path / "splits_final.json"
     file.write_text(json.dumps([{"train": ["a", "c"], "val": ["b"]}]))
-    assert split_names(names, Split(fold=0), tmp_path) == (["a", "c"], ["b"])
-    assert split_names(names, Split(file=file, fold=0), None) == (["a", "c"], ["b"])
+    assert split_names(names, CaseSplit(fold=0), tmp_path) == (["a", "c"], ["b"])
+    assert split_names(names, CaseSplit(file=file, fold=0), None) == (["a", "c"], ["b"])
     with pytest.raises(ValueError, match=r"has no fold 1, there are 1"):
-        split_names(names, Split(fold=1), tmp_path)
+        split_names(names, CaseSplit(fold=1), tmp_path)
     with pytest.raises(ValueError, match=r"no files for c of fold 0"):
-        split_names(["a", "b"], Split(fold=0), tmp_path)
+        split_names(["a", "b"], CaseSplit(fold=0), tmp_path)
     file.write_text(json.dumps([{"train": ["a", "b"], "val": ["b"]}]))
     with pytest.raises(ValueError, match=r"b both train and validate"):
-        split_names(names, Split(fold=0), tmp_path)
+        split_names(names, CaseSplit(fold=0), tmp_path)
 
 
 def test_splits_by_share_keep_patients_together():
     names = [f"patient{p:03d}_frame{f:02d}" for p in range(20) for f in (1, 9)]
-    split = Split(validation=0.2, seed=3, patient=r"patient\d+")
+    split = CaseSplit(validation=0.2, seed=3, patient=r"patient\d+")
     train, val = split_names(names, split, None)
     assert sorted(train + val) == names
     assert len(val) == 8
     patients = [{name.split("_")[0] for name in side} for side in (train, val)]
     assert not patients[0] & patients[1]
     assert split_names(names[::-1], split, None)[1] == val[::-1]
-    assert split_names(names, Split(validation=0.2, seed=4, patient=r"patient\d+"), None)[1] != val
+    assert (
+        split_names(names, CaseSplit(validation=0.2, seed=4, patient=r"patient\d+"), None)[1] != val
+    )
     with pytest.raises(ValueError, match=r"'case' does not match 'patient000_frame01'"):
-        split_names(names, Split(patient="case"), None)
+        split_names(names, CaseSplit(patient="case"), None)
 
 
 def test_channels_and_ignore_label(phantom, tmp_path):
@@ -285,4 +287,4 @@ def test_the_command_says_what_is_wrong(tmp_path, phantom):
     path.write_text(yaml.safe_dump(content))
     result = CliRunner().invoke(app, ["train", str(path)])
     assert result.exit_code == 2
-    assert "none: no such folder; give yours with --set data.root=FOLDER" in result.output
+    assert "none: no such folder; set data.root to yours" in result.output

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
-import socket
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from monai.data import MetaTensor, list_data_collate
 from monai.engines import SupervisedEvaluator, SupervisedTrainer
 from monai.handlers import CheckpointLoader, CheckpointSaver, ValidationHandler
@@ -22,6 +20,7 @@ from segcal.adapters.monai.handlers import DualStepHandler, MetricHandler
 from segcal.adapters.monai.losses import SegcalLoss
 from segcal.adapters.monai.metrics import DSCMetric, HausdorffMetric
 from tests.conftest import close
+from tests.ranks import in_two_processes
 
 K = 3
 CPU = torch.device("cpu")
@@ -261,9 +260,8 @@ def test_deep_supervision(one_thread):
     assert setting.handler.steps["crac"].step == 2
 
 
-def rank_main(rank, port, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def rank_main(rank, folder):
+    dist.init_process_group("gloo")
     try:
         setting = Setting()
         evaluator = setting.evaluator()
@@ -278,10 +276,7 @@ def rank_main(rank, port, folder):
 
 def test_two_ranks_are_one_process(tmp_path, one_thread):
     """One batch of two samples on rank 0, one of two and one of one on rank 1."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(rank_main, (port, str(tmp_path)), nprocs=2)
+    in_two_processes(rank_main, str(tmp_path))
     setting = Setting()
     evaluator = setting.evaluator()
     for epoch in (1, 2):

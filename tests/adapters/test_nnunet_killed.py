@@ -16,7 +16,7 @@ import torch
 
 from segcal.adapters.nnunet.checkpoints import read_checkpoint
 from segcal.io.files import TEMPORARY
-from tests.adapters.nnunet_commands import BUDGET, RUN, TRAIN
+from tests.adapters.nnunet_commands import BUDGET, RUN, TRAIN, wait_until
 from tests.adapters.nnunet_data import Tiny
 
 pytestmark = pytest.mark.slow
@@ -25,6 +25,8 @@ TRAINER = "nnUNetTrainerCRaC"
 CHECKPOINTS = {"checkpoint_best.pth", "checkpoint_best_ece.pth", "checkpoint_final.pth"}
 """What a finished training leaves."""
 LATEST = "checkpoint_latest.pth"
+ENDLESS = [*BUDGET, "--epochs", "1000"]
+"""For a training that is looked at while it runs, however long its processes have to wait."""
 
 
 def content(path):
@@ -84,7 +86,7 @@ def test_killed_before_each_of_its_writes(tmp_path):
     (tmp_path / "results").mkdir()
     folders = {f"nnUNet_{n}": str(tmp_path / n) for n in ("raw", "preprocessed", "results")}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.adapters.nnunet_deaths", str(tmp_path), "often", "3"],
+        [sys.executable, "-m", "tests.adapters.nnunet_deaths", str(tmp_path), "often", "2"],
         env={**os.environ, **folders, "nnUNet_n_proc_DA": "0", "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2], capture_output=True, text=True,
     )  # fmt: skip
@@ -93,7 +95,7 @@ def test_killed_before_each_of_its_writes(tmp_path):
     moments = json.loads((tmp_path / "moments.json").read_text())
     for name in CHECKPOINTS | {LATEST, "segcal_progress.png"}:
         assert f"put {name} in its place" in moments
-    assert moments.count("append to segcal_log.jsonl") == 3
+    assert moments.count("append to segcal_log.jsonl") == 2
     assert moments[-1] == f"remove {LATEST}"
     whole = tmp_path / "whole"
     rho = content(whole / "checkpoint_final.pth")["init_args"]["state"]["terms.crac.rho"]
@@ -111,7 +113,11 @@ def seconds_of_an_epoch(whole):
 
 
 def test_killed_at_random_moments(workspace):
-    """The command itself, killed seven times in one training, from its start to its validation."""
+    """The command, killed seven times in one training, from its start to its validation.
+
+    On a busy machine a kill may come after the end of the command: then that moment is missed, and
+    what follows must hold all the same.
+    """
     results = workspace.root / "killed"
     fold, whole = results / RUN.format(TRAINER), workspace.root / "results" / RUN.format(TRAINER)
     command = (*TRAIN, "-tr", TRAINER, "--seed", 1, *BUDGET)
@@ -134,26 +140,28 @@ def test_killed_at_random_moments(workspace):
         ("end of the training", lambda: training.said("Training done."), 1),
         ("validation", lambda: training.said(": predicting"), 6),
     ]
-    log, resume, any_before = [], (), False
+    log, resume, any_before, hit = [], (), False, 0
     for what, reached, most in moments:
         before = set(fold.glob(f"{TEMPORARY}*.pth"))
         training = workspace.start(*command, *resume, nnUNet_results=str(results))
-        training.wait_for(reached, every=0.001 if reached is writes else 0.02)
+        wait_until(reached, training.process, every=0.001 if reached is writes else 0.02)
         time.sleep(chance.uniform(0, most))
-        alive, seconds = training.process.poll() is None, training.seconds
+        alive, seconds = training.runs(), training.seconds
         assert not training.kill(), "a process has outlived its training"
+        assert alive or training.process.poll() == 0, training.log.read_text()[-3000:]
+        hit += alive
         found = checkpoints(fold)
         log.append(
             f"killed after {seconds:5.1f} s, {what}{'' if alive else ', which had ended'}: "
             f"{len(workspace.records(TRAINER, 'killed'))} epochs logged, whole checkpoints "
             f"{found or 'none'}, leftovers {leftovers(fold) or 'none'}"
         )
-        assert alive
         anew = training.said("no checkpoint available to continue from. Starting a new training")
         assert anew == (resume == ("--c",) and not any_before)
         any_before = bool(found)
         resume = ("--c",)
     assert "checkpoint_final.pth" in found
+    assert hit >= 4, log
     out = workspace.run(*command, "--c", nnUNet_results=str(results))
     assert "Validation complete" in out
     log.append(f"went on to its end: {len(workspace.records(TRAINER, 'killed'))} epochs logged")
@@ -169,7 +177,7 @@ def test_killed_at_random_moments(workspace):
 RESUME = """
 import json
 import torch
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 register()
 from nnunetv2.run.run_training import get_trainer_from_args, maybe_load_checkpoint
 cpu = torch.device("cpu")
@@ -186,7 +194,7 @@ print("\\n" + json.dumps({"epoch": trainer.current_epoch, **kept}))
 def test_killed_with_workers(workspace):
     """Workers draw other batches after a resume; the state is exact, and none outlives its own."""
     environment = {"nnUNet_results": str(workspace.root / "workers"), "nnUNet_n_proc_DA": "2"}
-    training = workspace.start(*TRAIN, "-tr", TRAINER, *BUDGET, **environment)
+    training = workspace.start(*TRAIN, "-tr", TRAINER, *ENDLESS, **environment)
     training.wait_for(lambda: len(workspace.records(TRAINER, "workers")) >= 2)
     assert len(training.group()) == 1 + 2 + 1  # itself, its workers and that of the validation
     assert not training.kill(), "a process has outlived its training"
@@ -199,15 +207,16 @@ def test_killed_with_workers(workspace):
     for key in ("lam", "rho", "step"):
         assert loaded[key] == last["crac"][key], key
     assert loaded["previous"] == last["crac"]["constraint"]
-    workspace.run(*TRAIN, "-tr", TRAINER, *BUDGET, "--c", **environment)
+    more = loaded["epoch"] + 2
+    workspace.run(*TRAIN, "-tr", TRAINER, *BUDGET, "--epochs", more, "--c", **environment)
     again = workspace.records(TRAINER, "workers")
     assert again[: loaded["epoch"]] == records[: loaded["epoch"]]
-    assert [r["epoch"] for r in again] == [0, 1, 2, 3]
+    assert [r["epoch"] for r in again] == list(range(more))
 
 
 def test_stock_trainers_too_have_workers_that_end(workspace):
     environment = {"nnUNet_results": str(workspace.root / "stock_workers"), "nnUNet_n_proc_DA": "2"}
-    training = workspace.start(*TRAIN, "-tr", "nnUNetTrainer", *BUDGET, **environment)
+    training = workspace.start(*TRAIN, "-tr", "nnUNetTrainer", *ENDLESS, **environment)
     training.wait_for(lambda: training.said("Epoch 0"))
     assert len(training.group()) == 1 + 2 + 1
     assert not training.kill(), "a process has outlived its training"

@@ -18,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from segcal.adapters.nnunet import host_loss, settings
 from segcal.adapters.nnunet import loss as nnunet_loss
-from segcal.adapters.nnunet import settings
 from segcal.adapters.nnunet.best import BestCalibrated
 from segcal.adapters.nnunet.discovery import ensure_env, ext_path, require_paths
+from segcal.adapters.nnunet.labels import Labels
 from segcal.adapters.nnunet.running import Budget
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.focal import Focal, focal
@@ -43,9 +44,7 @@ class HostLoss(nn.Module):
 
 
 def labels_of(k, *, per_channel=False, ignore_index=None, channels=1):
-    return nnunet_loss.Labels(
-        k, per_channel=per_channel, ignore_index=ignore_index, channels=channels
-    )
+    return Labels(k, per_channel=per_channel, ignore_index=ignore_index, channels=channels)
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +154,12 @@ def test_focal_takes_the_place_of_cross_entropy():
     instead = Objective({"focal": Focal(3, gamma=2.0, ignore_index=3)})
     host = dice_and_ce(ignore_label=3)
     base = host(x, target) - F.cross_entropy(x, y, ignore_index=3)  # Dice alone
-    loss = nnunet_loss.HeadLoss(host, instead, labels_of(3, ignore_index=3))
+    loss = host_loss.HeadLoss(host, instead, labels_of(3, ignore_index=3))
     close(loss(x, target), base + focal(x, y, gamma=2.0, ignore_index=3), rtol=1e-5)
-    nnunet_loss.without(host, "weight_dice")
+    host_loss.without(host, "weight_dice")
     close(loss(x, target), focal(x, y, gamma=2.0, ignore_index=3), rtol=1e-6)
     with pytest.raises(AttributeError, match="DC_and_CE_loss has no weight_x any more"):
-        nnunet_loss.without(host, "weight_x")
+        host_loss.without(host, "weight_x")
 
 
 class CrossEntropyHost(nn.Module):
@@ -370,7 +369,8 @@ FIND = """
 import multiprocessing, pickle, sys
 from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name as find
 if sys.argv[1] == "register":
-    from segcal.adapters.nnunet.discovery import ensure_env, register
+    from segcal.adapters.nnunet.discovery import ensure_env
+    from segcal.adapters.nnunet.registration import register
     register()
     ensure_env()
 for short in sys.argv[2].split(","):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import pickle
-import socket
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from segcal.adapters.nnunet import running
 from segcal.adapters.nnunet.running import Budget
@@ -29,6 +28,8 @@ from tests.adapters.nnunet_data import (
     set_environment,
     trainer,
 )
+from tests.conftest import close
+from tests.ranks import in_two_processes
 
 TRAINERS = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
 LEARNED = {"CRaC": 2, "CALS": 1, "CALSHR": 1}
@@ -36,12 +37,18 @@ LEARNED = {"CRaC": 2, "CALS": 1, "CALSHR": 1}
 IN_PLACE = {"FL", "FLSD", "LS", "SVLS"}
 PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "Baseline"}
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "plain_progress"),
     pytest.mark.filterwarnings("ignore:.*Received empty chunks:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*multiprocessing.pool.*:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:Mean of empty slice:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trainers():
+    """Their module, imported before fixtures look for what it draws with."""
+    return importlib.import_module("segcal.adapters.nnunet.trainers")
 
 
 @pytest.fixture
@@ -123,6 +130,20 @@ def test_regions_are_refused_before_training(tiny, short):
         trainer(f"nnUNetTrainer{short}", "2d").initialize()
 
 
+@pytest.mark.parametrize("labels", [CLASSES, {**CLASSES, "ignore": 4}])
+def test_a_penalty_of_weight_0_leaves_the_stock_loss(tiny, labels):
+    """Cross-entropy is computed in a sweep with the penalty there, and has to be nnU-Net's."""
+    tiny(labels=labels).set_plans("zero", "3d", segcal={"crac": {"weight": 0}})
+    stock, ours = (trainer(f"nnUNetTrainer{name}", "zero") for name in ("", "CRaC"))
+    for found in (stock, ours):
+        found.initialize()
+    batch = next(stock.get_dataloaders()[0])
+    with torch.no_grad():
+        heads = stock.network(batch["data"])
+        assert ours.loss.joined.shares_sweep(heads[0])
+        close(ours.loss(heads, batch["target"]), stock.loss(heads, batch["target"]), rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("short", TRAINERS)
 def test_cascade(tiny, short):
@@ -154,7 +175,7 @@ def test_image_kernel_of_several_channels(tiny, configuration):
 
 
 @pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE"])
-def test_a_training_of_each_kind(tiny, short):
+def test_a_training_of_each_kind(tiny, short, pictures):
     tiny()
     check(run(short, "2d", epochs=1), short, epochs=1)
 
@@ -233,7 +254,7 @@ def seen_by(monkeypatch, found):
 
 
 @pytest.mark.parametrize("configuration", ["2d", "3d"])
-def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration):
+def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration, pictures):
     data = tiny()
     data.set_plans(
         "whole", configuration, segcal={"multiplier_source": "volumes", "volumes_every": 2}
@@ -401,7 +422,7 @@ def test_best_calibrated_checkpoint_is_that_epochs(tiny):
     assert best["ece"] == found.best_calibrated.ece
 
 
-def test_log_of_a_diverged_training_is_json(tiny):
+def test_log_of_a_diverged_training_is_json(tiny, pictures):
     tiny()
     found = trainer("nnUNetTrainerNACL", "2d", epochs=1)
     found.initialize()
@@ -427,15 +448,14 @@ def test_a_network_of_two_stages_is_refused(tiny):
         trainer("nnUNetTrainerCRaC", "two").initialize()
 
 
-def rank_main(rank, port, root, name, configuration):
+def rank_main(rank, root, name, configuration):
     """nnU-Net's training on several GPUs, on the CPU: only its device is another."""
-    torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
     set_environment(patch, Path(root))
     from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as host  # noqa: N813
 
     found = trainer(name, configuration)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
     try:
         patch.setattr(host, "DDP", lambda network, device_ids: ddp(network))
         ddp = torch.nn.parallel.DistributedDataParallel
@@ -506,11 +526,8 @@ def test_two_processes_learn_the_same_multipliers(tiny, short, source):
     settings = {"multiplier_source": source, "volumes_every": 1}
     # nnU-Net's own batch Dice cannot gather from batches of different sizes
     data.set_plans("two", "2d", batch_dice=False, segcal=settings)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     name = f"nnUNetTrainer{short}"
-    mp.spawn(rank_main, (port, str(data.root), name, "two"), nprocs=2)
+    in_two_processes(rank_main, str(data.root), name, "two")
     first, second = (torch.load(data.root / f"{r}.pt", weights_only=False) for r in (0, 1))
     assert (first["batch"], second["batch"]) == (2, 1)  # of a batch of three
     assert first["state"].keys() == second["state"].keys()

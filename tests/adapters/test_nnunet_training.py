@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 import numpy as np
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 TRAINER = """
 import sys
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 register()
 from nnunetv2.run.run_training import get_trainer_from_args
 import torch
@@ -24,6 +25,21 @@ cpu = torch.device("cpu")
 trainer = get_trainer_from_args("901", "2d_small", 0, "nnUNetTrainerCRaC", device=cpu)
 trainer.initialize()
 """
+DIES = """
+import os, signal, sys
+from segcal.commands.main import app
+
+epochs = []
+def dies(event, arguments):
+    if event == "open" and arguments[1] == "a" and str(arguments[0]).endswith("segcal_log.jsonl"):
+        if len(epochs) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        epochs.append(arguments[0])
+
+sys.addaudithook(dies)
+app()
+"""
+"""The command, killed when it is about to log its third epoch."""
 
 
 def test_training_learns_multipliers(workspace):
@@ -50,9 +66,9 @@ def test_killed_and_resumed_equals_uninterrupted(workspace):
     results = workspace.root / "resumed"
     environment = {"nnUNet_results": str(results)}
     command = (*TRAIN, "-tr", trainer, "--seed", 1, *BUDGET)
-    workspace.run_until(
-        lambda: len(workspace.records(trainer, "resumed")) >= 2, *command, **environment
-    )
+    killed = (sys.executable, "-c", DIES, *command[1:])
+    workspace.fail(*killed, code=-signal.SIGKILL, **environment)
+    assert len(workspace.records(trainer, "resumed")) == 2
     assert not (results / RUN.format(trainer) / "checkpoint_final.pth").exists()
     workspace.run(*command, "--c", **environment)
     assert workspace.records(trainer, "resumed") == workspace.records(trainer)
@@ -134,7 +150,7 @@ for size in (0, 1000, len(before) // 2):
 def test_validation_again_and_warm_start(workspace):
     """--val --npz of a finished training; another trainer starts from its weights."""
     folder = workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")
-    workspace.run(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--val", "--npz")
+    workspace.run_as_users_do(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--val", "--npz")
     for name in sorted(p.stem for p in (folder / "validation").glob("*.npz")):
         with np.load(folder / "validation" / f"{name}.npz") as file:
             probabilities = file["probabilities"]
@@ -187,7 +203,7 @@ def test_settings_from_the_plans(workspace):
     path.write_text(json.dumps(plans))
     script = """
 import torch
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 register()
 from nnunetv2.run.run_training import get_trainer_from_args
 def initialised(name):
@@ -216,8 +232,9 @@ def stock(workspace):
     """What nnUNetv2_predict makes of the training."""
     folder = workspace.root / "stock"
     workspace.run(
-        BIN / "nnUNetv2_predict", "-o", folder, *prediction_arguments(workspace),
-        "-tr", "nnUNetTrainerCRaC", "--save_probabilities", nnUNet_extTrainer=str(ext_path()),
+        BIN / "nnUNetv2_predict", "-o", folder, *prediction_arguments(workspace), "-npp", 0,
+        "-nps", 0, "-tr", "nnUNetTrainerCRaC", "--save_probabilities",
+        nnUNet_extTrainer=str(ext_path()),
     )  # fmt: skip
     return folder
 
@@ -225,7 +242,7 @@ def stock(workspace):
 def test_predictions_are_nnunets_and_can_be_evaluated(workspace, stock):
     arguments = [*prediction_arguments(workspace), "-tr", "nnUNetTrainerCRaC"]
     ours, extras = workspace.root / "ours", ["--save-logits", "--per-fold"]
-    workspace.run(BIN / "segcal", "nnunet", "predict", "-o", ours, *extras, *arguments)
+    workspace.run_as_users_do(BIN / "segcal", "nnunet", "predict", "-o", ours, *extras, *arguments)
     names = sorted(p.name for p in ours.glob("*.npz"))
     assert names == ["phantom_007.npz", "phantom_008.npz"]
     for name in names:
@@ -274,7 +291,7 @@ from nnunetv2.inference.predict_from_raw_data import predict_entry_point
 predict_entry_point()
 assert not any(name.partition(".")[0] == "segcal" for name in sys.modules)
 """
-    workspace.run(
+    workspace.run_as_users_do(
         sys.executable, "-c", script, "-o", predicted, *prediction_arguments(workspace)[:-4],
         "-npp", 0, "-nps", 0, "--save_probabilities", nnUNet_results=str(shared),
     )  # fmt: skip
@@ -307,7 +324,7 @@ def test_warm_start_goes_on_from_the_end(workspace):
     assert "full learning rate" not in out
     script = """
 import sys
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 register()
 from nnunetv2.run.run_training import get_trainer_from_args, maybe_load_checkpoint
 import torch

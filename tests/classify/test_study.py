@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -12,11 +13,12 @@ import pytest
 import torch
 import yaml
 
-from segcal.classify.study import cells, check, load_study, run_cells, run_of
+from segcal.classify.study import check, load_study, result_of, run_trials, trials
 from segcal.classify.study_report import write_study
 from segcal.training.experiments import shipped
 from tests.classify.classifiers import write_classes, write_config, write_labels
 from tests.conftest import close
+from tests.forks import forked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,13 +50,13 @@ def study(tmp_path):
 
 
 def report(found, folder, **kwargs):
-    runs = [run for run in map(run_of, found) if run is not None]
+    runs = [run for run in map(result_of, found) if run is not None]
     given = {"header": {"name": "s", "predictions": "p", "references": "r"}, "failed": {}, **kwargs}
     return write_study(folder, runs, **given)
 
 
-def test_cells(study):
-    found = cells(load_study(study))
+def test_trials(study):
+    found = trials(load_study(study))
     assert [c.name for c in found[:3]] == [
         "clouds, ce, seed 1", "clouds, ce, seed 2", "clouds, cals, seed 1"]  # fmt: skip
     assert len(found) == 2 * 2 + 3 * 2
@@ -65,14 +67,14 @@ def test_cells(study):
     assert (halves.training.batch_size, halves.training.epochs) == (16, 2)
     assert (cals.training.batch_size, cals.training.seed) == (32, 1)
     assert {c.experiment.data.split.seed for c in found} == {0}
-    drawn = cells(load_study(study, ["splits=seed"]))
+    drawn = trials(load_study(study, ["splits=seed"]))
     assert all(c.experiment.data.split.seed == c.seed for c in drawn)
 
 
 def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
-    found = cells(load_study(study))
+    found = trials(load_study(study))
     check(found)
-    assert [why for _, why in run_cells(found, 1)] == [""] * 10
+    assert [why for _, why in run_trials(found, 1)] == [""] * 10
     assert all(c.result() is not None for c in found)
     files = report(found, tmp_path / "report", forms=["markdown", "latex"])
     assert {"index.html", "runs.csv", "means.csv", "tables.md", "tables.tex"} <= set(files)
@@ -87,10 +89,10 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
         .set_index(["set", "method", "seed"])
         .sort_index()
     )
-    for cell in found:
-        for kind, outcome in cell.result()["outcomes"].items():
-            method = cell.recipe if kind in ("softmax", "sigmoid") else f"{cell.recipe} + {kind}"
-            row = runs.loc[(cell.set, method, cell.seed)]
+    for trial in found:
+        for kind, outcome in trial.result()["outcomes"].items():
+            method = trial.recipe if kind in ("softmax", "sigmoid") else f"{trial.recipe} + {kind}"
+            row = runs.loc[(trial.set, method, trial.seed)]
             for metric, value in outcome["metrics"].items():
                 close(row[metric], value, rtol=1e-9)
             for conditions, value in outcome["retrieval"].items():
@@ -115,18 +117,18 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
 
 
 def test_more_epochs_go_on_and_fewer_are_refused(study):
-    found = cells(load_study(study))[:1]
-    assert [why for _, why in run_cells(found, 1)] == [""]
-    longer = cells(load_study(study, ["changes.training.epochs=3"]))
+    found = trials(load_study(study))[:1]
+    assert [why for _, why in run_trials(found, 1)] == [""]
+    longer = trials(load_study(study, ["changes.training.epochs=3"]))
     assert all(c.result() is None for c in longer)  # not what was asked for: it goes on
-    assert [why for _, why in run_cells(longer[:1], 1)] == [""]
+    assert [why for _, why in run_trials(longer[:1], 1)] == [""]
     assert longer[0].result()["epochs"] == 3
-    assert "more than training.epochs 2" in next(run_cells(found[:1], 1))[1]
+    assert "more than training.epochs 2" in next(run_trials(found[:1], 1))[1]
 
 
 def test_an_unfinished_study_says_what_is_missing(study, tmp_path):
-    found = cells(load_study(study))
-    assert [why for _, why in run_cells(found[:3], 1)] == [""] * 3
+    found = trials(load_study(study))
+    assert [why for _, why in run_trials(found[:3], 1)] == [""] * 3
     report(found, tmp_path / "report", failed={"a": "why"}, missing=[c.name for c in found[3:]])
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
     assert summary["cases"]["evaluated"] == 3
@@ -139,31 +141,31 @@ def test_an_unfinished_study_says_what_is_missing(study, tmp_path):
 
 def test_a_training_that_fails_does_not_stop_the_others(study):
     sgd = {"target": "torch.optim.SGD", "args": {"lr": 1e30}}
-    found = cells(load_study(study, ["recipes=[ce, ls]"]))
+    found = trials(load_study(study, ["recipes=[ce, ls]"]))
     broken = found[0].experiment.model_copy(
         update={"optimizer": type(found[0].experiment.optimizer)(**sgd)}
     )
     first = type(found[0])(found[0].set, found[0].recipe, found[0].seed, broken)
-    reasons = [why for _, why in run_cells([first, found[1]], 1)]
+    reasons = [why for _, why in run_trials([first, found[1]], 1)]
     assert reasons[0].startswith("the loss is nan in epoch 0")
     assert reasons[1] == ""
 
 
 def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
-    found = cells(load_study(study))[:2]
+    found = trials(load_study(study))[:2]
 
-    def full(cell):
-        if cell == found[0]:
+    def full(trial):
+        if trial == found[0]:
             raise torch.OutOfMemoryError("2 GiB more")
 
-    monkeypatch.setattr("segcal.classify.study.run_cell", full)
-    whys = [why for _, why in run_cells(found, 1)]
+    monkeypatch.setattr("segcal.classify.study.run_trial", full)
+    whys = [why for _, why in run_trials(found, 1)]
     assert whys[0].startswith("OutOfMemoryError: 2 GiB more (more in ")
     assert whys[1] == ""
     told = (found[0].experiment.folder / "failed.txt").read_text()
     assert "in full" in told  # the traceback
-    monkeypatch.setattr("segcal.classify.study.run_cell", lambda cell: None)
-    assert [why for _, why in run_cells(found[:1], 1)] == [""]
+    monkeypatch.setattr("segcal.classify.study.run_trial", lambda trial: None)
+    assert [why for _, why in run_trials(found[:1], 1)] == [""]
     assert not (found[0].experiment.folder / "failed.txt").exists()
 
 
@@ -183,8 +185,8 @@ def test_changes_that_a_study_overrules_are_refused(study, changes, message):
 
 
 def test_results_of_other_data_are_refused(study, tmp_path):
-    found = cells(load_study(study))[:1]
-    assert [why for _, why in run_cells(found, 1)] == [""]
+    found = trials(load_study(study))[:1]
+    assert [why for _, why in run_trials(found, 1)] == [""]
     check(found)
     write_classes(tmp_path / "classes.npz", seed=1)
     with pytest.raises(ValueError, match=r"sets\.clouds, ce: .*result\.json: was trained when its"):
@@ -202,18 +204,19 @@ def test_a_process_that_is_killed_does_not_stop_the_report(study, monkeypatch):
             return future
 
     monkeypatch.setattr("segcal.classify.study.ProcessPoolExecutor", Killed)
-    found = cells(load_study(study))
-    ended = list(run_cells(found, 2))
+    found = trials(load_study(study))
+    ended = list(run_trials(found, 2))
     assert len(ended) == len(found)
     assert all("its process was killed" in why for _, why in ended)
 
 
 @pytest.mark.slow
-def test_several_processes_find_the_same(study):
-    found = cells(load_study(study))[:2]
-    assert [why for _, why in run_cells(found, 1)] == ["", ""]
-    other = cells(load_study(study, [f"output={study.parent / 'other'}"]))[:2]
-    assert {cell.name: why for cell, why in run_cells(other, 2)} == {c.name: "" for c in other}
+def test_several_processes_find_the_same(study, monkeypatch):
+    monkeypatch.setattr("segcal.classify.study.get_context", forked(multiprocessing.get_context))
+    found = trials(load_study(study))[:2]
+    assert [why for _, why in run_trials(found, 1)] == ["", ""]
+    other = trials(load_study(study, [f"output={study.parent / 'other'}"]))[:2]
+    assert {trial.name: why for trial, why in run_trials(other, 2)} == {c.name: "" for c in other}
     for a, b in zip(found, other, strict=True):
         assert a.result()["outcomes"] == b.result()["outcomes"]
 
@@ -236,7 +239,7 @@ def test_several_processes_find_the_same(study):
 )
 def test_what_does_not_fit_is_refused_before_work_starts(study, settings, message):
     with pytest.raises(ValueError, match=message):
-        check(cells(load_study(study, settings)))
+        check(trials(load_study(study, settings)))
 
 
 def test_names_of_sets_are_those_of_folders(study):
@@ -251,6 +254,6 @@ def test_names_of_sets_are_those_of_folders(study):
 def test_shipped_studies_fit(name):
     study = load_study(name)
     assert study.summary
-    assert len(cells(study)) == sum(
+    assert len(trials(study)) == sum(
         len(one.recipes or study.recipes) * len(study.seeds) for one in study.sets.values()
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from segcal.classify.study_report import Run, _set_table
+from segcal.classify.study_report import TrialResult, _set_table
 
 
 def run(multilabel):
     outcomes = {"softmax": {"metrics": {}}}
-    return Run("set", "ce", 0, multilabel, ("a",), {"test": 4}, (), outcomes, [])
+    return TrialResult("set", "ce", 0, multilabel, ("a",), {"test": 4}, (), outcomes, [])
 
 
 @pytest.mark.parametrize("multilabel", [True, False])

@@ -11,14 +11,16 @@ import torch
 import torchvision
 from PIL import Image
 
+from segcal.classify.building import build_network
 from segcal.classify.data import Augment, Part, Parted, load
-from segcal.classify.evaluation import measure
-from segcal.classify.experiment import Data, load_experiment
+from segcal.classify.evaluation import evaluate_classifier
+from segcal.classify.experiment import SampleData, load_experiment
+from segcal.classify.measures import measure
 from segcal.classify.networks import GPoolCNN, SmallCNN, Standardise
+from segcal.classify.prediction import label_loss, predict
 from segcal.classify.readers.archives import write_npz
 from segcal.classify.readers.samples import Samples
-from segcal.classify.testing import evaluate_classifier
-from segcal.classify.training import TrainingRun, build_network, label_loss, predict
+from segcal.classify.training import ClassificationRun
 from segcal.losses.multilabel.bce import frequency_weights
 from segcal.recipes import names
 from segcal.training.epoch_log import EpochLog
@@ -41,7 +43,7 @@ def labels(tmp_path):
 
 
 def run(path, *settings, resume=False):
-    return TrainingRun(load_experiment(path, settings), resume=resume).run()
+    return ClassificationRun(load_experiment(path, settings), resume=resume).run()
 
 
 def test_it_learns_and_says_how(tmp_path, classes):
@@ -92,17 +94,6 @@ def _plain(value):
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def test_what_is_there_is_not_overwritten(tmp_path, classes):
-    path = write_config(tmp_path, classes)
-    run(path, "training.epochs=1")
-    with pytest.raises(ValueError, match="holds a training; go on with --resume"):
-        run(path, "training.epochs=1")
-    with pytest.raises(ValueError, match=r"was trained with recipe = 'cals', not 'ce'"):
-        run(path, "recipe=ce", resume=True)
-    done = run(path, "training.epochs=1", "training.early_stop=3", resume=True)
-    assert done.epochs == 1  # nothing left to do
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_loss_of_classes(tmp_path, classes, recipe):
     done = run(write_config(tmp_path, classes), f"recipe={recipe}", "training.epochs=2")
@@ -144,7 +135,7 @@ def test_epochs_are_ranked_by_logits_and_calibrated_by_the_posterior(tmp_path, l
     """All that phi puts to 0 would be ties, by which epochs could not be told apart."""
     terms = {"asymmetric": {"margin": 0.6}}
     config = write_config(tmp_path, labels, recipe="asymmetric", terms=terms)
-    training = TrainingRun(load_experiment(config))
+    training = ClassificationRun(load_experiment(config))
     trained = training.run()
     part = training.parts["validation"]
     logits = predict(training.network, part)
@@ -160,7 +151,7 @@ def test_epochs_are_ranked_by_logits_and_calibrated_by_the_posterior(tmp_path, l
 
 def test_frequencies_are_those_of_the_training_samples(tmp_path, labels):
     experiment = load_experiment(write_config(tmp_path, labels), ["recipe=bce_balanced"])
-    training = TrainingRun(experiment)
+    training = ClassificationRun(experiment)
     targets = load(experiment.data).parts["train"].targets
     positive, negative = frequency_weights((targets == 1).sum(0), (targets == 0).sum(0))
     (loss,) = training.objective.terms.values()
@@ -175,13 +166,6 @@ def test_a_fixed_seed_and_another(tmp_path, classes):
         done = run(path, f"output={tmp_path / name}", f"training.seed={seed}", "training.epochs=1")
         logs.append(EpochLog(done.folder).records()[0]["train"])
     assert logs[0] == logs[1] != logs[2]
-
-
-def test_patience(tmp_path, classes):
-    path = write_config(tmp_path, classes, optimizer={"target": "torch.optim.SGD", "args": {
-        "lr": 1e-12}})  # fmt: skip
-    done = run(path, "training.epochs=9", "training.early_stop=2")
-    assert (done.epochs, done.best_epoch, done.early) == (3, 0, True)
 
 
 def test_a_loss_that_is_lost_stops_it(tmp_path, classes):
@@ -291,12 +275,14 @@ def test_arguments_of_losses_of_labels(tmp_path, labels):
     with pytest.raises(ValueError, match="bce gives a loss for every entry"):
         run(config, "recipe=bce", "terms.bce.reduction=none")
     mild = ["recipe=spa_lpr", "terms.spa_lpr.base.args.negative=[1, 1, 1]"]
-    training = TrainingRun(load_experiment(config, mild))
+    training = ClassificationRun(load_experiment(config, mild))
     assert label_loss(training.objective).base.negative == (1, 1, 1)
 
 
 def test_a_long_tail_is_of_training_alone(tmp_path):
-    data = Data(source="npz", args={"path": str(write_classes(tmp_path / "a.npz"))}, long_tail=4)
+    data = SampleData(
+        source="npz", args={"path": str(write_classes(tmp_path / "a.npz"))}, long_tail=4
+    )
     counts = {n: torch.bincount(p.targets).tolist() for n, p in load(data).parts.items()}
     assert counts == {"train": [24, 12, 6], "validation": [8, 8, 8], "test": [8, 8, 8]}
 
@@ -396,9 +382,9 @@ def test_last_layers_and_those_beside(
     experiment = load_experiment(path)
     if message:
         with pytest.raises(ValueError, match=message):
-            TrainingRun(experiment)
+            ClassificationRun(experiment)
     else:
-        TrainingRun(experiment)
+        ClassificationRun(experiment)
 
 
 def test_a_network_whose_outputs_have_bounds(tmp_path, images):
@@ -421,7 +407,7 @@ def test_a_network_of_colours_for_grey_images(tmp_path, images):
 
 
 def test_every_image_is_turned_by_itself():
-    turned = Augment(Data(source="digits", augment=[FLIP]).augment)
+    turned = Augment(SampleData(source="digits", augment=[FLIP]).augment)
     torch.manual_seed(0)
     image = torch.arange(4.0).view(1, 1, 2, 2)
     found = turned(image.expand(40, -1, -1, -1))
@@ -455,7 +441,7 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path, classes):
     with pytest.raises(ValueError, match="not a whole checkpoint"):
         evaluate_classifier(done.folder)
     torch.save({"segcal": "0", "network": {}}, done.folder / "checkpoint_best.pt")
-    with pytest.raises(ValueError, match="not a checkpoint of this command"):
+    with pytest.raises(ValueError, match="not a checkpoint of a training"):
         evaluate_classifier(done.folder)
 
 
@@ -489,14 +475,14 @@ def test_other_images_of_the_same_classes_are_other_data(tmp_path):
                 Image.fromarray(picture).save(
                     tmp_path / "images" / kind / f"{i}{letters[i % 2]}.png"
                 )
-        data = Data(source="images", args={"path": str(tmp_path / "images"), "size": 8})
+        data = SampleData(source="images", args={"path": str(tmp_path / "images"), "size": 8})
         found.append(load(data).checksum)
     assert found[0] == found[1]
     assert len(set(found)) == 3
 
 
 def test_few_large_samples_are_evaluated_at_a_time(monkeypatch):
-    monkeypatch.setattr("segcal.classify.training.VALUES_AT_ONCE", 30)
+    monkeypatch.setattr("segcal.classify.prediction.VALUES_AT_ONCE", 30)
     seen = []
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
     network.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))

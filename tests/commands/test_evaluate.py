@@ -15,10 +15,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from segcal.commands.console import calibration_table, class_table
+from segcal.commands.evaluate import STORE
 from segcal.commands.main import app
 from segcal.evaluation import cohort
-from segcal.evaluation.cohort import summarise
-from segcal.evaluation.job import STORE
+from segcal.evaluation.summary import summarise
 from segcal.io.volumes import write_nifti
 from segcal.reporting import report
 from segcal.reproduction.marginloss import evaluate_case_marginloss
@@ -42,9 +42,12 @@ def folders(tmp_path):
     return tmp_path, y
 
 
-@pytest.fixture
-def undrawn():
-    """Reports without pictures, each of which takes a second."""
+@pytest.fixture(autouse=True)
+def undrawn(request):
+    """Reports without pictures, each of which takes a second, where nobody asks for them."""
+    if "pictures" in request.fixturenames:
+        yield
+        return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "_diagrams", lambda *arguments: {})
         patch.setattr(report, "_worst", lambda *arguments: ({}, []))
@@ -59,7 +62,7 @@ def summary(root, out="out"):
     return json.loads((root / out / "summary.json").read_text())
 
 
-def test_a_good_run(folders):
+def test_a_good_run(folders, pictures):
     root, _ = folders
     done = evaluate(root)
     assert done.exit_code == 0, done.output
@@ -73,7 +76,7 @@ def test_a_good_run(folders):
     assert png.startswith(b"\x89PNG")
 
 
-def test_several_predictions_are_compared(folders):
+def test_several_predictions_are_compared(folders, pictures):
     root, y = folders
     for name in ("soft", "shifted"):
         (root / name).mkdir()
@@ -123,7 +126,7 @@ def test_an_engine_that_cannot_start_is_said_before_work(folders):
     root, _ = folders
     done = evaluate(root, "--scheduler", "tcp://localhost:1")
     assert done.exit_code == 2
-    assert "--scheduler tcp://localhost:1: is for --engine dask" in done.output
+    assert "--scheduler tcp://localhost:1: is for the engine dask" in done.output
     pytest.importorskip("distributed", reason='needs pip install "segcal[dask]"')
     done = evaluate(root, "--engine", "dask", "--scheduler", "nowhere")
     assert done.exit_code == 2
@@ -246,7 +249,7 @@ def test_one_file_each_is_the_folder_of_one(folders):
     assert "expected a label map" in done.output
 
 
-def test_cases_without_probabilities_are_said(folders):
+def test_cases_without_probabilities_are_said(folders, pictures):
     root, y = folders
     (root / "p" / "a.npz").unlink()
     write_nifti(root / "p" / "a.nii.gz", y, geometry(y.shape))
@@ -257,7 +260,7 @@ def test_cases_without_probabilities_are_said(folders):
     assert summary(root)["metrics"]["dsc"]["n"] == 2
 
 
-def test_nothing_but_background(folders):
+def test_nothing_but_background(folders, pictures):
     root, y = folders
     for name in "ab":
         (root / "p" / f"{name}.npz").unlink()
@@ -321,7 +324,7 @@ def test_an_ignore_label_is_never_counted_as_a_class(folders):
     assert "declares an ignore label" in done.output
 
 
-def test_predicted_labels_that_are_no_class(folders):
+def test_predicted_labels_that_are_no_class(folders, pictures):
     root, y = folders
     (root / "p" / "a.npz").unlink()
     write_nifti(root / "p" / "a.nii.gz", 255 * (y > 0), geometry(y.shape))
@@ -342,7 +345,7 @@ def test_a_dataset_json_that_nobody_asked_for_is_not_fatal(folders):
     assert "regions_class_order" in done.output
 
 
-def test_runs_into_one_folder_do_not_mix(folders):
+def test_runs_into_one_folder_do_not_mix(folders, pictures):
     root, y = folders
     evaluate(root)
     for name in "ab":
@@ -418,7 +421,6 @@ def test_what_others_left_in_the_folder_is_not_touched(folders, name):
     assert not (root / "out" / "p").exists()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_what_others_put_beside_a_report_stays(folders):
     root, _ = folders
     assert evaluate(root, "--format", "latex").exit_code == 0
@@ -433,7 +435,6 @@ def test_what_others_put_beside_a_report_stays(folders):
         assert (root / "out" / name).read_text() == "mine"
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_comparison_that_cannot_be_made_leaves_none_behind(folders):
     root, y = folders
     (root / "q").mkdir()
@@ -463,7 +464,6 @@ def test_no_name_leads_out_of_the_folder(folders, monkeypatch):
     assert "different names" not in done.output
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_another_number_of_classes_is_a_failed_case(folders):
     root, y = folders
     np.savez(root / "p" / "b.npz", probabilities=soft(y, 4))
@@ -476,7 +476,6 @@ def test_another_number_of_classes_is_a_failed_case(folders):
     assert "channels, where most predictions have" in done.output
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_results_are_kept_until_the_report_is_there(folders, monkeypatch):
     root, _ = folders
 
@@ -511,7 +510,7 @@ def test_methods_side_by_side(folders):
     assert 'href="q/index.html"' in (root / "out" / "index.html").read_text(encoding="utf-8")
 
 
-def test_worst_cases_over_their_images(folders):
+def test_worst_cases_over_their_images(folders, pictures):
     """a is stored as nnU-Net names it, b lies elsewhere, c is no volume, d is missing."""
     root, y = folders
     (root / "images").mkdir()
@@ -561,7 +560,7 @@ def region_case(root, name, labels, *, ignored=0):
     (root / "dataset.json").write_text(json.dumps(content))
 
 
-def test_regions_through_files(tmp_path):
+def test_regions_through_files(tmp_path, pictures):
     """Nested sigmoids without a background channel; gaps worked out by hand, 10 bins."""
     region_case(tmp_path, "a", REGIONS)
     done = evaluate(tmp_path, *FAST, "--bins", 10, "--scopes", "all,union,fg")
@@ -588,7 +587,6 @@ def test_regions_through_files(tmp_path):
     )
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_regions_and_an_ignore_label(tmp_path):
     region_case(tmp_path, "a", {**REGIONS, "ignore": 4}, ignored=4)
     done = evaluate(tmp_path, *FAST, "--bins", 10)
@@ -612,7 +610,6 @@ def test_regions_and_an_ignore_label(tmp_path):
         assert again[column] == row[column]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_an_ignore_label_has_no_channel(folders):
     """Background, a, b and ignore 3: three channels, and what is 3 is in no number."""
     root, y = folders
@@ -643,7 +640,6 @@ def test_an_ignore_label_has_no_channel(folders):
     assert "expected 3 classes (background included), got 4" in done.output
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_some_cases_have_no_prediction(folders):
     """Five references, four predictions and what lies about: the mean is of four and says so."""
     root, y = folders
@@ -702,7 +698,6 @@ def same_report(root, one, other):
         assert summary(root, one)[key] == summary(root, other)[key]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_resume_after_a_failure(four, monkeypatch):
     """The others are kept; the mended case alone is evaluated; the result is that of a new run."""
     root, _ = four
@@ -728,7 +723,6 @@ def test_resume_after_a_failure(four, monkeypatch):
     assert names == ["c", *"abcd", *"abcd"]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_resume_after_an_interruption(four, monkeypatch):
     root, _ = four
     names = calls(monkeypatch, stop_at="c")
@@ -746,7 +740,6 @@ def test_resume_after_an_interruption(four, monkeypatch):
     same_report(root, "out", "new")
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_resume_goes_on_with_the_method_that_was_interrupted(four, monkeypatch):
     root, _ = four
     (root / "q").mkdir()
@@ -770,7 +763,6 @@ def test_resume_goes_on_with_the_method_that_was_interrupted(four, monkeypatch):
     assert (root / "out" / "comparison.json").exists()
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "change", ["none", "bins", "scopes", "dilation", "nsd", "labels", "prediction", "reference",
                "label map", "foreign", "truncated", "no --resume"],
@@ -781,9 +773,9 @@ def test_what_resume_may_not_keep(four, monkeypatch, change):
     reports = []
     write = report.write_report
 
-    def keeps(job, cohort, settings, **options):
-        reports.append(cohort)
-        return write(job, cohort, settings, **options)
+    def keeps(report, folder, **options):
+        reports.append(report.cohort)
+        return write(report, folder, **options)
 
     monkeypatch.setattr(report, "write_report", keeps)
     whole = (root / "p" / "d.npz").read_bytes()
@@ -823,7 +815,6 @@ def test_what_resume_may_not_keep(four, monkeypatch, change):
     assert summarise(resumed) == summarise(new)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_columns_of_the_published_evaluation(four):
     root, y = four
     done = evaluate(root, *FAST, "--compat", "marginloss")
@@ -864,7 +855,7 @@ def test_the_published_evaluation_knows_no_regions(folders, labels):
     assert not (root / "out" / "summary.json").exists()
 
 
-def test_one_scope_alone(folders):
+def test_one_scope_alone(folders, pictures):
     root, _ = folders
     done = evaluate(root, *FAST, "--scopes", "fg", "--format", "markdown,latex")
     assert done.exit_code == 0, done.output
@@ -882,7 +873,6 @@ def test_one_scope_alone(folders):
     assert "ece_fg" not in (root / "two" / "comparison.csv").read_text()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_region_of_interest(folders):
     """Half the image: of its 3 x 12 x 6 voxels, those in the right half of the first slice."""
     root, y = folders
@@ -909,10 +899,10 @@ def test_a_region_of_interest(folders):
     for options, message in (
         (("--roi", root / "masks"), "masks: holds no mask for 1 cases, e.g. b"),
         (("--roi", root / "nowhere"), "nowhere: no such folder"),
-        (("--scopes", "roi"), "give the folder of the masks with --roi"),
-        (("--scopes", "fg,air"), "scopes: expected one of"),
-        (("--scopes", ""), "scopes: expected one of"),
-        (("--scopes", "fg,fg"), "scopes: expected different ones, got fg, fg"),
+        (("--scopes", "roi"), "--roi: expected the folder of the masks of the scope roi"),
+        (("--scopes", "fg,air"), "--scopes: expected one of"),
+        (("--scopes", ""), "--scopes: expected one of"),
+        (("--scopes", "fg,fg"), "--scopes: expected different ones, got fg, fg"),
     ):
         done = evaluate(root, *options, out="wrong")
         assert done.exit_code == 2

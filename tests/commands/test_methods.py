@@ -19,7 +19,7 @@ def run(*arguments):
 
 def test_lists_all():
     out = run().output
-    for kind in ("losses", "penalties", "multilabel", "recipes"):
+    for kind in ("losses", "penalties", "multilabel", "posthoc", "recipes"):
         for name in names(kind):
             assert f"\n {name} " in out, name
 
@@ -29,7 +29,7 @@ def test_names_for_other_programs():
         [sys.executable, "-m", "segcal", "methods", "--json"], capture_output=True, text=True
     )
     assert json.loads(done.stdout) == {
-        kind: names(kind) for kind in ("losses", "penalties", "multilabel", "recipes")
+        kind: names(kind) for kind in ("losses", "penalties", "multilabel", "posthoc", "recipes")
     }
 
 

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import torch
 
-LONG = 600  # seconds: no test waits for it
+LONG = 300  # seconds: no test waits for it
 
 
 def square(x):

@@ -15,8 +15,18 @@ from segcal.evaluation.cluster import check_cluster, run_on_cluster
 from segcal.evaluation.engine import AHEAD, run
 from tests.evaluation.items import deadly, first_ends_last, numbers, square, wait_for, waits
 from tests.evaluation.test_engine import Counted, gone
+from tests.forks import forks
 
+dask = pytest.importorskip("dask", reason='needs pip install "segcal[dask]"')
 distributed = pytest.importorskip("distributed", reason='needs pip install "segcal[dask]"')
+METHOD = "distributed.worker.multiprocessing-method"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Workers that are forks, as Dask can have them, and need not import torch first."""
+    with dask.config.set({METHOD: forks().get_start_method()}):
+        yield
 
 
 def lost(item, why):
@@ -83,7 +93,8 @@ def test_an_item_that_kills_its_workers_is_lost_and_no_other(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path / "cwd")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "cwd"))
     items = [(tmp_path, i) for i in range(9)]
-    got = dict(run_on_cluster(deadly, items, lost=lost, jobs=2))
+    with dask.config.set({METHOD: "spawn"}):  # what forks say could not be seen here
+        got = dict(run_on_cluster(deadly, items, lost=lost, jobs=2))
     what, item, why = got.pop(3)
     assert (what, item) == ("lost", items[3])
     assert "every process that worked on it died" in why

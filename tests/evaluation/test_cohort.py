@@ -15,27 +15,28 @@ from scipy import ndimage
 from typer.testing import CliRunner
 
 from segcal.commands.main import app
-from segcal.evaluation.case import OVER_LABELS, Settings, Structure, evaluate_case
-from segcal.evaluation.cohort import (
-    _regions_to_labels,
-    evaluate_cohort,
-    evaluate_files,
-    summarise,
-)
+from segcal.evaluation.case import Structure, evaluate_case
+from segcal.evaluation.cohort import evaluate_cohort, evaluate_files
+from segcal.evaluation.reading import _regions_to_labels
+from segcal.evaluation.reported import label_means
+from segcal.evaluation.settings import EvaluationSettings
+from segcal.evaluation.summary import summarise
 from segcal.io.label_sets import LabelSet, read_label_set
 from segcal.io.pairing import pair
 from segcal.io.volumes import Geometry, read_labels, write_nifti
 from segcal.metrics.aece import aece
-from segcal.metrics.brier import brier, brier_parts
+from segcal.metrics.brier import brier
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
-from segcal.metrics.ece import ece, reliability
+from segcal.metrics.ece import ece
 from segcal.metrics.hausdorff import assd, hausdorff, nsd
 from segcal.metrics.nll import nll
-from segcal.metrics.tace import tace, tace_ref
+from segcal.metrics.tace import tace
+from segcal.reproduction.crac import tace_ref
 from tests.conftest import close
 from tests.data_paths import real_data
 from tests.io.test_volumes import peak
+from tests.test_tally import expected as one_by_one
 
 AB = (Structure("a", (1,), 1), Structure("b", (2,), 2))
 
@@ -83,7 +84,7 @@ def test_every_column_is_its_metric_at_other_settings():
     prediction[4, 8, 5:] = prediction[0, 5, 0] = 1  # outliers: the two HD95 differ
     prediction[0, 7, :2] = prediction[4, 0, 7] = 2
     mm, valid = (3.0, 1.0, 0.5), y != 9
-    settings = Settings(
+    settings = EvaluationSettings(
         bins=7, tace_threshold=0.05, dilation=2, nsd_tolerance_mm=1.2,
         chosen=("fg", "union", "dilated", "crop", "roi", "all"),
     )  # fmt: skip
@@ -108,19 +109,7 @@ def test_every_column_is_its_metric_at_other_settings():
         kwargs = {"mask": mask, "ignore_index": 9}
         expected = {
             "voxels": (mask & valid).sum(),
-            "ece": ece(p, y, bins=7, **kwargs),
-            "over": reliability(p, y, bins=7, **kwargs).overconfidence(),
-            "under": reliability(p, y, bins=7, **kwargs).underconfidence(),
-            "ace": reliability(p, y, bins=7, **kwargs).average_error(),
-            "mce": reliability(p, y, bins=7, **kwargs).maximum_error(),
-            "aece": aece(p, y, bins=7, **kwargs),
-            "cece": classwise_ece(p, y, bins=7, **kwargs),
-            "tace": tace(p, y, bins=7, threshold=0.05, **kwargs),
-            "nll": nll(p, y, **kwargs),
-            "brier": brier(p, y, **kwargs),
-            "brier_reliability": brier_parts(p, y, bins=7, **kwargs).reliability,
-            "brier_resolution": brier_parts(p, y, bins=7, **kwargs).resolution,
-            "accuracy": (p.argmax(0) == y)[mask & valid].mean(),
+            **one_by_one(p, y, 7, 0.05, **kwargs),
         }
         for name, value in expected.items():
             close(row[f"{name}_{scope}"], value)
@@ -148,7 +137,7 @@ def test_every_column_is_its_metric_at_other_settings():
         for key, number in expected.items():
             close(row[f"{key}/{name}"], number)
             columns.add(f"{key}/{name}")
-    for key, metric in OVER_LABELS.items():
+    for key, metric in label_means().items():
         close(row[key], (row[f"{metric}/a"] + row[f"{metric}/b"]) / 2)
     assert set(row) == columns  # nothing that this test does not know
 
@@ -186,7 +175,8 @@ def test_ignored_voxels_leave_every_number(ignore):
     rows = [
         evaluate_case(
             prediction.astype(np.uint8), y, spacing_mm=(1, 1, 1), structures=AB[:1],
-            probabilities=np.stack([1 - p, p]), ignore_index=ignore, settings=Settings(bins=10),
+            probabilities=np.stack([1 - p, p]), ignore_index=ignore,
+            settings=EvaluationSettings(bins=10),
         ).row
         for prediction in (p > 0.5, p > 0.3)
     ]  # fmt: skip
@@ -211,7 +201,7 @@ def test_dilated_scope_is_a_box():
     y[0, 15, 15] = 1
     row = evaluate_case(
         y, y, spacing_mm=(1, 1, 1), structures=AB[:1], probabilities=soft(y, 2),
-        settings=Settings(dilation=3),
+        settings=EvaluationSettings(dilation=3),
     ).row  # fmt: skip
     assert row["voxels_dilated3"] == 49
     assert row["voxels_fg"] == 1
@@ -228,7 +218,7 @@ def test_regions_are_questions_of_their_own():
     assert prediction.ravel().tolist() == [2, 3, 2, 0]
     result = evaluate_case(
         prediction, y, spacing_mm=(1, 1, 1), structures=structures, probabilities=p, regions=True,
-        settings=Settings(bins=10),
+        settings=EvaluationSettings(bins=10),
     )  # fmt: skip
     row = result.row
     close([row[f"cece_all/{name}"] for name in names], [0.425, 0.375, 0.1125])
@@ -239,7 +229,7 @@ def test_regions_are_questions_of_their_own():
     ignored[0, 1, 0] = 9
     row = evaluate_case(
         prediction, ignored, spacing_mm=(1, 1, 1), structures=structures, probabilities=p,
-        regions=True, ignore_index=9, settings=Settings(bins=10),
+        regions=True, ignore_index=9, settings=EvaluationSettings(bins=10),
     ).row  # fmt: skip
     close(row["cece_all/whole"], (0.1 + 0.4 + 0.8) / 3)
     assert row["voxels_all"] == 3
@@ -249,10 +239,10 @@ def test_a_scope_without_its_mask():
     y = np.zeros((1, 4, 4), int)
     with pytest.raises(ValueError, match="scope roi: no mask"):
         evaluate_case(y, y, spacing_mm=(1, 1, 1), structures=AB[:1], probabilities=soft(y, 2),
-                      settings=Settings(chosen=("roi",)))  # fmt: skip
+                      settings=EvaluationSettings(chosen=("roi",)))  # fmt: skip
     for chosen in ((), ("fg", "fg"), ("air",)):
-        with pytest.raises(ValueError, match="scopes: expected"):
-            Settings(chosen=chosen)
+        with pytest.raises(ValueError, match="chosen: expected"):
+            EvaluationSettings(chosen=chosen)
 
 
 def test_a_miss_is_never_dropped(tmp_path):
@@ -361,7 +351,9 @@ def test_memory_of_a_case_is_one_copy_and_little_more(tmp_path):
         np.savez(folder / "p" / "a.npz", probabilities=p)
         write_nifti(folder / "gt" / "a.nii.gz", y, geometry(shape))
         (case,) = pair(folder / "p", folder / "gt").cases
-        result, most = peak(lambda case=case: evaluate_files(case, None, settings=Settings()))
+        result, most = peak(
+            lambda case=case: evaluate_files(case, None, settings=EvaluationSettings())
+        )
         close(result.row["ece_all"], 0.1, atol=1e-3)
         used.append(most)
         stored.append(p.nbytes)
@@ -379,7 +371,7 @@ def test_memory_does_not_grow_with_the_cases(tmp_path):
         y.append((rng.random(shape) < of_one ** (1 + i / 24)).astype(np.uint8))
         np.savez(tmp_path / "p" / f"{i:02}.npz", probabilities=p[-1])
         write_nifti(tmp_path / "gt" / f"{i:02}.nii.gz", y[-1], geometry(shape))
-    pairing, settings = pair(tmp_path / "p", tmp_path / "gt"), Settings(chosen=("all",))
+    pairing, settings = pair(tmp_path / "p", tmp_path / "gt"), EvaluationSettings(chosen=("all",))
     whole_p, whole_y = np.stack(p, 1), np.stack(y)
     del p, y
 
@@ -414,7 +406,9 @@ def test_axis_order_of_npz(tmp_path, shape):
     close(summary["metrics"]["ece_fg"]["mean"], 0.1, atol=1e-6)
     close(summary["metrics"]["cece_all"]["mean"], 0.1, atol=1e-6)
     np.savez(tmp_path / "p" / "a.npz", probabilities=soft(y, 2).transpose(0, 3, 2, 1))
-    cohort = evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt"), settings=Settings(bins=10))
+    cohort = evaluate_cohort(
+        pair(tmp_path / "p", tmp_path / "gt"), settings=EvaluationSettings(bins=10)
+    )
     if shape == (3, 3, 3):  # nothing tells
         close(cohort.rows.loc["a", ["dsc", "cece_all"]].tolist(), [1 / 3, 9.3 / 27], atol=1e-6)
     else:

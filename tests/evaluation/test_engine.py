@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,12 +15,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from segcal.evaluation.cohort import evaluate_cohort, summarise
+from segcal.evaluation.cohort import evaluate_cohort
 from segcal.evaluation.engine import AHEAD, default_jobs, run
+from segcal.evaluation.summary import summarise
 from segcal.io.pairing import pair
 from segcal.io.volumes import write_nifti
 from tests.evaluation.items import LONG, dies, first_ends_last, square, stops_everything
 from tests.evaluation.test_cohort import geometry, soft
+from tests.forks import forked
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Processes that need not import torch first."""
+    monkeypatch.setattr("multiprocessing.get_context", forked(multiprocessing.get_context))
 
 
 class Counted(Sequence):
@@ -54,31 +63,31 @@ def gone(pid):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_every_item_once_and_in_order(jobs):
+def test_every_item_once_and_in_order(jobs, quick):
     assert list(run(square, range(20), lost=lost, jobs=jobs)) == [(i, i * i) for i in range(20)]
     assert list(run(square, [], lost=lost, jobs=jobs)) == []
 
 
-def test_a_slow_first_item_still_comes_first(tmp_path):
+def test_a_slow_first_item_still_comes_first(tmp_path, quick):
     items = [(tmp_path, i, 5) for i in range(8)]
     assert list(run(first_ends_last, items, lost=lost, jobs=2)) == [(i, i) for i in range(8)]
 
 
 @pytest.mark.parametrize(("jobs", "ahead"), [(1, 1), (2, 2 * AHEAD)])
-def test_few_items_are_under_way_at_once(jobs, ahead):
+def test_few_items_are_under_way_at_once(jobs, ahead, quick):
     items = Counted(40)
     for index, _ in run(square, items, lost=lost, jobs=jobs):
         assert items.given == min(40, index + ahead)
 
 
-def test_a_process_that_dies_loses_nothing(tmp_path):
+def test_a_process_that_dies_loses_nothing(tmp_path, quick):
     """What was done before is not done again: items 1 and 2 came back before 3 was begun."""
     items = [(tmp_path, i, 1) for i in range(12)]
     assert list(run(dies, items, lost=lost, jobs=2)) == [(i, i) for i in range(12)]
     assert [(tmp_path / str(i)).read_text() for i in (0, 1, 2, 11)] == ["once "] * 4
 
 
-def test_an_item_that_kills_every_process_is_lost_alone(tmp_path):
+def test_an_item_that_kills_every_process_is_lost_alone(tmp_path, quick):
     items = [(tmp_path, i, 99) for i in range(12)]
     (_, (who, why)), *others = run(dies, items, lost=lost, jobs=2)
     assert who == items[0]
@@ -87,7 +96,7 @@ def test_an_item_that_kills_every_process_is_lost_alone(tmp_path):
     assert (tmp_path / "deaths").read_text() == "xx"  # with others, and alone
 
 
-def test_ctrl_c_ends_the_processes(tmp_path):
+def test_ctrl_c_ends_the_processes(tmp_path, interruptible):
     items = [(os.getpid(), signal.SIGINT, tmp_path, i) for i in range(4)]
     with pytest.raises(KeyboardInterrupt):
         list(run(stops_everything, items, lost=lost, jobs=2))
@@ -108,7 +117,10 @@ if __name__ == "__main__":
     script.write_text(program)
     path = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
-        [sys.executable, script], env={**os.environ, **path}, capture_output=True, timeout=LONG / 2
+        [sys.executable, script],
+        env={**os.environ, **path},
+        capture_output=True,
+        timeout=LONG / 3,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert (tmp_path / "0").exists()

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from segcal.evaluation import cohort
-from segcal.evaluation.case import Settings
-from segcal.evaluation.store import Outcome, Store
+from segcal.evaluation.settings import EvaluationSettings
+from segcal.evaluation.store import CaseOutcome, Store
 from segcal.io.pairing import Case, pair, with_rois
 from segcal.io.volumes import write_nifti
 from tests.evaluation.test_cohort import geometry, soft
 
-EVERYTHING = Settings(
+EVERYTHING = EvaluationSettings(
     bins=7, chosen=("fg", "union", "dilated", "crop", "roi", "all"), compat="marginloss"
 )
 
@@ -37,7 +37,7 @@ def files(tmp_path):
 def evaluated(case):
     notes = []
     result = cohort.evaluate_files(case, None, settings=EVERYTHING, note=notes.append)
-    return Outcome(result.row, notes, {k: t.to_arrays() for k, t in result.calibration.items()})
+    return CaseOutcome(result.row, notes, {k: t.to_arrays() for k, t in result.calibration.items()})
 
 
 def same(a, b):
@@ -67,7 +67,7 @@ def test_what_comes_back_is_what_was_kept(files):
 def test_a_failure_is_not_kept(files):
     root, case = files
     store = Store(root / "store", "")
-    store.save(case, Outcome("a.npz: damaged", []))
+    store.save(case, CaseOutcome("a.npz: damaged", []))
     assert not store.holds(case)
 
 

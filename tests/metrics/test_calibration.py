@@ -13,7 +13,8 @@ from segcal.metrics.brier import brier
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.ece import ece, reliability
 from segcal.metrics.nll import nll
-from segcal.metrics.tace import tace, tace_ref
+from segcal.metrics.tace import tace
+from segcal.reproduction.crac import tace_ref
 from tests.conftest import close
 from tests.oracles import calibration as oracle
 

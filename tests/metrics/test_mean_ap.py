@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from segcal.metrics.mean_ap import average_precisions, mean_average_precision
 from segcal.ranking import average_precision
+from segcal.reproduction import two_way
 from tests.conftest import close
 from tests.oracles import multilabel as oracle
 
@@ -30,11 +31,11 @@ def test_golden(golden):
         expected = g[f"sk_ap_{average}"].numpy()
         np.testing.assert_allclose(average_precisions(s, y, average=average), expected, rtol=1e-12)
         close(mean_average_precision(s, y, average=average), np.nanmean(expected))
-        value = mean_average_precision(s, y, average=average, compat="twoway")
+        value = two_way.mean_average_precision(s, y, average=average)
         close(100 * value, g[f"ref_map_{average}"])
     tied = g["tied_scores"][:, None], g["tied_targets"][:, None]
     close(mean_average_precision(*tied), g["tied_sklearn"])
-    close(mean_average_precision(*tied, compat="twoway"), g["tied_ref"])
+    close(two_way.mean_average_precision(*tied), g["tied_ref"])
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,8 +99,8 @@ def test_wrong_input_is_named():
         mean_average_precision([[float("nan")], [0.0]], [[1], [0]])
     with pytest.raises(ValueError, match="average: expected one of"):
         mean_average_precision([[0.0]], [[1]], average="macro")
-    with pytest.raises(ValueError, match="compat: expected one of"):
-        mean_average_precision([[0.0]], [[1]], compat="asl")
+    with pytest.raises(ValueError, match="ties: expected one of"):
+        average_precisions([[0.0]], [[1]], ties="asl")
     with pytest.raises(ValueError, match=r"targets: expected .*like scores \(1, 1\)"):
         mean_average_precision([[0.0]], [[1, 0]])
     with pytest.raises(ValueError, match=r"targets: .*got \[2\]"):

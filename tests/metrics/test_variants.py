@@ -19,8 +19,8 @@ from segcal.metrics.dice import dice
 from segcal.metrics.ece import ece, reliability
 from segcal.metrics.hausdorff import nsd
 from segcal.metrics.iou import accuracy, confusion_matrix, iou, mean_iou
-from segcal.metrics.tace import tace
 from segcal.metrics.volume_difference import volume_difference
+from segcal.reproduction import crac, svls
 from tests.conftest import close
 
 
@@ -39,15 +39,15 @@ def random_case(seed=0, n=500, k=4):
 
 def test_golden_aece(case):
     g, p, y = case
-    close(aece(p, y, compat="crac"), g["aece15_all"][0])
-    close(aece(p, y, compat="crac", mask=y > 0), g["aece15_fg"][0])
+    close(crac.aece(p, y), g["aece15_all"][0])
+    close(crac.aece(p, y, mask=y > 0), g["aece15_fg"][0])
 
 
 def test_golden_tace_of_svls_and_bwcr(case):
     g, p, y = case
-    value = tace(p, y, bins=10, compat="svls")
+    value = svls.tace(p, y, bins=10)
     close(value, g["svls_tace10_t1e-3"], rtol=1e-7)  # float32 inside the reference
-    value = tace(p, y, bins=10, threshold=1e-2, compat="svls")
+    value = svls.tace(p, y, bins=10, threshold=1e-2)
     close(value, g["bwcr_tace10_t1e-2"], rtol=1e-7)
     for name in ("svls_ece10", "bwcr_ece10"):
         close(ece(p, y, bins=10, mask=y > 0), g[name])

@@ -8,13 +8,13 @@ import subprocess
 
 import pytest
 
-from segcal.evaluation.case import Settings
 from segcal.evaluation.compare import SharedMean
+from segcal.evaluation.settings import EvaluationSettings
 from segcal.reporting.markup import latex, markdown, render_tables
 from segcal.reporting.tables import Cell, Column, Table, method_table
 
 NASTY = r"""[a] & b_1 | 50 % {x} $y$ #2 ~ ^ \end{document} <i> `c` *d* "e" """.strip()
-CONVENTIONS = Settings().conventions()
+CONVENTIONS = EvaluationSettings().conventions()
 
 
 def means(metric, *values, n=4):

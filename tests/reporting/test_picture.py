@@ -10,7 +10,7 @@ from matplotlib.text import Text
 
 from segcal.binning import BinStatistics
 from segcal.classify.curves import plot_curves, plot_multipliers, plot_retrieval
-from segcal.classify.study_report import Run, plot_metrics
+from segcal.classify.study_report import TrialResult, plot_metrics
 from segcal.evaluation.compare import Difference
 from segcal.reporting.comparison import plot_comparison
 from segcal.reporting.picture import draw
@@ -27,7 +27,7 @@ STATISTICS = BinStatistics(np.array([2, 3]), np.array([0.5, 2.5]), np.array([1, 
 
 
 def runs():
-    run = Run("set", "ce", 0, False, ("a",), {}, (), {}, [])
+    run = TrialResult("set", "ce", 0, False, ("a",), {}, (), {}, [])
     return {name: [(run, {"metrics": {"ece": 0.1, "nll": None}})] for name in NAMES}
 
 

@@ -8,6 +8,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.metrics.table import CALIBRATION, calibration_of
 from segcal.reporting.picture import draw
 from segcal.reporting.reliability import plot_class_reliability, plot_confidence, plot_reliability
 from segcal.tally import Voxels
@@ -71,7 +72,7 @@ def test_numbers_on_diagrams_are_those_of_the_tables():
     p = np.random.default_rng(0).dirichlet(np.ones(3), 500).T
     y = np.random.default_rng(1).integers(0, 3, 500)
     found = Voxels(p, y).tally(bins=15)
-    table = found["all"].metrics(15)
+    table = calibration_of(found["all"], CALIBRATION, groups=15)
     top = plot_reliability({k: t.top for k, t in found.items()}).axes[0]
     assert text(top) == f"ECE {table['ece']:.4f}"
     classes = plot_class_reliability({k: t.classes for k, t in found.items()}, "abc").axes

@@ -6,19 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.binning import error_between_edges
-from segcal.metrics.aece import aece
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.ece import ece
-from segcal.metrics.tace import tace_ref
+from segcal.reproduction import crac
+from segcal.reproduction.crac import error_between_edges, tace_ref, tcece
 from segcal.reproduction.marginloss import CONVENTIONS, evaluate_case_marginloss
 from tests.conftest import close
 
 CALIBRATION = ("ece_fg", "cece_fg", "aece_fg", "nll_fg", "tace_ref")
-COMPAT = {
-    name: lambda p, y, metric=metric: metric(p, y, compat="crac")
-    for name, metric in (("ece", ece), ("cece", classwise_ece), ("aece", aece), ("tace", tace_ref))
-}
+PUBLISHED = {"ece": crac.ece, "cece": crac.classwise_ece, "aece": crac.aece, "tace": tcece}
 CASES = {
     "plain": 0,
     "top label missing": 1,
@@ -62,7 +58,7 @@ def test_errors_before_the_rounding(golden):
         p, y = torch.softmax(g[f"logits_{i}"], 1), g[f"labels_{i}"].long()
         p, y = p.movedim(1, -1)[y > 0].T[None], y[y > 0][None]
         raw = g[f"raw_{i}"][[0, 1, 2, 4]]
-        found = [COMPAT[name](p, y) for name in ("ece", "cece", "aece", "tace")]
+        found = [PUBLISHED[name](p, y) for name in ("ece", "cece", "aece", "tace")]
         close(found, raw, rtol=1e-5, atol=1e-6)  # float32 sums there
 
 
@@ -75,9 +71,9 @@ def test_golden_calibration_in_float64(golden):
         for name, column in names.items():
             expected = float(g[f"{column}_{scope}"])
             if name == "tace":
-                found = tace_ref(*kept, compat="crac", mask=torch.ones_like(kept[1]).bool())
+                found = tcece(*kept, mask=torch.ones_like(kept[1]).bool())
             else:
-                found = COMPAT[name](*kept)
+                found = PUBLISHED[name](*kept)
             assert abs(found - expected) <= 1e-12
     row = evaluate(g["logits"], y)
     for key, column in zip(
@@ -145,7 +141,7 @@ def test_probabilities_of_0_are_in_no_bin_of_the_classwise_error():
     p = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]])
     y = torch.tensor([[1, 1]])
     # class 0: 1.0 in the last bin and never true; class 1: 0 is in no bin, 1.0 is right
-    close(classwise_ece(p, y, compat="crac"), (0.5 + 0.0) / 2)
+    close(crac.classwise_ece(p, y), (0.5 + 0.0) / 2)
     close(classwise_ece(p, y), (0.5 + 0.5 + 0.0) / 3)
 
 
@@ -154,10 +150,14 @@ BOTH = 0.88333333333 / 2  # in one bin: (14/15 + .95 - 1) / 2
 
 
 @pytest.mark.parametrize(
-    ("metric", "own"),
-    [(ece, TOP), (classwise_ece, (TOP + BOTH) / 2), (tace_ref, (TOP + BOTH) / 2)],
+    ("published", "ours", "own"),
+    [
+        (crac.ece, ece, TOP),
+        (crac.classwise_ece, classwise_ece, (TOP + BOTH) / 2),
+        (tcece, tace_ref, (TOP + BOTH) / 2),
+    ],
 )
-def test_a_hair_above_an_edge(metric, own):
+def test_a_hair_above_an_edge(published, ours, own):
     """Confidences 14/15 and a hair, right, and .95, wrong, share a bin in the published code.
 
     Here the first counts as on the edge, in the bin below. Class 1 has one bin either way.
@@ -166,17 +166,15 @@ def test_a_hair_above_an_edge(metric, own):
     top = torch.stack([hair, torch.tensor(0.95)])
     p, y = torch.stack([top, 1 - top])[None], torch.tensor([[0, 1]])
     everything = torch.ones(1, 2, dtype=torch.bool)
-    close(metric(p, y, compat="crac", mask=everything), BOTH, rtol=1e-6)
-    close(metric(p, y, mask=everything), own, rtol=1e-6)
+    close(published(p, y, mask=everything), BOTH, rtol=1e-6)
+    close(ours(p, y, mask=everything), own, rtol=1e-6)
 
 
-@pytest.mark.parametrize("metric", [ece, aece, classwise_ece, tace_ref])
-def test_compat_of_the_published_code(metric):
+@pytest.mark.parametrize("metric", PUBLISHED.values(), ids=PUBLISHED)
+def test_undefined_without_voxels(metric):
     p, y = torch.full((1, 2, 4), 0.5), torch.ones(1, 4, dtype=torch.long)
     nothing = torch.zeros(1, 4, dtype=torch.bool)
-    assert np.isnan(metric(p, y, compat="crac", mask=nothing))
-    with pytest.raises(ValueError, match="compat: expected one of"):
-        metric(p, y, compat="monai")
+    assert np.isnan(metric(p, y, mask=nothing))
 
 
 def test_refuses():

@@ -8,7 +8,8 @@ from torch import nn
 
 from segcal.components import Component
 from segcal.io.yaml import Strict, merged
-from segcal.training.experiments import build_part, differences, read_content, shipped
+from segcal.training.building import build_part
+from segcal.training.experiments import differences, read_content, shipped
 
 
 def test_settings_are_put_in(tmp_path):

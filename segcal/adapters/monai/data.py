@@ -27,9 +27,9 @@ from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, Sampler
 
 from segcal.adapters.monai.dataset import CaseFiles
-from segcal.adapters.monai.experiment import AXES, Data
+from segcal.adapters.monai.experiment import AXES, VolumeData
 from segcal.io.volumes import Geometry, read_geometry, read_labels, read_volume
-from segcal.training.experiments import build_part
+from segcal.training.building import build_part
 
 Item = dict[str, Tensor]
 
@@ -108,7 +108,7 @@ class Preprocess(Transform):
         data: how.
     """
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: VolumeData) -> None:
         self.data = data
         if data.window is None:
             self.normalise = NormalizeIntensityd("image", channel_wise=True)
@@ -128,7 +128,7 @@ class Preprocess(Transform):
         return Plain()(self.normalise(item))
 
 
-def network_shape(geometry: Geometry, data: Data) -> tuple[int, ...]:
+def network_shape(geometry: Geometry, data: VolumeData) -> tuple[int, ...]:
     """Size ``(z, y, x)`` of a volume as the network sees it."""
     if data.spacing_mm is None:
         return geometry.shape
@@ -136,7 +136,7 @@ def network_shape(geometry: Geometry, data: Data) -> tuple[int, ...]:
     return tuple(n if new is None else max(1, round(n * mm / new)) for n, mm, new in sides)
 
 
-def cached(cases: Sequence[CaseFiles], data: Data, workers: int) -> CacheDataset:
+def cached(cases: Sequence[CaseFiles], data: VolumeData, workers: int) -> CacheDataset:
     """Preprocessed volumes, kept in memory.
 
     Raises:
@@ -166,7 +166,7 @@ class RandomCrop(Randomizable, Transform):
         num_classes: labels from 1 to below this are foreground.
     """
 
-    def __init__(self, data: Data, num_classes: int) -> None:
+    def __init__(self, data: VolumeData, num_classes: int) -> None:
         self.size = data.size
         self.foreground = data.foreground
         self.num_classes = num_classes
@@ -188,7 +188,7 @@ class RandomCrop(Randomizable, Transform):
         return {key: value[box] for key, value in item.items()}
 
 
-def crops(data: Data, num_classes: int, padding: int) -> Compose:
+def crop_transforms(data: VolumeData, num_classes: int, padding: int) -> Compose:
     """Transforms from a whole slice or volume to a training sample."""
     pad = ResizeWithPadOrCropd if data.crop == "center" else SpatialPadd
     steps = [
@@ -217,7 +217,7 @@ class Unit:
     place: int
 
 
-def units(geometries: Sequence[Geometry], data: Data) -> list[Unit]:
+def units(geometries: Sequence[Geometry], data: VolumeData) -> list[Unit]:
     """All slices of all volumes, or all draws of an epoch."""
     if data.units == "patches":
         counts = [data.per_volume] * len(geometries)
@@ -232,18 +232,18 @@ def take_slice(item: Item, axis: str, place: int) -> Item:
     return {key: value.select(1 + AXES.index(axis), place) for key, value in item.items()}
 
 
-class Samples(Dataset[Item]):
+class Crops(Dataset[Item]):
     """Training samples; a key is the number of a unit and the seed of what is random in it.
 
     Args:
         volumes: preprocessed, by number.
         listed: units.
         data: how they are cut.
-        transform: see :func:`crops`.
+        transform: see :func:`crop_transforms`.
     """
 
     def __init__(
-        self, volumes: CacheDataset, listed: Sequence[Unit], data: Data, transform: Compose
+        self, volumes: CacheDataset, listed: Sequence[Unit], data: VolumeData, transform: Compose
     ) -> None:
         self.volumes = volumes
         self.units = listed
@@ -346,7 +346,7 @@ class ValidationBatches(Dataset[Item]):
         self,
         volumes: CacheDataset,
         geometries: Sequence[Geometry],
-        data: Data,
+        data: VolumeData,
         batch_size: int,
         padding: int,
     ) -> None:

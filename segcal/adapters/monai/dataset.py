@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from segcal.adapters.monai.experiment import Data, Split
+from segcal.adapters.monai.experiment import CaseSplit, VolumeData
 from segcal.io.files import read_json
 from segcal.io.label_sets import read_label_set
 from segcal.io.pairing import scan
@@ -70,16 +70,14 @@ class Cases:
         return {"train": [c.name for c in self.train], "val": [c.name for c in self.val]}
 
 
-def find_cases(data: Data) -> Cases:
+def find_cases(data: VolumeData) -> Cases:
     """Find the files of an experiment and split them.
 
     Raises:
         ValueError: naming the folder, file or case: what is missing, or does not fit.
     """
     if data.root is not None and not data.root.is_dir():
-        raise ValueError(
-            f"data.root: {data.root}: no such folder; give yours with --set data.root=FOLDER"
-        )
+        raise ValueError(f"data.root: {data.root}: no such folder; set data.root to yours")
     if data.root is None:
         images, labels, classes = data.images, data.labels, data.classes
         ignore, channels = None, None
@@ -117,8 +115,8 @@ def read_dataset_json(root: Path) -> tuple[tuple[str, ...], int | None, int]:
     label_set = read_label_set(path)
     if label_set.regions:
         raise ValueError(
-            f"{path}: defines regions that overlap, for which there is 'segcal nnunet train'; "
-            "give labels that exclude each other"
+            f"{path}: defines regions that overlap, for which there are segcal's trainers of "
+            "nnU-Net; give labels that exclude each other"
         )
     if label_set.num_channels < 2:
         raise ValueError(f"{path}: expected background and one label or more")
@@ -157,7 +155,7 @@ def find_images(folder: Path, channels: int | None) -> dict[str, tuple[Path, ...
 
 
 def split_names(
-    names: Sequence[str], split: Split, root: Path | None
+    names: Sequence[str], split: CaseSplit, root: Path | None
 ) -> tuple[list[str], list[str]]:
     """Names of training and validation cases.
 
@@ -185,7 +183,7 @@ def split_names(
     return train, val
 
 
-def _by_patient(names: Sequence[str], split: Split) -> tuple[list[str], list[str]]:
+def _by_patient(names: Sequence[str], split: CaseSplit) -> tuple[list[str], list[str]]:
     patients: dict[str, list[str]] = {}
     for name in names:
         match = re.match(split.patient, name) if split.patient else None

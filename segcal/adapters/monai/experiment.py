@@ -6,23 +6,22 @@ Relative paths are relative to the working directory.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from segcal.components import Component
 from segcal.io.yaml import Strict
-from segcal.recipes import load_objective
-from segcal.training.experiments import DEVICES, filled, load
+from segcal.training.experiments import Experiment, TrainingSettings, filled, load
 
 KIND = "experiments"
 """Folder of the shipped experiments."""
 AXES = ("z", "y", "x")
 
 
-class Split(Strict):
+class CaseSplit(Strict):
     """Which cases train and which validate.
 
     Attributes:
@@ -51,13 +50,13 @@ class Split(Strict):
         return value
 
     @model_validator(mode="after")
-    def _one_way(self) -> Split:
+    def _one_way(self) -> CaseSplit:
         if self.file is not None and self.fold is None:
             raise ValueError("a file of splits needs the fold to take of it")
         return self
 
 
-class Data(Strict):
+class VolumeData(Strict):
     """Volumes and what becomes of them.
 
     Attributes:
@@ -92,7 +91,7 @@ class Data(Strict):
     images: Path | None = None
     labels: Path | None = None
     classes: tuple[str, ...] | None = Field(default=None, min_length=2)
-    split: Split = Split()
+    split: CaseSplit = CaseSplit()
     units: Literal["slices", "patches"] = "slices"
     axis: Literal["z", "y", "x"] = "z"
     size: tuple[int, ...]
@@ -106,7 +105,7 @@ class Data(Strict):
     cache: float = Field(default=1.0, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Data:
+    def _consistent(self) -> VolumeData:
         folders = [self.images, self.labels, self.classes]
         if (self.root is None) == all(f is None for f in folders) or (
             self.root is None and None in folders
@@ -132,8 +131,8 @@ class Data(Strict):
         return 2 if self.units == "slices" else 3
 
 
-class Training(Strict):
-    """How long and on what.
+class SegmentationTraining(TrainingSettings):
+    """How long a training is and on what.
 
     Attributes:
         epochs: passes over all slices, or `per_volume` patches of every volume.
@@ -142,9 +141,6 @@ class Training(Strict):
         precision: ``fp32``, or what the network computes in on a GPU; losses, penalties and
             validation are in float32 anyway.
         early_stop: epochs without a better validation mean IoU after which it ends; None never.
-        seed: of weights, order, crops, dropout. Every epoch is seeded anew, so a resumed training
-            goes on as if it had not been stopped.
-        device: ``auto`` takes a GPU if there is one.
         workers: processes that load data, of each training process.
         find_unused_parameters: of DistributedDataParallel, for networks that do not use all.
     """
@@ -153,9 +149,6 @@ class Training(Strict):
     batch_size: int = Field(default=4, ge=1)
     val_batch_size: int = Field(default=16, ge=1)
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
-    early_stop: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=1, ge=0)
-    device: str = Field(default="auto", pattern=f"^({DEVICES})$")
     workers: int = Field(default=0, ge=0)
     find_unused_parameters: bool = False
 
@@ -175,50 +168,42 @@ class Inference(Strict):
     blend: Literal["gaussian", "constant"] = "gaussian"
 
 
-class Experiment(Strict):
-    """All about a training.
+class SegmentationExperiment(Experiment):
+    """All about a training of a MONAI network.
 
     Attributes:
-        summary: for people.
         data: volumes, split, preprocessing.
         network: a class of MONAI, torch or segcal that maps ``(N, C, *S)`` to logits
             ``(N, K, *S)``; spatial_dims, in_channels and out_channels are filled in.
-        recipe: the loss: name of a recipe, loss or penalty, or a YAML file.
-        terms: arguments of the recipe's terms, by name.
-        optimizer: a class of torch.optim.
         scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
             ReduceLROnPlateau is shown the validation mean IoU.
-        training: see :class:`Training`.
+        training: see :class:`SegmentationTraining`.
         inference: see :class:`Inference`.
         output: folder of the results; ``{recipe}``, ``{fold}`` and ``{seed}`` are replaced.
     """
 
-    summary: str = ""
-    data: Data
-    network: Component
-    recipe: str
-    terms: dict[str, dict[str, Any]] = Field(default={})
-    optimizer: Component = Component(target="torch.optim.Adam", args={"lr": 1e-3})
-    scheduler: Component | None = None
-    training: Training = Training()
-    inference: Inference = Inference()
-    output: str
+    must_be_same: ClassVar[Mapping[str, Sequence[str]]] = {
+        **Experiment.must_be_same,
+        "data": ("cache", "root", "images", "labels"),  # their cases are compared
+        "inference": (),
+        "training": (
+            *Experiment.must_be_same["training"],
+            "workers", "val_batch_size", "find_unused_parameters",
+        ),
+    }  # fmt: skip
 
-    @field_validator("recipe")
-    @classmethod
-    def _known_recipe(cls, value: str) -> str:
-        load_objective(value)
-        return value
+    data: VolumeData
+    training: SegmentationTraining = SegmentationTraining()
+    inference: Inference = Inference()
 
     @property
     def folder(self) -> Path:
         """Folder of the results."""
         fold = "none" if self.data.split.fold is None else self.data.split.fold
-        recipe = Path(self.recipe).stem
-        return filled(self.output, recipe=recipe, fold=fold, seed=self.training.seed)
+        return filled(str(super().folder), fold=fold)
 
 
-def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experiment:
+def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> SegmentationExperiment:
     """Read an experiment.
 
     Args:
@@ -228,4 +213,4 @@ def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Experim
     Raises:
         ValueError: no such file or name, or something that does not fit, with all that there is.
     """
-    return load(config, Experiment, KIND, settings)
+    return load(config, SegmentationExperiment, KIND, settings)

@@ -16,15 +16,16 @@ from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 
 from segcal import __version__
-from segcal.adapters.monai.checkpoints import MUST_BE_SAME, experiment_of, read_training
+from segcal.adapters.monai.building import build_network
+from segcal.adapters.monai.checkpoints import experiment_of, read_training
 from segcal.adapters.monai.data import Preprocess, resample
 from segcal.adapters.monai.dataset import CaseFiles, check_images, find_cases, find_images
-from segcal.adapters.monai.experiment import AXES, Data, Experiment
-from segcal.adapters.monai.training import build_network
+from segcal.adapters.monai.experiment import AXES, SegmentationExperiment, VolumeData
 from segcal.io.files import whole_file, write_json
 from segcal.io.volumes import Geometry, write_nifti
 from segcal.training.checkpoints import BEST_NAME, LAST_NAME
-from segcal.training.experiments import check_same, choose_device
+from segcal.training.devices import choose_device
+from segcal.training.experiments import check_same
 
 RECORD = "segcal_predict.json"
 PREDICTED = ("data", "network")
@@ -42,14 +43,16 @@ class Predictor:
         ValueError: no checkpoint, or one of something else.
     """
 
-    def __init__(self, experiment: Experiment, checkpoint: Literal["best", "last"]) -> None:
+    def __init__(
+        self, experiment: SegmentationExperiment, checkpoint: Literal["best", "last"]
+    ) -> None:
         name = BEST_NAME if checkpoint == "best" else LAST_NAME
         self.path = experiment.folder / name
         if not self.path.is_file():
-            raise ValueError(f"{self.path}: no such file; train first: segcal train")
+            raise ValueError(f"{self.path}: no such file; train first")
         content = read_training(self.path)
         trained = experiment_of(content, self.path)
-        check_same(trained, experiment, {part: MUST_BE_SAME[part] for part in PREDICTED}, self.path)
+        check_same(trained, experiment, self.path, PREDICTED)
         self.experiment = experiment
         self.classes: list[str] = content["classes"]
         self.ignore_label: int | None = content["ignore_label"]
@@ -79,7 +82,7 @@ class Predictor:
                 folder = data.root / "imagesTs"
             if folder is None or not folder.is_dir():
                 where = "" if folder is None else f"{folder}: no such folder; "
-                raise ValueError(f"{where}give the images with --input FOLDER, or --validation")
+                raise ValueError(f"{where}name a folder of images, or take the validation cases")
             images = find_images(folder, self.channels)
             found = [CaseFiles(name, paths) for name, paths in sorted(images.items())]
         if not found:
@@ -120,7 +123,7 @@ class Predictor:
         return torch.softmax(self.network(images).float(), 1)
 
 
-def check_output(folder: Path, data: Data, cases: Sequence[CaseFiles]) -> None:
+def check_output(folder: Path, data: VolumeData, cases: Sequence[CaseFiles]) -> None:
     """See to it that nothing is written among images, labels, or beside their dataset.json.
 
     Raises:
@@ -133,7 +136,7 @@ def check_output(folder: Path, data: Data, cases: Sequence[CaseFiles]) -> None:
     if folder.resolve() in {path.resolve() for path in read}:
         raise ValueError(
             f"{folder}: holds images, labels or the data set's dataset.json, which predictions "
-            "could replace; choose another --output"
+            "could replace; choose another folder for them"
         )
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules.loss import _Loss
 from segcal.objective import Objective
 from segcal.recipes import build
 from segcal.tensors import full_precision, one_hot
-from segcal.term import DualStep, Reduce
+from segcal.term import Capabilities, DualStep, Reduce
 
 Declared = TypeVar("Declared", bool, int | None)
 SUMS_TO_ONE = 1e-2
@@ -109,15 +109,7 @@ class SegcalLoss(_Loss):
                 f"ignore_index: {ignore_index} here, {self.ignore_index} in the objective; hand it "
                 "to segcal.recipes.build"
             )
-        for needs, named in (
-            ("the image", [n for n, t in declared.items() if t.needs_image]),
-            ("two views of a batch", [n for n, t in declared.items() if t.two_views]),
-        ):
-            if named:
-                raise ValueError(
-                    f"{', '.join(named)}: needs {needs}, and a MONAI loss gets logits and target; "
-                    "train with objective.step(model, images, labels) in a loop of your own"
-                )
+        _check_needs(declared)
         self._checked = False
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -213,6 +205,19 @@ class SegcalLoss(_Loss):
                 f"{tuple(target.shape)}; for a one-hot target say to_onehot_y=False"
             )
         return False
+
+
+def _check_needs(declared: Mapping[str, Capabilities]) -> None:
+    """Raise ValueError if a term needs more than logits and target."""
+    for needs, named in (
+        ("the image", [n for n, t in declared.items() if t.needs_image]),
+        ("two views of a batch", [n for n, t in declared.items() if t.two_views]),
+    ):
+        if named:
+            raise ValueError(
+                f"{', '.join(named)}: needs {needs}, and a MONAI loss gets logits and target; "
+                "train with objective.step(model, images, labels) in a loop of your own"
+            )
 
 
 def _agreed(name: str, found: set[Declared]) -> Declared:

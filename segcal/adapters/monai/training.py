@@ -12,234 +12,117 @@ are of each process's share.
 
 from __future__ import annotations
 
-import copy
-import math
-import os
-import platform
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from importlib.metadata import version
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from ignite.engine import Events
 from monai.engines import SupervisedEvaluator, SupervisedTrainer
-from monai.handlers import ValidationHandler
-from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
 from monai.utils import optional_import
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from segcal.adapters.monai.checkpoints import MUST_BE_SAME, experiment_of, read_training
+from segcal.adapters.monai.building import build_network, check_network, window_inferer
+from segcal.adapters.monai.checkpoints import KEYS
 from segcal.adapters.monai.data import (
+    Crops,
     EpochBatches,
-    Samples,
     ValidationBatches,
     cached,
-    crops,
+    crop_transforms,
     units,
 )
 from segcal.adapters.monai.dataset import check_cases, find_cases
-from segcal.adapters.monai.experiment import Data, Experiment
+from segcal.adapters.monai.experiment import SegmentationExperiment
 from segcal.adapters.monai.validation import TermMeans, ValidationPass
-from segcal.io.files import read_json, remove_leftovers, write_json
 from segcal.recipes import build, load_objective
-from segcal.reporting.picture import draw
-from segcal.reporting.progress import FIGURE_NAME, plot_progress
-from segcal.term import sum_over_ranks
-from segcal.training.checkpoints import BEST_NAME, LAST_NAME, write_checkpoint
-from segcal.training.collapse import REMEDY, CollapseWatch
-from segcal.training.epoch_log import EpochLog
-from segcal.training.experiments import (
-    build_optimizer,
-    build_part,
-    check_same,
-    check_unused,
-    choose_device,
-    write_resolved,
-)
+from segcal.training.beginning import RUN_NAME
+from segcal.training.checkpoints import LAST_NAME
+from segcal.training.collapse import CollapseWatch
+from segcal.training.results import Criterion, Validation
+from segcal.training.run import TrainingRun
 
 SummaryWriter, HAS_TENSORBOARD = optional_import("torch.utils.tensorboard", name="SummaryWriter")
-RUN_NAME = "run.json"
 TENSORBOARD = "tensorboard"
-LIBRARIES = ("segcal", "torch", "monai", "pytorch-ignite", "numpy", "nibabel")
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """This process among those that train together.
-
-    Attributes:
-        rank: its number.
-        size: how many there are.
-        device: what it computes on.
-    """
-
-    rank: int
-    size: int
-    device: torch.device
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the process that writes."""
-        return self.rank == 0
-
-
-@contextmanager
-def processes(device: str) -> Iterator[Ranks]:
-    """Join the processes that ``torchrun`` has started, if it has.
-
-    Args:
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``; of several processes on GPUs each takes
-            the one of its local rank.
-
-    Raises:
-        ValueError: no such device.
-    """
-    chosen = choose_device(device)
-    if "WORLD_SIZE" not in os.environ:
-        yield Ranks(0, 1, chosen)
-        return
-    if chosen.type == "cuda":
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
-    try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)
-    finally:
-        dist.destroy_process_group()
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What came of a training.
-
-    Attributes:
-        folder: of the results.
-        epochs: that have been trained, those before a resume included.
-        best_epoch: number of the best one, from 0.
-        best_miou: its validation mean IoU.
-        early: whether patience ended it.
-    """
-
-    folder: Path
-    epochs: int
-    best_epoch: int
-    best_miou: float
-    early: bool
-
-
-class TrainingRun:
-    """A training that has been checked and is ready to run.
+class SegmentationRun(TrainingRun[SegmentationExperiment]):
+    """A training of a MONAI network that has been checked and is ready to run.
 
     Example::
 
         with processes("auto") as ranks:
-            trained = TrainingRun(load_experiment("my.yaml"), ranks).run()
+            trained = SegmentationRun(load_experiment("my.yaml"), ranks).run()
 
-    Args:
-        experiment: what to do.
-        ranks: this process.
-        resume: go on from the last checkpoint; from the beginning where there is none yet.
-        say: told what a user should read, in the first process.
-
-    Raises:
-        ValueError: something does not fit.
+    See :class:`segcal.training.run.TrainingRun`. ``advance`` of :meth:`run` is called after every
+    iteration with what the last epoch came to, in words.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        ranks: Ranks,
-        *,
-        resume: bool = False,
-        say: Say = lambda text: None,
-    ) -> None:
-        self.experiment, self.ranks, self.say = experiment, ranks, say
-        data, settings = experiment.data, experiment.training
-        self.device, self.folder = ranks.device, experiment.folder
-        last = self.folder / LAST_NAME
-        if not resume:
-            check_unused(self.folder)
-        if settings.precision == "fp16" and self.device.type == "cpu":
+    libraries = ("segcal", "torch", "monai", "pytorch-ignite", "numpy", "nibabel")
+    keys = (*TrainingRun.keys, *KEYS)
+    criterion = Criterion("miou", "mean IoU")
+    _words = ""
+    _writer: Any = None
+
+    def prepare(self, checkpoint: dict[str, Any] | None) -> None:
+        """Find the files of the cases, and build the loss."""
+        experiment, precision = self.experiment, self.experiment.training.precision
+        if precision == "fp16" and self.device.type == "cpu":
             raise ValueError("training.precision: fp16 needs a GPU; use fp32 or bf16")
-        checkpoint = None
-        if resume and last.exists():
-            checkpoint = read_training(last)
-            check_same(experiment_of(checkpoint, last), experiment, MUST_BE_SAME, last)
-        self.cases = find_cases(data)
+        self.cases = find_cases(experiment.data)
         if checkpoint is not None and checkpoint["cases"] != self.cases.names:
             raise ValueError(
-                f"{last}: was trained and validated on other cases ({RUN_NAME} beside it lists "
-                "them); go on with those, or choose another output"
+                f"{self.folder / LAST_NAME}: was trained and validated on other cases ({RUN_NAME} "
+                "beside it lists them); go on with those, or choose another output"
             )
-        self.recipe = load_objective(experiment.recipe).model_dump()
-        if checkpoint is not None and checkpoint["recipe"] != self.recipe:
-            raise ValueError(
-                f"{last}: was trained with another content of {experiment.recipe}; go on with "
-                "that, or choose another output"
-            )
-        if ranks.first:
-            say(
-                f"Checking and reading {len(self.cases.train)} training and "
-                f"{len(self.cases.val)} validation cases"
-            )
-        k = len(self.cases.classes)
+        self.classes = self.cases.classes
+        self.recipe = load_objective(experiment.recipe)
         terms: dict[str, Any] = experiment.terms
         self.objective = build(
-            experiment.recipe, k, ignore_index=self.cases.ignore_index, **terms
-        ).to(self.device)
-        torch.manual_seed(settings.seed)
-        self.network = build_network(experiment, self.cases.channels, k).to(self.device)
-        check_network(self.network, data, self.cases.channels, k, self.device)
-        self.optimizer, self.scheduler = build_optimizer(
-            experiment.optimizer,
-            experiment.scheduler,
-            self.network,
-            epochs=settings.epochs,
-            metric="mean IoU",
-            higher=True,
+            experiment.recipe, len(self.classes), ignore_index=self.cases.ignore_index, **terms
         )
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision == "fp16")
-        self.best_miou, self.best_epoch, self.epoch = -1.0, -1, 0
-        self.collapse = CollapseWatch(k)
-        self._said: list[int] = []
-        self._state = ""
-        self._load_data()
-        if checkpoint is not None:
-            self._restore(checkpoint)
-        self._begin(resumed=checkpoint is not None)
+        self.collapse = CollapseWatch(len(self.classes))
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        self._means = TermMeans()
+        self._measured = ValidationPass(self.objective, len(self.classes), self.cases.ignore_index)
 
-    def _load_data(self) -> None:
+    def build_network(self, *, fresh: bool) -> nn.Module:
+        """Build what the experiment names."""
+        return build_network(self.experiment, self.cases.channels, len(self.classes))
+
+    def check_network(self) -> None:
+        """Raise ValueError unless logits come out as large as the image."""
+        data, channels = self.experiment.data, self.cases.channels
+        check_network(self.network, data, channels, len(self.classes), self.device)
+
+    def load(self) -> None:
+        """Check and read the volumes of all cases."""
         data, settings, ranks = self.experiment.data, self.experiment.training, self.ranks
         sides = {"train": self.cases.train, "val": self.cases.val}
+        self.say(
+            f"Checking and reading {len(sides['train'])} training and {len(sides['val'])} "
+            "validation cases"
+        )
         grids = {side: check_cases(cases, self.cases.known_labels) for side, cases in sides.items()}
         listed = units(grids["train"], data)
         self.sampler = EpochBatches(
             len(listed), settings.batch_size, settings.seed, ranks.rank, ranks.size
         )
-        transform = crops(data, len(self.cases.classes), self.cases.ignore_index)
+        transform = crop_transforms(data, len(self.classes), self.cases.ignore_index)
         volumes = {side: cached(cases, data, settings.workers) for side, cases in sides.items()}
         loading: dict[str, Any] = {
             "num_workers": settings.workers,
             "pin_memory": self.device.type == "cuda",
             "generator": torch.Generator(),  # of its own: the network's draws are not shifted
         }
-        self.train_loader = DataLoader(
-            Samples(volumes["train"], listed, data, transform),
-            batch_sampler=self.sampler,
-            **loading,
-        )
-        _try_first(self.train_loader.dataset)
+        crops = Crops(volumes["train"], listed, data, transform)
+        _try_first(crops)
+        self.train_loader = DataLoader(crops, batch_sampler=self.sampler, **loading)
         batches = ValidationBatches(
             volumes["val"], grids["val"], data, settings.val_batch_size, self.cases.ignore_index
         )
@@ -248,70 +131,36 @@ class TrainingRun:
                 f"validation: {len(batches)} batches for {ranks.size} processes; use fewer "
                 "processes, a smaller training.val_batch_size, or more validation cases"
             )
-        self.val_loader = DataLoader(
-            batches,
-            batch_size=None,
-            sampler=range(ranks.rank, len(batches), ranks.size),
-            **loading,
-        )
-
-    def _begin(self, *, resumed: bool) -> None:
-        """Write what the run is, when all has been checked by all processes."""
-        mine = torch.tensor([self.epoch, self.epoch**2], dtype=torch.float64)
-        total, squares = sum_over_ranks(mine).tolist()  # which waits for all
-        if total**2 != self.ranks.size * squares:  # equal if and only if all epochs are
-            raise ValueError(
-                f"{self.folder / LAST_NAME}: not all processes find the same one; the output "
-                "must lie on a file system that all machines share"
-            )
-        if not self.ranks.first:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.folder)
-        EpochLog(self.folder).forget_from(self.epoch)
-        write_resolved(self.experiment, self.folder)
-        path = self.folder / RUN_NAME
-        before = read_json(path)["runs"] if resumed and path.exists() else []
-        run = {
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "first_epoch": self.epoch,
-            "seed": self.experiment.training.seed,
-            "device": str(self.device),
-            "processes": self.ranks.size,
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in LIBRARIES},
-            },
-        }
-        write_json(
-            path,
-            {
-                "runs": [*before, run],
-                "recipe": self.recipe,
-                "cases": self.cases.names,
-                "classes": list(self.cases.classes),
-            },
-        )
+        mine = range(ranks.rank, len(batches), ranks.size)
+        self.val_loader = DataLoader(batches, batch_size=None, sampler=mine, **loading)
 
     @property
     def iterations(self) -> int:
         """How many are left, without early stop."""
-        return (self.experiment.training.epochs - self.epoch) * len(self.sampler)
+        return self.epochs_left * len(self.sampler)
 
-    def run(self, advance: Callable[[str], None] = lambda state: None) -> Trained:
-        """Train to the end.
-
-        Args:
-            advance: called after every iteration with what the last epoch came to, in words.
-
-        Raises:
-            FloatingPointError: logits are no longer finite.
-        """
-        settings = self.experiment.training
-        per_epoch = len(self.sampler)
-        self._measured = ValidationPass(
-            self.objective, len(self.cases.classes), self.cases.ignore_index
+    @cached_property
+    def _trainer(self) -> SupervisedTrainer:
+        trainer = SupervisedTrainer(
+            self.device,
+            self.experiment.training.epochs,
+            self.train_loader,
+            self._model,
+            self.optimizer,
+            self.objective,
+            epoch_length=len(self.sampler),
+            iteration_update=self._iterate,
+            decollate=False,
         )
+        trainer.add_event_handler(
+            Events.ITERATION_COMPLETED, lambda engine: self.advance(self._words)
+        )
+        trainer.state.epoch = self.epoch
+        trainer.state.iteration = self.epoch * len(self.sampler)
+        return trainer
+
+    @cached_property
+    def _evaluator(self) -> SupervisedEvaluator:
         evaluator = SupervisedEvaluator(
             self.device,
             self.val_loader,
@@ -321,37 +170,10 @@ class TrainingRun:
             decollate=False,
         )
         evaluator.add_event_handler(Events.STARTED, self._share_statistics)
-        self._model = self._wrapped()
-        self._trainer = SupervisedTrainer(
-            self.device,
-            settings.epochs,
-            self.train_loader,
-            self._model,
-            self.optimizer,
-            self.objective,
-            epoch_length=per_epoch,
-            iteration_update=self._iterate,
-            decollate=False,
-            train_handlers=[ValidationHandler(1, evaluator)],  # before the checkpoint is written
-        )
-        self._trainer.add_event_handler(Events.EPOCH_STARTED, self._start_epoch)
-        self._trainer.add_event_handler(Events.EPOCH_COMPLETED, self._end_epoch)
-        self._trainer.add_event_handler(
-            Events.ITERATION_COMPLETED, lambda engine: advance(self._state)
-        )
-        self._trainer.state.epoch = self.epoch
-        self._trainer.state.iteration = self.epoch * per_epoch
-        self._means, self._writer = TermMeans(), self._tensorboard()
-        if self.epoch < settings.epochs and not self._out_of_patience:
-            with deterministic():
-                self._trainer.run()
-        if self._writer is not None:
-            self._writer.close()
-        return Trained(
-            self.folder, self.epoch, self.best_epoch, self.best_miou, self._out_of_patience
-        )
+        return evaluator
 
-    def _wrapped(self) -> nn.Module:
+    @cached_property
+    def _model(self) -> nn.Module:
         if self.ranks.size == 1:
             return self.network
         return DistributedDataParallel(
@@ -366,12 +188,13 @@ class TrainingRun:
             for buffer in self.network.buffers():
                 dist.broadcast(buffer, 0)
 
-    def _start_epoch(self, engine: SupervisedTrainer) -> None:
-        """Seed an epoch, each rank differently, so that nothing depends on the epochs before."""
-        self.sampler.epoch = engine.state.epoch - 1
-        seed = self.experiment.training.seed
-        torch.manual_seed(seed + 1000003 * engine.state.epoch + 7919 * self.ranks.rank)
-        self._started = time.monotonic()
+    def train_epoch(self, seed: int) -> dict[str, float]:
+        """Let MONAI's trainer run for one epoch more."""
+        self.sampler.epoch = self.epoch
+        self._trainer.state.max_epochs = self.epoch + 1
+        with deterministic():
+            self._trainer.run()
+        return self._means.take(self.device)
 
     def _iterate(self, engine: SupervisedTrainer, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """One step; the recipe may call the network on two views of the images."""
@@ -390,117 +213,57 @@ class TrainingRun:
         self._means.add(values, share.samples)
         return {"loss": total.detach()}
 
-    def _end_epoch(self, engine: SupervisedTrainer) -> None:
-        """Step the schedule, log, keep the best and the last, decide whether to go on."""
-        epoch, validation = self.epoch, self._measured.result
-        self.epoch += 1
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(validation.miou)
-        elif self.scheduler is not None:
-            self.scheduler.step()
-        collapsed = self.collapse.update(validation.predicted, validation.labelled)
-        record = {
-            "epoch": epoch,
-            "train": self._means.take(self.device),
-            "val": validation.terms,
-            "miou": validation.miou,
-            "ece": validation.ece,
-            "lr": rates[0],
-            "collapsed": collapsed,
-            "seconds": round(time.monotonic() - self._started, 3),
-            **{name: vars(step) for name, step in validation.steps.items()},
-        }
-        miou = -1.0 if math.isnan(validation.miou) else validation.miou  # no foreground at all
-        best = self.best_epoch < 0 or miou > self.best_miou
-        if best:
-            self.best_miou, self.best_epoch = miou, epoch
-        self._state = f"epoch {epoch}: mean IoU {validation.miou:.4f}, ECE {validation.ece:.4f}"
-        if self.ranks.first:
-            self._keep(record, best=best)
-            self.say(f"{self._state}; {_words(record)}")
-        self._warn(validation.steps, collapsed)
-        if self._out_of_patience:
-            engine.terminate()
+    def validate_epoch(self) -> Validation:
+        """Let MONAI's evaluator run; the multipliers are updated at the end of its pass."""
+        with deterministic():
+            self._evaluator.run(self.epoch + 1)
+        return self._measured.result
 
-    @property
-    def _out_of_patience(self) -> bool:
-        patience = self.experiment.training.early_stop
-        return patience is not None and self.epoch - 1 - self.best_epoch >= patience
+    def after_epoch(self, record: dict[str, Any], validation: Validation) -> None:
+        """Say how the epoch went, and write it for TensorBoard."""
+        scores = f"mean IoU {record['miou']:.4f}, ECE {record['ece']:.4f}"
+        self._words = f"epoch {record['epoch']}: {scores}"
+        self.say(f"{self._words}; {_terms(record)}")
+        if HAS_TENSORBOARD:
+            self._write_scalars(record, validation)
 
-    def _keep(self, record: dict[str, Any], *, best: bool) -> None:
-        log = EpochLog(self.folder)
-        log.append(record)
-        content = self._state_dict()
-        if best:
-            write_checkpoint(self.folder / BEST_NAME, content)
-        write_checkpoint(self.folder / LAST_NAME, content)
-        figure = plot_progress(log.records(), self.cases.classes)
-        draw(figure, "").save(self.folder / FIGURE_NAME)
-        if self._writer is not None:
-            self._write_scalars(record)
-
-    def _warn(self, steps: dict[str, Any], collapsed: list[int]) -> None:
-        if not self.ranks.first:
-            return
-        for name, step in steps.items():
-            for note in step.notes:
-                self.say(f"epoch {self.epoch - 1}: {name}: {note}")
-        if collapsed and collapsed != self._said:
-            missing = ", ".join(self.cases.classes[k] for k in collapsed)
-            self.say(
-                f"epoch {self.epoch - 1}: {missing} labelled in validation but not predicted for "
-                f"{self.collapse.patience} epochs or more: {REMEDY}"
-            )
-        self._said = collapsed
-
-    def _tensorboard(self) -> Any:
-        if not (HAS_TENSORBOARD and self.ranks.first):
-            return None
-        return SummaryWriter(str(self.folder / TENSORBOARD), purge_step=self.epoch)
-
-    def _write_scalars(self, record: dict[str, Any]) -> None:
+    def _write_scalars(self, record: dict[str, Any], validation: Validation) -> None:
         epoch = record["epoch"]
+        if self._writer is None:
+            self._writer = SummaryWriter(str(self.folder / TENSORBOARD), purge_step=epoch)
         for phase in ("train", "val"):
             for name, value in record[phase].items():
                 self._writer.add_scalar(f"{phase}/{name}", value, epoch)
         for name in ("miou", "ece", "lr"):
             self._writer.add_scalar(name, record[name], epoch)
-        for name, step in self._measured.result.steps.items():
+        for name, step in validation.steps.items():
             for key in ("lam", "rho", "constraint"):
                 for region, row in enumerate(getattr(step, key)):
-                    for label, value in zip(self.cases.classes, row, strict=False):
+                    for label, value in zip(self.classes, row, strict=False):
                         self._writer.add_scalar(f"{name}/{key}_{region}/{label}", value, epoch)
 
-    def _state_dict(self) -> dict[str, Any]:
+    def finish(self) -> None:
+        """Close the log of TensorBoard."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def facts(self) -> dict[str, Any]:
+        """The cases that train and validate."""
+        return {"cases": self.cases.names}
+
+    def own_state(self) -> dict[str, Any]:
+        """What a prediction needs to know of the data, and the scale of gradients."""
         return {
-            "experiment": self.experiment.model_dump(mode="json"),
-            "classes": list(self.cases.classes),
+            "classes": list(self.classes),
             "ignore_label": self.cases.ignore_label,
             "channels": self.cases.channels,
             "cases": self.cases.names,
-            "recipe": self.recipe,
-            "epoch": self.epoch,
-            "best_miou": self.best_miou,
-            "best_epoch": self.best_epoch,
-            "missing": list(self.collapse.missing),
-            "network": self.network.state_dict(),
-            "objective": self.objective.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
 
-    def _restore(self, content: dict[str, Any]) -> None:
-        self.epoch = content["epoch"]
-        self.best_miou, self.best_epoch = content["best_miou"], content["best_epoch"]
-        self.collapse.missing = list(content["missing"])
-        self.network.load_state_dict(content["network"])
-        self.objective.load_state_dict(content["objective"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(content["scheduler"])
-        self.scaler.load_state_dict(content["scaler"])
+    def restore_own(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the scale of gradients."""
+        self.scaler.load_state_dict(checkpoint["scaler"])
 
 
 @contextmanager
@@ -514,71 +277,14 @@ def deterministic() -> Iterator[None]:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
 
-def build_network(experiment: Experiment, channels: int, num_classes: int) -> nn.Module:
-    """Build the network of an experiment.
-
-    Raises:
-        ValueError: not a network, or arguments that do not fit.
-    """
-    return build_part(
-        experiment.network,
-        nn.Module,
-        "network",
-        spatial_dims=experiment.data.axes,
-        in_channels=channels,
-        out_channels=num_classes,
-    )
-
-
-@torch.no_grad()
-def check_network(
-    network: nn.Module, data: Data, channels: int, num_classes: int, device: torch.device
-) -> None:
-    """Check with an image of zeros that logits come out as large as the image, in both modes.
-
-    Raises:
-        ValueError: they do not.
-    """
-    images = torch.zeros(1, channels, *data.size, device=device)
-    expected = (1, num_classes, *data.size)
-    for training in (False, True):
-        trial = copy.deepcopy(network).train(training)  # batch norm keeps what it sees
-        try:
-            output = trial(images)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"network: fails on an image {tuple(images.shape)} ({error}); does data.size "
-                "divide by its strides?"
-            ) from None
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        if shape != expected:
-            raise ValueError(
-                f"network: expected logits {expected} for an image {tuple(images.shape)}, got "
-                f"{shape}; switch deep supervision off, and choose a data.size that divides by "
-                "the strides"
-            )
-
-
-def window_inferer(experiment: Experiment) -> Inferer:
-    """How validation calls the network: on the crop that it trains on, or window by window."""
-    if experiment.data.crop == "center":
-        return SimpleInferer()
-    return SlidingWindowInferer(
-        experiment.data.size,
-        experiment.training.val_batch_size,
-        experiment.inference.overlap,
-        experiment.inference.blend,
-    )
-
-
-def _try_first(samples: Any) -> None:
+def _try_first(crops: Crops) -> None:
     """Cut a sample before training begins.
 
     Raises:
         ValueError: `data.augment` fails on it.
     """
     try:
-        samples[0, 0]
+        crops[0, 0]
     except (KeyError, RuntimeError, TypeError) as error:
         why = error.__cause__ or error
         raise ValueError(
@@ -587,7 +293,7 @@ def _try_first(samples: Any) -> None:
         ) from error
 
 
-def _words(record: dict[str, Any]) -> str:
+def _terms(record: dict[str, Any]) -> str:
     """Terms of an epoch, and how long it took."""
     terms = "; ".join(
         f"{phase} {', '.join(f'{name} {value:.4g}' for name, value in record[phase].items())}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,30 +14,10 @@ from segcal.binning import BinStatistics
 from segcal.metrics.ece import reliability
 from segcal.metrics.iou import confusion_matrix, mean_iou
 from segcal.objective import Objective
-from segcal.term import DualStep, sum_over_ranks
+from segcal.term import sum_over_ranks
+from segcal.training.results import Validation
 
 ECE_BINS = 15
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Result of a pass.
-
-    Attributes:
-        terms: mean of every unweighted term over samples.
-        miou: mean over the foreground classes of the IoU pooled over all voxels.
-        ece: of the top label, over all voxels.
-        predicted: voxels per class in the prediction.
-        labelled: voxels per class in the labels.
-        steps: what the update of the multipliers did, by penalty.
-    """
-
-    terms: dict[str, float]
-    miou: float
-    ece: float
-    predicted: list[float]
-    labelled: list[float]
-    steps: dict[str, DualStep]
 
 
 class ValidationPass:
@@ -111,14 +90,16 @@ class ValidationPass:
         confusion = confusion.reshape(self._confusion.shape).astype(np.int64)
         steps = self.objective.dual_step(sum_over_ranks)
         self.result = Validation(
-            {name: float(v / means[0]) for name, v in zip(self._terms, means[1:], strict=True)},
-            mean_iou(confusion),
-            BinStatistics(*bins.reshape(3, ECE_BINS)).expected_error(),
-            confusion.sum(0).tolist(),
-            confusion.sum(1).tolist(),
-            steps,
+            terms={n: float(v / means[0]) for n, v in zip(self._terms, means[1:], strict=True)},
+            metrics={
+                "miou": mean_iou(confusion),
+                "ece": BinStatistics(*bins.reshape(3, ECE_BINS)).expected_error(),
+            },
+            steps=steps,
+            predicted=confusion.sum(0).tolist(),
+            labelled=confusion.sum(1).tolist(),
         )
-        engine.state.metrics.update(miou=self.result.miou, ece=self.result.ece)
+        engine.state.metrics.update(self.result.metrics)
 
 
 class TermMeans:

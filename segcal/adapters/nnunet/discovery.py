@@ -1,9 +1,9 @@
-"""How nnU-Net finds segcal's trainers: by an environment variable, or by registration.
+"""How nnU-Net finds segcal's trainers and its own folders: by environment variables.
 
 ``nnUNet_extTrainer`` names folders whose modules nnU-Net searches; ours is a folder with a single
 star import, so that the classes live in :mod:`segcal.adapters.nnunet.trainers` and stay
-importable and picklable. Registration puts the classes where nnU-Net looks first, which needs no
-variable and skips the import of every trainer that nnU-Net ships.
+importable and picklable. Nothing of nnU-Net is imported here, since it reads its variables then;
+:mod:`segcal.adapters.nnunet.registration` is the other way, which needs no variable.
 """
 
 from __future__ import annotations
@@ -25,23 +25,6 @@ def ensure_env() -> None:
     ours = str(ext_path())
     others = [p for p in os.environ.get(EXT_VARIABLE, "").split(os.pathsep) if p and p != ours]
     os.environ[EXT_VARIABLE] = os.pathsep.join([ours, *others])
-
-
-def register() -> None:
-    """Make our trainers attributes of the module that nnU-Net searches first."""
-    from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as searched_first  # noqa: N813
-
-    from segcal.adapters.nnunet import trainers
-
-    for name, trainer in trainers.TRAINERS.items():
-        setattr(searched_first, name, trainer)
-
-
-def recipes_of_trainers() -> dict[str, str]:
-    """Name of the recipe of every trainer that the module for ``nnUNet_extTrainer`` offers."""
-    from segcal.adapters.nnunet import trainers
-
-    return {name: getattr(trainers, name).recipe for name in trainers.__all__}
 
 
 def require_paths(*variables: str) -> None:

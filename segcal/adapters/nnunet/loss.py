@@ -2,78 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from segcal.adapters.nnunet.host_loss import Heads, take_apart
+from segcal.adapters.nnunet.labels import Labels
 from segcal.binning import BinStatistics, equal_width_statistics
 from segcal.objective import Objective, two_view_loss
 from segcal.tensors import full_precision, valid_mask
-from segcal.term import DualStep, Reduce, TwoViewTerm, View
+from segcal.term import DualStep, LearnedTerm, Reduce, TwoViewTerm, View
 
 ECE_BINS = 15
-Heads = Tensor | Sequence[Tensor]
-
-
-class Labels:
-    """How labels lie in nnU-Net's targets ``(N, 1, *S)``, or with regions ``(N, R, *S)`` of bool.
-
-    Args:
-        num_classes: K, channels of the logits.
-        per_channel: region-based training, a sigmoid per channel.
-        ignore_index: label of voxels to leave out; with regions these are a last channel more.
-        channels: input channels that are images; in a cascade others are one-hot labels.
-    """
-
-    def __init__(
-        self, num_classes: int, *, per_channel: bool, ignore_index: int | None, channels: int
-    ) -> None:
-        self.num_classes = num_classes
-        self.per_channel = per_channel
-        self.ignore_index = ignore_index
-        self.channels = channels
-
-    def of(self, target: Tensor) -> Tensor:
-        """Return labels ``(N, *S)``, per channel ``(N, R, *S)``, as segcal's terms take them."""
-        if not self.per_channel:
-            return target[:, 0].long()
-        if self.ignore_index is None:
-            return target.long()
-        return torch.where(target[:, -1:].bool(), self.ignore_index, target[:, :-1].long())
-
-    def runtime(self) -> dict[str, Any]:
-        """Arguments of a term that are known only here."""
-        return {
-            "num_classes": self.num_classes,
-            "ignore_index": self.ignore_index,
-            "per_channel": self.per_channel or None,
-        }
-
-
-class HeadLoss(nn.Module):
-    """nnU-Net's loss of one head, its cross-entropy replaced.
-
-    Args:
-        host: nnU-Net's Dice + cross-entropy; its weight of cross-entropy is set to 0.
-        instead: what takes that place.
-        labels: how targets are read.
-    """
-
-    def __init__(self, host: nn.Module, instead: Objective, labels: Labels) -> None:
-        super().__init__()
-        self.host = without(host, "weight_ce")
-        self.instead = instead
-        self.labels = labels
-
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of logits ``(N, K, *S)`` and nnU-Net's target."""
-        return self.host(output, target) + self.instead(output, self.labels.of(target))
+CROSS_ENTROPY = "cross_entropy"
 
 
 class PenalisedLoss(nn.Module):
     """nnU-Net's loss plus terms on the full-resolution head, and the sums of a pass.
+
+    Where that is possible nnU-Net's cross-entropy of this head shares a sweep with a penalty
+    (:mod:`segcal.sweep`): the values are the same, one pass over the logits less.
 
     Args:
         host: nnU-Net's loss, deep supervision included.
@@ -94,6 +43,13 @@ class PenalisedLoss(nn.Module):
         self.host = host
         self.labels = labels
         self.penalties = penalties
+        self.rest = None if penalties is None else take_apart(host, labels.num_classes)
+        self.joined: Objective | None = None
+        if penalties is not None and self.rest is not None:
+            self.joined = Objective(
+                {CROSS_ENTROPY: self.rest.cross_entropy, **penalties.terms},
+                {CROSS_ENTROPY: self.rest.weight, **penalties.weights},
+            )
         self.consistency: TwoViewTerm | None
         self.weight, self.name, self.consistency = consistency or (0.0, "", None)
         declared = {} if penalties is None else penalties.declared()
@@ -101,6 +57,12 @@ class PenalisedLoss(nn.Module):
         self._views: tuple[View, View] | None = None
         self._images: list[Tensor | None] = [None]
         self.start_pass()
+
+    @property
+    def learns(self) -> bool:
+        """Whether a penalty's weights are learned in validation."""
+        terms = [] if self.penalties is None else self.penalties.terms.values()
+        return any(isinstance(term, LearnedTerm) for term in terms)
 
     def start_pass(self, *, measuring: bool = False, observing: bool = False) -> None:
         """Forget the sums of the pass before.
@@ -195,11 +157,17 @@ class PenalisedLoss(nn.Module):
     def _view_loss(
         self, output: Heads, target: Heads, image: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        base = self.host(output, target)
         if self.penalties is None:
+            base = self.host(output, target)
             return base, {"base": base}
-        labels = self.labels.of(_first(target))
-        total, values = self.penalties.loss_and_terms(_first(output), labels, image)
+        logits, labels = _first(output), self.labels.of(_first(target))
+        if self.rest is not None and self.joined is not None and self.joined.shares_sweep(logits):
+            base = self.rest(output, target)
+            total, values = self.joined.loss_and_terms(logits, labels, image)
+            cross_entropy = self.rest.weight * values.pop(CROSS_ENTROPY)
+            return base + total, {"base": base + cross_entropy, **values}
+        base = self.host(output, target)
+        total, values = self.penalties.loss_and_terms(logits, labels, image)
         return base + total, {"base": base, **values}
 
     def _two_view_loss(
@@ -246,18 +214,6 @@ def calibration(logits: Tensor, labels: Tensor, layout: Labels) -> Tensor:
         bins = equal_width_statistics(confidence, (predicted == labels)[valid], ECE_BINS)
     sums = (bins.count, bins.confidence_sum, bins.hit_sum)
     return torch.stack([torch.as_tensor(s, dtype=torch.float64) for s in sums])
-
-
-def without(host: nn.Module, weight: str) -> nn.Module:
-    """Set a weight of nnU-Net's compound loss, ``weight_ce`` or ``weight_dice``, to 0.
-
-    Raises:
-        AttributeError: nnU-Net has renamed it.
-    """
-    if not hasattr(host, weight):
-        raise AttributeError(f"nnU-Net's {type(host).__name__} has no {weight} any more")
-    setattr(host, weight, 0)
-    return host
 
 
 def _first(heads: Heads) -> Tensor:

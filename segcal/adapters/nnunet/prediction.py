@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from segcal import __version__
-from segcal.adapters.nnunet.running import LOGITS_FOLDER, RECORD_NAME, Aggregation, replaced
+from segcal.adapters.nnunet.patching import LOGITS_FOLDER, RECORD_NAME, Aggregation, replaced
 from segcal.io.files import whole_file, write_json
 
 OUTSIDE = -110.0
@@ -139,7 +139,8 @@ class AveragingPredictor(nnUNetPredictor):
         if not torch.isfinite(total).all():
             raise ValueError(
                 "the network's output is NaN or infinite; was it trained until its loss was NaN, "
-                "or is an image NaN? Half precision (-device cuda) ends at 65504: try -device cpu"
+                "or is an image NaN? Half precision, which nnU-Net has on a GPU, ends at 65504: "
+                "try the CPU (-device cpu)"
             )
         return total
 

@@ -42,10 +42,10 @@ def probe() -> dict[str, Any]:
     if ours is None:
         from nnunetv2.utilities.find_objects import recursive_find_trainer_class_by_name as find
 
-        from segcal.adapters.nnunet import discovery, trainers
+        from segcal.adapters.nnunet import registration, trainers
 
         result["by_variable"] = {n: attempt(partial(find, n)) for n in trainers.__all__}
-        discovery.register()
+        registration.register()
         result["by_registration"] = {n: attempt(partial(find, n)) for n in trainers.__all__}
     return result
 

@@ -1,4 +1,8 @@
-"""Run nnU-Net's own training and prediction with segcal's trainers at hand."""
+"""Run nnU-Net's own training and prediction with segcal's trainers at hand.
+
+What imports nnU-Net is imported in the functions: nnU-Net reads environment variables when it is
+imported, and some are set here.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from segcal.adapters.nnunet.discovery import ensure_env, register, require_paths
+from segcal.adapters.nnunet.discovery import ensure_env, require_paths
+from segcal.adapters.nnunet.patching import RECORD_NAME, Aggregation, replaced
 from segcal.io.files import read_json
 
-RECORD_NAME = "segcal_predict.json"
-"""File beside predictions that says how they were made."""
-LOGITS_FOLDER = "logits"
 RANK_STRIDE = 1_000_003
 """Between the seeds of processes that train together."""
 
@@ -69,21 +71,6 @@ class Budget:
                 host_epoch_start()
 
             trainer.on_epoch_start = on_epoch_start
-
-
-@dataclass(frozen=True)
-class Aggregation:
-    """How the predictions of mirrors, windows and folds become one.
-
-    Attributes:
-        average: ``logit``, as nnU-Net does, or ``prob``: what is averaged over all three.
-        save_logits: also write the logits, in the geometry of the probabilities.
-        per_fold: also write what each fold predicts alone.
-    """
-
-    average: Literal["logit", "prob"] = "logit"
-    save_logits: bool = False
-    per_fold: bool = False
 
 
 def seed_everything(seed: int) -> None:
@@ -174,6 +161,7 @@ def _prepared(budget: Budget) -> Iterator[Any]:
     ensure_env()
     from nnunetv2.run import run_training
 
+    from segcal.adapters.nnunet.registration import register
     from segcal.adapters.nnunet.workers import workers_end_with_us
 
     register()
@@ -210,6 +198,7 @@ def predict(
     from nnunetv2.inference import predict_from_raw_data as host
 
     from segcal.adapters.nnunet.prediction import AveragingPredictor
+    from segcal.adapters.nnunet.registration import register
 
     register()
     flag = "--save_probabilities"
@@ -219,17 +208,6 @@ def predict(
         name, entry_point = f"{name}_from_modelfolder", host.predict_entry_point_modelfolder
     with replaced(host, "nnUNetPredictor", partial(AveragingPredictor, aggregation)):
         _call(name, entry_point, arguments)
-
-
-@contextmanager
-def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Put `value` in the place of what `module` calls `name`, for the time of the block."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
 
 
 def _call(name: str, entry_point: Callable[[], Any], arguments: Sequence[str]) -> None:

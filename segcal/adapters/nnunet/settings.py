@@ -76,8 +76,8 @@ def parts(recipe: Recipe) -> Parts:
     return Parts({}, {name: w / unit for name, w in {**own, **recipe.penalties}.items()})
 
 
-class Settings(BaseModel):
-    """Settings of a training beside the arguments of its terms.
+class TrainerSettings(BaseModel):
+    """TrainerSettings of a training beside the arguments of its terms.
 
     Attributes:
         multiplier_source: where multipliers learn: ``val_patches``, nnU-Net's random validation
@@ -98,7 +98,7 @@ class Settings(BaseModel):
 
 def read_settings(
     content: Mapping[str, Any], placed: Parts
-) -> tuple[Settings, Parts, dict[str, dict[str, Any]]]:
+) -> tuple[TrainerSettings, Parts, dict[str, dict[str, Any]]]:
     """Read the ``segcal`` entry of a plans configuration.
 
     Args:
@@ -121,10 +121,10 @@ def read_settings(
             '{"crac": {"margin_inner": 3.0}}'
         )
     rest = {name: value for name, value in content.items() if name not in terms}
-    if unknown := sorted(set(rest) - set(Settings.model_fields)):
+    if unknown := sorted(set(rest) - set(TrainerSettings.model_fields)):
         raise ValueError(
             f'plans, "{PLANS_KEY}": unknown {", ".join(unknown)}; this trainer takes '
-            f"{', '.join([*terms, *Settings.model_fields])}"
+            f"{', '.join([*terms, *TrainerSettings.model_fields])}"
         )
     weights = {name: v["weight"] for name, v in arguments.items() if "weight" in v}
     for name, weight in weights.items():
@@ -134,7 +134,7 @@ def read_settings(
             )
     others = {k: {n: x for n, x in v.items() if n != "weight"} for k, v in arguments.items()}
     try:
-        return Settings.model_validate(rest), placed.weighed(weights), others
+        return TrainerSettings.model_validate(rest), placed.weighed(weights), others
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ValueError(f'plans, "{PLANS_KEY}": {problems}') from None

@@ -15,7 +15,7 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
 from segcal import __version__
 from segcal.adapters.nnunet.checkpoints import read_checkpoint
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 from segcal.io.files import TEMPORARY, read_json
 
 STOCK = "nnUNetTrainer"

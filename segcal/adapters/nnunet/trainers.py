@@ -12,32 +12,32 @@ updated before the checkpoint of the epoch is written, and saved in it.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
-from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 from torch import Tensor
 
 from segcal import __version__
 from segcal.adapters.nnunet.best import BestCalibrated
-from segcal.adapters.nnunet.loss import HeadLoss, Labels, PenalisedLoss, without
+from segcal.adapters.nnunet.building import build_loss, describe_terms
+from segcal.adapters.nnunet.journal import Journal
+from segcal.adapters.nnunet.labels import Labels
+from segcal.adapters.nnunet.loss import PenalisedLoss
 from segcal.adapters.nnunet.settings import PLANS_KEY, WITHOUT_DICE, parts, read_settings
 from segcal.adapters.nnunet.sources import calibration_cases, patches, volumes
 from segcal.adapters.nnunet.workers import workers_end_with_us
 from segcal.io.files import read_json, remove_leftovers, whole_file
-from segcal.objective import Objective
-from segcal.recipes import build_terms, load_recipe, names, resolve_terms
+from segcal.recipes import load_recipe, names
 from segcal.reporting.picture import draw
-from segcal.reporting.progress import FIGURE_NAME, PANELS, plot_progress, region_names
-from segcal.term import DualStep, LearnedTerm, TwoViewTerm, sum_over_ranks
-from segcal.training.collapse import REMEDY, CollapseWatch
-from segcal.training.epoch_log import EpochLog
+from segcal.reporting.progress import FIGURE_NAME, plot_progress
+from segcal.term import sum_over_ranks
+from segcal.training.collapse import CollapseWatch
 
 BEST_NAME = "checkpoint_best_ece.pth"
 BEST_DICE_NAME = "checkpoint_best.pth"
@@ -73,12 +73,35 @@ class CalibratedTrainer(nnUNetTrainer):
         self.channel_names = _channel_names(
             self.dataset_json["labels"], regions=self.label_manager.has_regions
         )
+        self.collapse_watch = CollapseWatch(
+            len(self.channel_names), background=not self.label_manager.has_regions
+        )
+        self.journal = Journal(self, self.channel_names)
 
     def _build_loss(self) -> PenalisedLoss:
+        self._check_device_and_batch()
+        labels = Labels(
+            self.label_manager.num_segmentation_heads,
+            per_channel=self.label_manager.has_regions,
+            ignore_index=self.label_manager.ignore_label,
+            channels=len(self.dataset_json.get("channel_names") or self.dataset_json["modality"]),
+        )
+        recipe = load_recipe(self.recipe)
+        self.penalty_settings = describe_terms(recipe, self.parts, self._arguments, labels)
+        host = super()._build_loss()
+        loss = build_loss(host, labels, recipe, self.parts, self._arguments, dice=self.dice)
+        return loss.to(self.device)
+
+    def _check_device_and_batch(self) -> None:
+        """Refuse what would stop in the first step.
+
+        Raises:
+            ValueError: a device without float64; shares of a batch that differ.
+        """
         if self.device.type == "mps":
             raise ValueError(
-                f"{type(self).__name__}: multipliers are kept in float64, which -device mps does "
-                "not have; use -device cpu or cuda"
+                f"{type(self).__name__}: multipliers are kept in float64, which the device mps "
+                "does not have; use cpu or cuda"
             )
         batch, ranks = (
             self.configuration_manager.batch_size,
@@ -90,57 +113,6 @@ class CalibratedTrainer(nnUNetTrainer):
                 f"whose shares of a batch of {batch} differ; plan a batch_size that they divide, "
                 "or batch_dice false"
             )
-        host = super()._build_loss()
-        if not np.all(np.isfinite(getattr(host, "weight_factors", 1.0))):
-            raise ValueError(
-                f"{type(self).__name__}: a network of two stages leaves deep supervision without "
-                "a weight, and its loss is NaN; plan three stages or more"
-            )
-        labels = Labels(
-            self.label_manager.num_segmentation_heads,
-            per_channel=self.label_manager.has_regions,
-            ignore_index=self.label_manager.ignore_label,
-            channels=len(self.dataset_json.get("channel_names") or self.dataset_json["modality"]),
-        )
-        weights = {**self.parts.instead, **self.parts.added}
-        recipe = load_recipe(self.recipe)
-        components = resolve_terms(recipe, overrides=self._arguments)
-        self.penalty_settings: dict[str, Any] = {
-            name: {
-                "weight": weights[name],
-                "target": components[name].target,
-                **labels.runtime(),
-                **components[name].args,
-            }
-            for name in self.parts.names
-        }
-        terms = build_terms(
-            recipe, only=self.parts.names, overrides=self._arguments, **labels.runtime()
-        )
-        deep = isinstance(host, DeepSupervisionWrapper)
-        head = host.loss if deep else host
-        if not self.dice:
-            without(head, "weight_dice")
-        if self.parts.instead:
-            instead = Objective({n: terms[n] for n in self.parts.instead}, self.parts.instead)
-            head = HeadLoss(head, instead, labels)
-            if deep:
-                host.loss = head
-            else:
-                host = head
-        two = [name for name in self.parts.added if terms[name].two_views]
-        added = {name: w for name, w in self.parts.added.items() if name not in two}
-        self.learns = any(isinstance(terms[name], LearnedTerm) for name in added)
-        self.collapse_watch = CollapseWatch(
-            len(self.channel_names), background=not self.label_manager.has_regions
-        )
-        self._collapse_said: list[int] = []
-        return PenalisedLoss(
-            host,
-            labels,
-            Objective({name: terms[name] for name in added}, added) if added else None,
-            next(((self.parts.added[n], n, cast(TwoViewTerm, terms[n])) for n in two), None),
-        ).to(self.device)
 
     def do_split(self) -> tuple[list[str], list[str]]:
         """Split as nnU-Net does, and look up the cases that multipliers learn from."""
@@ -166,9 +138,18 @@ class CalibratedTrainer(nnUNetTrainer):
         if self._other_settings:
             raise ValueError(
                 f"{self._other_settings}. Go on with the settings it was trained with, or start "
-                "anew without --c"
+                "anew (without --c)"
             )
         super().on_train_start()
+        self._say_what_is_trained()
+        if self.local_rank == 0:
+            remove_leftovers(Path(self.output_folder))
+            self.journal.epoch_log.forget_from(self.current_epoch)
+        if CHECKPOINT_KEY in self.my_init_kwargs:  # a training that goes on
+            self._keep_best_dice()
+            self._keep_best_calibrated()
+
+    def _say_what_is_trained(self) -> None:
         loss = self.parts.formula(dice=self.dice)
         self.print_to_log_file(
             f"segcal {__version__}, recipe {self.recipe}: {loss}; terms {self.penalty_settings}"
@@ -177,7 +158,7 @@ class CalibratedTrainer(nnUNetTrainer):
         self.print_to_log_file(f"segcal settings: {settings}")
         self.logger.update_config({"segcal": {**settings, **self.penalty_settings}})
         source = self.settings.multiplier_source
-        if not self.learns and (self.calibration_cases or source != "val_patches"):
+        if not self.loss.learns and (self.calibration_cases or source != "val_patches"):
             self.print_to_log_file(
                 "WARNING: this recipe learns no multipliers, so multiplier_source and a list "
                 '"calib" in splits_final.json have no effect'
@@ -187,17 +168,11 @@ class CalibratedTrainer(nnUNetTrainer):
                 f"segcal: multipliers learn from {len(self.calibration_cases)} cases of their own, "
                 '"calib" in splits_final.json'
             )
-        if self.fold == "all" and self.learns:
+        if self.fold == "all" and self.loss.learns:
             self.print_to_log_file(
                 "WARNING: with fold 'all' validation cases are training cases, so multipliers are "
                 "learned from training data"
             )
-        if self.local_rank == 0:
-            remove_leftovers(Path(self.output_folder))
-            self._epoch_log.forget_from(self.current_epoch)
-        if CHECKPOINT_KEY in self.my_init_kwargs:  # a training that goes on
-            self._keep_best_dice()
-            self._keep_best_calibrated()
 
     def train_step(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Take nnU-Net's step, on two views of the images if the recipe compares them."""
@@ -239,14 +214,18 @@ class CalibratedTrainer(nnUNetTrainer):
             if self._own_pass:
                 self.observe_cases()
             steps = self.loss.dual_step(self._reduce)
-        self._report(terms, ece, steps, self._collapsed_classes(val_outputs))
+        collapsed = self._collapsed_classes(val_outputs)
+        self.journal.write(
+            train=self._train_terms, val=terms, ece=ece, steps=steps, collapsed=collapsed
+        )
+        self.journal.warn_of_collapse(collapsed, self.collapse_watch.patience)
 
     def on_epoch_end(self) -> None:
         """End as nnU-Net does; keep the best calibrated epoch, draw the figure."""
         super().on_epoch_end()
         self._keep_best_calibrated()
         if self.local_rank == 0:
-            figure = plot_progress(self._epoch_log.records(), self.channel_names)
+            figure = plot_progress(self.journal.epoch_log.records(), self.channel_names)
             draw(figure, "").save(Path(self.output_folder) / FIGURE_NAME)
 
     def _keep_best_dice(self) -> None:
@@ -279,7 +258,7 @@ class CalibratedTrainer(nnUNetTrainer):
     def _own_pass(self) -> bool:
         """Whether multipliers learn elsewhere than in nnU-Net's validation."""
         elsewhere = self.settings.multiplier_source != "val_patches" or self.calibration_cases
-        return self.learns and bool(elsewhere)
+        return self.loss.learns and bool(elsewhere)
 
     @property
     def _reduce(self) -> Any:
@@ -344,61 +323,6 @@ class CalibratedTrainer(nnUNetTrainer):
             predicted, labelled = [1.0, *predicted], [1.0, *labelled]
         return self.collapse_watch.update(predicted, labelled)
 
-    def _report(
-        self,
-        val_terms: dict[str, float],
-        ece: float,
-        steps: dict[str, DualStep],
-        collapsed: list[int],
-    ) -> None:
-        record: dict[str, Any] = {
-            "epoch": self.current_epoch,
-            "train": self._train_terms,
-            "val": val_terms,
-            "ece": ece,
-            "collapsed": collapsed,
-        }
-        for phase, terms in (("train", self._train_terms), ("val", val_terms)):
-            shown = ", ".join(f"{k} {v:.4f}" for k, v in terms.items())
-            self.print_to_log_file(f"segcal {phase} terms (unweighted): {shown}")
-            for name, value in terms.items():
-                self._log(f"segcal_{phase}_{name}", value)
-        self.print_to_log_file(f"segcal ECE of validation patches: {ece:.4f}")
-        self._log("segcal_val_ece", ece)
-        for name, step in steps.items():
-            record[name] = vars(step)
-            for row, region in enumerate(region_names(len(step.lam))):
-                values = {key: v[row] for key in PANELS if (v := vars(step)[key])}
-                shown = ", ".join(f"{key} {_short(v)}" for key, v in values.items())
-                self.print_to_log_file(f"segcal {name} {region}: {shown}")
-                for key, of_channels in values.items():
-                    for channel, value in zip(self.channel_names, of_channels, strict=True):
-                        self._log(f"segcal_{name}_{key}_{region}/{channel}", value)
-            for note in step.notes:
-                self.print_to_log_file(f"WARNING: segcal {name}: {note}")
-        logged = self.logger.local_logger.my_fantastic_logging
-        for key, series in logged.items():  # nnU-Net's figure ends at the shortest one
-            if key.startswith("segcal_") and len(series) == self.current_epoch:
-                self._log(key, series[-1])
-        if collapsed and collapsed != self._collapse_said:
-            missing = ", ".join(self.channel_names[k] for k in collapsed)
-            self.print_to_log_file(
-                f"WARNING: segcal: {missing} labelled in validation but not predicted for "
-                f"{self.collapse_watch.patience} epochs or more: {REMEDY}"
-            )
-        self._collapse_said = collapsed
-        if self.local_rank == 0:
-            self._epoch_log.append(record)
-
-    def _log(self, key: str, value: Any) -> None:
-        """Put a value into nnU-Net's log and W&B.
-
-        nnU-Net wants one of every epoch; those before the first get its value.
-        """
-        series = self.logger.local_logger.my_fantastic_logging.setdefault(key, [])
-        series.extend([value] * (self.current_epoch - len(series)))
-        self.logger.log(key, value, self.current_epoch)
-
     def save_checkpoint(self, filename: str) -> None:
         """Save nnU-Net's checkpoint with the state of the penalties among its init arguments.
 
@@ -432,8 +356,8 @@ class CalibratedTrainer(nnUNetTrainer):
         if isinstance(path, str) and Path(path).exists() and not zipfile.is_zipfile(path):
             raise ValueError(
                 f"{path}: not a whole checkpoint (was its disk full, or its training killed while "
-                "a stock trainer wrote it?). Delete it: --c then goes on from checkpoint_best.pth, "
-                "if there is one"
+                "a stock trainer wrote it?). Delete it: a training that goes on (--c) then takes "
+                "checkpoint_best.pth, if there is one"
             )
         super().load_checkpoint(filename_or_checkpoint)
         saved = self.my_init_kwargs.get(CHECKPOINT_KEY)
@@ -451,10 +375,6 @@ class CalibratedTrainer(nnUNetTrainer):
         self.loss.load_learned_state(saved["state"])
         self.collapse_watch.missing = list(saved["missing"])
         self.best_calibrated = BestCalibrated(**saved["best"])
-
-    @property
-    def _epoch_log(self) -> EpochLog:
-        return EpochLog(Path(self.output_folder))
 
 
 def _trainers() -> dict[str, type[CalibratedTrainer]]:
@@ -494,7 +414,3 @@ def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
             if a.get(key) != b.get(key)
         ]
     return found
-
-
-def _short(values: Sequence[float]) -> str:
-    return "[" + ", ".join(f"{v:.3g}" for v in values) + "]"

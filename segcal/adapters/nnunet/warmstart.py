@@ -22,7 +22,7 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
 from segcal import __version__
 from segcal.adapters.nnunet.checkpoints import read_checkpoint
-from segcal.adapters.nnunet.discovery import register
+from segcal.adapters.nnunet.registration import register
 from segcal.io.files import whole_file, write_json
 
 FINAL = "checkpoint_final.pth"
@@ -95,21 +95,9 @@ def warmstart(
     if source.is_dir() and not path.exists():
         raise ValueError(f"{source}: holds no {FINAL}; is its training finished?")
     checkpoint = read_checkpoint(path)
-    try:
-        target = Path(get_output_folder(dataset, trainer_name, plans_name, configuration, fold))
-    except RuntimeError as error:  # nnU-Net knows no such data set
-        raise ValueError(f"-d {dataset}: {error}") from None
-    if found := [name for name in CHECKPOINTS if (target / name).exists()]:
-        raise ValueError(f"{target}: holds {', '.join(found)}; a training is not overwritten")
-    register()
+    target = _untrained_fold(dataset, configuration, fold, trainer_name, plans_name)
     with _results_elsewhere():
-        cpu = torch.device("cpu")
-        try:
-            trainer = get_trainer_from_args(
-                dataset, configuration, fold, trainer_name, plans_name, device=cpu
-            )
-        except (RuntimeError, ImportError) as error:  # nnU-Net finds no such trainer
-            raise ValueError(f"-tr {trainer_name}: {error}") from None
+        trainer = _trainer(dataset, configuration, fold, trainer_name, plans_name)
         if differences := unlike(checkpoint["init_args"], trainer.my_init_kwargs):
             raise ValueError(f"{path}: cannot go on as {target}: {'; '.join(differences)}")
         trainer.initialize()
@@ -117,17 +105,6 @@ def warmstart(
     trained = checkpoint["current_epoch"]
     first = max(trained - epochs, 0)
     written = WarmStart(target / LATEST, trained, first, first + epochs, trainer.num_epochs)
-    started = {
-        "network_weights": checkpoint["network_weights"],
-        "optimizer_state": trainer.optimizer.state_dict(),
-        "grad_scaler_state": checkpoint["grad_scaler_state"],
-        "logging": {key: values[:first] for key, values in checkpoint["logging"].items()},
-        "_best_ema": None,
-        "current_epoch": first,
-        "init_args": trainer.my_init_kwargs,
-        "trainer_name": trainer_name,
-        "inference_allowed_mirroring_axes": checkpoint["inference_allowed_mirroring_axes"],
-    }
     target.mkdir(parents=True, exist_ok=True)
     write_json(
         target / RECORD_NAME,
@@ -141,8 +118,60 @@ def warmstart(
         },
     )
     with whole_file(written.checkpoint) as temporary:
-        torch.save(started, temporary)
+        torch.save(_started(checkpoint, trainer, trainer_name, first), temporary)
     return written
+
+
+def _untrained_fold(
+    dataset: str, configuration: str, fold: int | str, trainer_name: str, plans_name: str
+) -> Path:
+    """Return the folder of a fold that has not been trained.
+
+    Raises:
+        ValueError: there is no such data set, or a checkpoint in the folder.
+    """
+    try:
+        target = Path(get_output_folder(dataset, trainer_name, plans_name, configuration, fold))
+    except RuntimeError as error:  # nnU-Net knows no such data set
+        raise ValueError(f"dataset {dataset}: {error}") from None
+    if found := [name for name in CHECKPOINTS if (target / name).exists()]:
+        raise ValueError(f"{target}: holds {', '.join(found)}; a training is not overwritten")
+    return target
+
+
+def _trainer(
+    dataset: str, configuration: str, fold: int | str, trainer_name: str, plans_name: str
+) -> Any:
+    """Return nnU-Net's trainer of that name on the CPU.
+
+    Raises:
+        ValueError: there is none.
+    """
+    register()
+    cpu = torch.device("cpu")
+    try:
+        return get_trainer_from_args(
+            dataset, configuration, fold, trainer_name, plans_name, device=cpu
+        )
+    except (RuntimeError, ImportError) as error:  # nnU-Net finds no such trainer
+        raise ValueError(f"trainer {trainer_name}: {error}") from None
+
+
+def _started(
+    checkpoint: dict[str, Any], trainer: Any, trainer_name: str, first_epoch: int
+) -> dict[str, Any]:
+    """Return a finished training's checkpoint as that of a trainer before `first_epoch`."""
+    return {
+        "network_weights": checkpoint["network_weights"],
+        "optimizer_state": trainer.optimizer.state_dict(),
+        "grad_scaler_state": checkpoint["grad_scaler_state"],
+        "logging": {key: values[:first_epoch] for key, values in checkpoint["logging"].items()},
+        "_best_ema": None,
+        "current_epoch": first_epoch,
+        "init_args": trainer.my_init_kwargs,
+        "trainer_name": trainer_name,
+        "inference_allowed_mirroring_axes": checkpoint["inference_allowed_mirroring_axes"],
+    }
 
 
 def unlike(source: dict[str, Any], new: dict[str, Any]) -> list[str]:

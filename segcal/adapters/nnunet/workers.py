@@ -10,7 +10,7 @@ from typing import Any
 
 from batchgenerators.dataloading import nondet_multi_threaded_augmenter as host
 
-from segcal.adapters.nnunet.running import replaced
+from segcal.adapters.nnunet.patching import replaced
 
 SECONDS = 1.0
 """Between two looks at the parent."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,31 @@ def write_npz(path: Path, samples: Samples) -> None:
         arrays["groups"] = samples.groups
     with whole_file(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
+
+
+def check_new(path: Path, *, overwrite: bool = False) -> None:
+    """Check, before hours of work, that an archive can be written; make its folder.
+
+    Args:
+        path: of the file.
+        overwrite: it may be there already.
+
+    Raises:
+        ValueError: a name that is none of an archive, a file that is there, a folder that cannot be
+            written to.
+    """
+    if path.suffix != ".npz":
+        raise ValueError(f"{path}: expected the name of a file that ends in .npz")
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; name a file")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path}: is there already; remove it, overwrite it, or name another file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path}: cannot write to {path.parent} ({error})") from None
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:

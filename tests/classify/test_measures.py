@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.classify.evaluation import (
+from segcal.classify.measures import (
     CLASS_METRICS,
     LABEL_METRICS,
     measure,

@@ -1,0 +1,69 @@
+"""The network of an experiment: built, tried out, and how validation calls it."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from monai.inferers import Inferer, SimpleInferer, SlidingWindowInferer
+from torch import Tensor, nn
+
+from segcal.adapters.monai.experiment import SegmentationExperiment, VolumeData
+from segcal.training.building import build_part
+
+
+def build_network(experiment: SegmentationExperiment, channels: int, num_classes: int) -> nn.Module:
+    """Build the network of an experiment.
+
+    Raises:
+        ValueError: not a network, or arguments that do not fit.
+    """
+    return build_part(
+        experiment.network,
+        nn.Module,
+        "network",
+        spatial_dims=experiment.data.axes,
+        in_channels=channels,
+        out_channels=num_classes,
+    )
+
+
+@torch.no_grad()
+def check_network(
+    network: nn.Module, data: VolumeData, channels: int, num_classes: int, device: torch.device
+) -> None:
+    """Check with an image of zeros that logits come out as large as the image, in both modes.
+
+    Raises:
+        ValueError: they do not.
+    """
+    images = torch.zeros(1, channels, *data.size, device=device)
+    expected = (1, num_classes, *data.size)
+    for training in (False, True):
+        trial = copy.deepcopy(network).train(training)  # batch norm keeps what it sees
+        try:
+            output = trial(images)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"network: fails on an image {tuple(images.shape)} ({error}); does data.size "
+                "divide by its strides?"
+            ) from None
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        if shape != expected:
+            raise ValueError(
+                f"network: expected logits {expected} for an image {tuple(images.shape)}, got "
+                f"{shape}; switch deep supervision off, and choose a data.size that divides by "
+                "the strides"
+            )
+
+
+def window_inferer(experiment: SegmentationExperiment) -> Inferer:
+    """How validation calls the network: on the crop that it trains on, or window by window."""
+    if experiment.data.crop == "center":
+        return SimpleInferer()
+    return SlidingWindowInferer(
+        experiment.data.size,
+        experiment.training.val_batch_size,
+        experiment.inference.overlap,
+        experiment.inference.blend,
+    )

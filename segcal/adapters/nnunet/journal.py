@@ -1,0 +1,123 @@
+"""What an epoch leaves behind: lines in nnU-Net's log, series of its logger, segcal_log.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+from segcal.reporting.progress import PANELS, region_names
+from segcal.term import DualStep
+from segcal.training.collapse import REMEDY
+from segcal.training.epoch_log import EpochLog
+
+
+class Journal:
+    """Writes down the epochs of a training.
+
+    Args:
+        trainer: whose epochs they are; its output folder is there once the training starts.
+        channel_names: names of the classes, or regions.
+    """
+
+    def __init__(self, trainer: nnUNetTrainer, channel_names: Sequence[str]) -> None:
+        self.trainer = trainer
+        self.channel_names = channel_names
+        self._collapse_said: Sequence[int] = []
+
+    @property
+    def epoch_log(self) -> EpochLog:
+        """The file of the training's folder."""
+        return EpochLog(Path(self.trainer.output_folder))
+
+    def write(
+        self,
+        *,
+        train: Mapping[str, float],
+        val: Mapping[str, float],
+        ece: float,
+        steps: Mapping[str, DualStep],
+        collapsed: Sequence[int],
+    ) -> None:
+        """Write down the current epoch.
+
+        Args:
+            train: unweighted terms of the loss in training, by name.
+            val: the same in validation.
+            ece: calibration error of the validation patches.
+            steps: updates of multipliers by term.
+            collapsed: classes that are not predicted any more.
+        """
+        self._terms("train", train)
+        self._terms("val", val)
+        self._say(f"segcal ECE of validation patches: {ece:.4f}")
+        self._series("segcal_val_ece", ece)
+        for name, step in steps.items():
+            self._step(name, step)
+        self._fill_series()
+        if self.trainer.local_rank == 0:
+            record = {
+                "epoch": self.trainer.current_epoch,
+                "train": train,
+                "val": val,
+                "ece": ece,
+                "collapsed": collapsed,
+            }
+            updates = {name: vars(step) for name, step in steps.items()}
+            self.epoch_log.append({**record, **updates})
+
+    def warn_of_collapse(self, collapsed: Sequence[int], patience: int) -> None:
+        """Say which classes are not predicted any more, when others than at the call before.
+
+        Args:
+            collapsed: indices of the classes.
+            patience: passes after which they are taken for that.
+        """
+        if collapsed and collapsed != self._collapse_said:
+            missing = ", ".join(self.channel_names[k] for k in collapsed)
+            self._say(
+                f"WARNING: segcal: {missing} labelled in validation but not predicted for "
+                f"{patience} epochs or more: {REMEDY}"
+            )
+        self._collapse_said = collapsed
+
+    def _say(self, line: str) -> None:
+        self.trainer.print_to_log_file(line)
+
+    def _terms(self, phase: str, terms: Mapping[str, float]) -> None:
+        shown = ", ".join(f"{k} {v:.4f}" for k, v in terms.items())
+        self._say(f"segcal {phase} terms (unweighted): {shown}")
+        for name, value in terms.items():
+            self._series(f"segcal_{phase}_{name}", value)
+
+    def _step(self, name: str, step: DualStep) -> None:
+        for row, region in enumerate(region_names(len(step.lam))):
+            values = {key: v[row] for key in PANELS if (v := vars(step)[key])}
+            shown = ", ".join(f"{key} {_short(v)}" for key, v in values.items())
+            self._say(f"segcal {name} {region}: {shown}")
+            for key, of_channels in values.items():
+                for channel, value in zip(self.channel_names, of_channels, strict=True):
+                    self._series(f"segcal_{name}_{key}_{region}/{channel}", value)
+        for note in step.notes:
+            self._say(f"WARNING: segcal {name}: {note}")
+
+    def _series(self, key: str, value: float) -> None:
+        """Put a value into nnU-Net's log and W&B.
+
+        nnU-Net wants one of every epoch; those before the first get its value.
+        """
+        logger, epoch = self.trainer.logger, self.trainer.current_epoch
+        series = logger.local_logger.my_fantastic_logging.setdefault(key, [])
+        series.extend([value] * (epoch - len(series)))
+        logger.log(key, value, epoch)
+
+    def _fill_series(self) -> None:
+        """Give series without a value of this epoch their last: nnU-Net's figure ends with them."""
+        for key, series in self.trainer.logger.local_logger.my_fantastic_logging.items():
+            if key.startswith("segcal_") and len(series) == self.trainer.current_epoch:
+                self._series(key, series[-1])
+
+
+def _short(values: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{v:.3g}" for v in values) + "]"

@@ -1,0 +1,39 @@
+"""nnU-Net's functions replaced for a while, and what both sides of such a patch must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+RECORD_NAME = "segcal_predict.json"
+"""File beside predictions that says how they were made."""
+LOGITS_FOLDER = "logits"
+"""Folder beside predictions for the logits that they are made of."""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How the predictions of mirrors, windows and folds become one.
+
+    Attributes:
+        average: ``logit``, as nnU-Net does, or ``prob``: what is averaged over all three.
+        save_logits: also write the logits, in the geometry of the probabilities.
+        per_fold: also write what each fold predicts alone.
+    """
+
+    average: Literal["logit", "prob"] = "logit"
+    save_logits: bool = False
+    per_fold: bool = False
+
+
+@contextmanager
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Put `value` in the place of what `module` calls `name`, for the time of the block."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)

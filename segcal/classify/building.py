@@ -1,0 +1,209 @@
+"""The loss and the network of an experiment: built, and tried out on a few samples."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from segcal.classify.data import Augment, Part, Parted
+from segcal.classify.experiment import ClassificationExperiment
+from segcal.classify.networks import Standardise, Standardised
+from segcal.components import hands_on, target
+from segcal.objective import Objective
+from segcal.recipes import build, build_terms, load_objective, names
+from segcal.training.building import build_part
+
+BOUNDED = (nn.Tanh, nn.Sigmoid, nn.Softmax)
+"""Modules whose outputs are no logits."""
+WEIGHTS = "weights"
+"""Argument by which networks of torchvision take what they were trained to."""
+
+
+def build_objective(experiment: ClassificationExperiment, data: Parted) -> Objective:
+    """Build the loss of an experiment.
+
+    Raises:
+        ValueError: a recipe of labels for classes or the other way round, unknown terms, or
+            arguments that do not fit.
+    """
+    if not data.multilabel:
+        if experiment.recipe in names("multilabel"):
+            try:
+                load_objective(experiment.recipe)
+            except ValueError:
+                raise ValueError(
+                    f"recipe: {experiment.recipe} is of labels, and these are classes that exclude "
+                    "each other; take one that segcal methods lists as a recipe"
+                ) from None
+        terms: dict[str, Any] = experiment.terms
+        return build(experiment.recipe, len(data.names), **terms)
+    recipe = experiment.recipe
+    if recipe not in names("multilabel"):
+        raise ValueError(
+            f"recipe: {recipe} is of classes, and these are labels; there are "
+            f"{', '.join(names('multilabel'))}"
+        )
+    if unknown := sorted(set(experiment.terms) - {recipe}):
+        raise ValueError(f"terms: no term {', '.join(unknown)}; there is {recipe}")
+    positives, negatives = data.counts()
+    read = load_objective(recipe, multilabel=True)
+    terms = build_terms(read, overrides=experiment.terms, positives=positives, negatives=negatives)
+    return Objective(terms, read.weights)
+
+
+def build_network(
+    experiment: ClassificationExperiment, data: Parted, *, pretrained: bool = True
+) -> Standardised:
+    """Build the network of an experiment and what its inputs go through before.
+
+    A network of torchvision whose ``weights`` are named gets a new last layer where they are of
+    other classes.
+
+    Args:
+        experiment: see there.
+        data: the samples.
+        pretrained: False builds it without those weights, for a checkpoint to fill.
+
+    Raises:
+        ValueError: not a network, arguments that do not fit, or weights that are not to be had.
+    """
+    inputs, count = data.parts["train"].inputs, len(data.names)
+    component, arguments = experiment.network, dict(experiment.network.args)
+    handed_on = hands_on(target(component))
+    from_weights = handed_on and arguments.get(WEIGHTS) is not None
+    if from_weights:  # they have a number of classes of their own, to begin with
+        arguments.pop("num_classes", None)
+    if from_weights and not pretrained:
+        arguments[WEIGHTS] = None
+    if handed_on and arguments.get(WEIGHTS) is None:
+        arguments.setdefault("num_classes", count)
+    component = component.model_copy(update={"args": arguments})
+    network = build_part(
+        component,
+        nn.Module,
+        "network",
+        num_classes=count,
+        in_features=inputs[0].numel(),
+        num_words=data.num_words,
+        in_channels=inputs.shape[1],
+        out_channels=count,
+        spatial_dims=2 if inputs.ndim == 4 else 1,
+    )
+    if from_weights and pretrained:
+        _renew_last_layer(network, count)
+    return Standardised(Standardise(inputs), network)
+
+
+def _renew_last_layer(network: nn.Module, count: int) -> None:
+    """Give the last layer of a classifier `count` outputs, if it has others."""
+    layers = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    name, last = layers[-1]
+    if isinstance(last, nn.Linear) and last.out_features != count:
+        network.set_submodule(name, nn.Linear(last.in_features, count))
+    elif isinstance(last, nn.Conv2d) and last.out_channels != count:  # SqueezeNet's, 1 x 1
+        network.set_submodule(name, nn.Conv2d(last.in_channels, count, 1))
+
+
+@torch.no_grad()
+def check_network(network: nn.Module, part: Part, augment: Augment, num_classes: int) -> Tensor:
+    """Check that logits come out of a network, in both modes.
+
+    Args:
+        network: to try.
+        part: of whose samples the first two are taken.
+        augment: what becomes of them before.
+        num_classes: K.
+
+    Returns:
+        the logits ``(2, K)`` in eval mode.
+
+    Raises:
+        ValueError: they do not, or they have bounds.
+    """
+    few = part.inputs[:2]
+    try:
+        inputs = augment(few)
+    except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
+        raise ValueError(
+            f"data.augment: fails on inputs {tuple(few.shape)} ({type(error).__name__}: {error})"
+        ) from None
+    for training in (True, False):
+        trial = copy.deepcopy(network).train(training)  # batch norm keeps what it sees
+        output = _try(trial, inputs, num_classes)
+    return output
+
+
+def _try(trial: nn.Module, inputs: Tensor, num_classes: int) -> Tensor:
+    """Logits of a copy of a network; ValueError unless they are some."""
+    expected, shown = (len(inputs), num_classes), f"inputs {tuple(inputs.shape)}"
+    bounded: list[tuple[str, Any]] = []
+    for module in trial.modules():
+        if isinstance(module, BOUNDED):
+            module.register_forward_hook(
+                lambda module, _, out: bounded.append((type(module).__name__, out))
+            )
+    try:
+        output = trial(inputs)
+    except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
+        grey = inputs.ndim == 4 and inputs.shape[1] == 1
+        hint = "; for grey images in a network of colours set data.channels=3" if grey else ""
+        raise ValueError(
+            f"network: fails on {shown} ({type(error).__name__}: {error}){hint}"
+        ) from None
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if shape != expected:
+        raise ValueError(
+            f"network: expected logits {expected} for {shown}, got {shape}; say how many classes "
+            "there are in its arguments"
+        )
+    if ends := [name for name, out in bounded if out is output]:
+        raise ValueError(
+            f"network: ends with {ends[0]}, by which its outputs have bounds that logits have not; "
+            "leave it out (of MONAI's ViT: post_activation: none)"
+        )
+    return output
+
+
+def check_objective(recipe: str, objective: Objective, logits: Tensor, targets: Tensor) -> None:
+    """Check that a loss takes logits and targets of samples.
+
+    Args:
+        recipe: name of the loss.
+        objective: the loss.
+        logits: ``(N, K)``.
+        targets: classes ``(N,)`` or labels ``(N, T)``.
+
+    Raises:
+        ValueError: it is of images alone, or gives a loss for every entry.
+    """
+    try:
+        total, _ = objective.loss_and_terms(logits.float(), targets)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"recipe: {recipe} is not for samples without pixels ({error})") from None
+    if total.ndim:
+        raise ValueError(
+            f"recipe: {recipe} gives a loss for every entry; give its terms reduction: mean or sum"
+        )
+
+
+def check_rebuilt(
+    experiment: ClassificationExperiment, data: Parted, network: Standardised
+) -> None:
+    """Check that a checkpoint will fit the network that is built without its first weights.
+
+    Raises:
+        ValueError: it would not.
+    """
+    if experiment.network.args.get(WEIGHTS) is None:
+        return
+    without = build_network(experiment, data, pretrained=False)
+    try:
+        without.load_state_dict(network.state_dict())
+    except RuntimeError as error:
+        raise ValueError(
+            "network: has other layers with its weights than without, so that no checkpoint "
+            f"could be read; take another ({error})"
+        ) from None

@@ -1,0 +1,203 @@
+"""Numbers of classified samples: accuracy and calibration of classes, rankings of labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.classify.prediction import log_odds_by_kind, probabilities
+from segcal.losses.multilabel.posterior import MultiLabelLoss
+from segcal.metrics.aece import aece
+from segcal.metrics.brier import brier
+from segcal.metrics.classwise_ece import classwise_ece
+from segcal.metrics.ece import ece, reliability
+from segcal.metrics.mean_ap import average_precisions, mean_average_precision
+from segcal.metrics.multilabel_calibration import (
+    multilabel_calibration_error,
+    multilabel_reliability,
+)
+from segcal.metrics.nll import nll
+from segcal.metrics.retrieval import retrieval_curve
+from segcal.tensors import label_masks
+
+CLASS_METRICS = {
+    "accuracy": "share of samples whose most probable class is theirs",
+    "ece": "expected calibration error of the top class, bins of equal width",
+    "aece": "the same, bins of equal mass",
+    "cece": "expected calibration error of every class against the others, mean over classes",
+    "nll": "mean negative log-likelihood, in nats",
+    "brier": "mean over samples of the squared error summed over classes",
+}
+"""What is measured of classes, and what it means."""
+LABEL_METRICS = {
+    "map_class": "mean over labels of the average precision of ranking the samples (mAP@class)",
+    "map_sample": "mean over samples of the average precision of ranking the labels (mAP@sample)",
+    "ace": "mean gap over the bins that are not empty, all pairs of sample and label pooled",
+    "mce": "largest of these gaps",
+    "ece": "mean of these gaps, weighted by the pairs in a bin",
+    "nll": "mean negative log-likelihood of a label, in nats",
+    "brier": "mean squared error of a label's probability",
+}
+"""What is measured of labels, and what it means."""
+HIGHER_IS_BETTER = ("accuracy", "map_class", "map_sample")
+CLASS_BINS, LABEL_BINS = 15, 10
+MOST_CONDITIONS = 5
+"""Labels of a retrieval query, at most."""
+FLOOR = 1e-12
+"""Smaller probabilities count as this where their logarithm is taken."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one kind of probabilities is worth.
+
+    Attributes:
+        metrics: numbers by name.
+        top: bins of the top class; of labels, of all pairs.
+        classes: bins of every class or label.
+        table: a row for each class or label.
+        retrieval: of labels, retrieval mAP by the number of conditions of a query.
+    """
+
+    metrics: dict[str, float]
+    top: BinStatistics
+    classes: list[BinStatistics]
+    table: pd.DataFrame
+    retrieval: dict[int, float] = field(default_factory=dict)
+
+
+def measure_classes(probs: Tensor, classes: Tensor, names: tuple[str, ...]) -> Measured:
+    """Numbers of classes that exclude each other.
+
+    Args:
+        probs: ``(N, K)``.
+        classes: ``(N,)``.
+        names: of the classes.
+    """
+    metrics = {
+        "accuracy": float((probs.argmax(1) == classes).double().mean()),
+        "ece": ece(probs, classes, bins=CLASS_BINS),
+        "aece": aece(probs, classes, bins=CLASS_BINS),
+        "cece": classwise_ece(probs, classes, bins=CLASS_BINS),
+        "nll": nll(probs, classes),
+        "brier": brier(probs, classes),
+    }
+    bins = [
+        equal_width_statistics(probs[:, k], classes == k, CLASS_BINS) for k in range(len(names))
+    ]
+    predicted = probs.argmax(1)
+    table = pd.DataFrame(
+        {
+            "n": [int((classes == k).sum()) for k in range(len(names))],
+            "recall": [_share(predicted[classes == k] == k) for k in range(len(names))],
+            "precision": [_share(classes[predicted == k] == k) for k in range(len(names))],
+            "ece": [b.expected_error() for b in bins],
+        },
+        index=pd.Index(names, name="class"),
+    )
+    return Measured(metrics, reliability(probs, classes, bins=CLASS_BINS), bins, table)
+
+
+def measure_labels(
+    log_odds: Tensor, targets: Tensor, names: tuple[str, ...], *, retrieval: bool = False
+) -> Measured:
+    """Numbers of labels of which a sample may have several.
+
+    Args:
+        log_odds: of the probabilities ``(N, T)``; they rank, and do not round to ties.
+        targets: ``(N, T)`` of 0, 1 and -1.
+        names: of the labels.
+        retrieval: whether to answer queries, too.
+    """
+    probs = torch.sigmoid(log_odds)
+    positive, negative = label_masks(probs, targets)
+    known = positive | negative
+    truth = positive[known].double()
+    p = probs[known].double()
+    log_p = torch.where(truth > 0, p, 1 - p).clamp(min=FLOOR).log()
+    metrics = {
+        "map_class": mean_average_precision(log_odds, targets, average="class"),
+        "map_sample": mean_average_precision(log_odds, targets, average="sample"),
+        "ace": multilabel_calibration_error(probs, targets, bins=LABEL_BINS),
+        "mce": multilabel_calibration_error(probs, targets, bins=LABEL_BINS, reduction="maximum"),
+        "ece": multilabel_calibration_error(probs, targets, bins=LABEL_BINS, reduction="expected"),
+        "nll": float(-log_p.mean()),
+        "brier": float(((p - truth) ** 2).mean()),
+    }
+    bins = [
+        equal_width_statistics(probs[known[:, t], t], positive[known[:, t], t], LABEL_BINS)
+        for t in range(len(names))
+    ]
+    table = pd.DataFrame(
+        {
+            "n": known.sum(0).tolist(),
+            "positive": positive.sum(0).tolist(),
+            "average_precision": average_precisions(log_odds, targets, average="class"),
+            "ace": [b.average_error() for b in bins],
+            "mce": [b.maximum_error() for b in bins],
+        },
+        index=pd.Index(names, name="label"),
+    )
+    curve = {}
+    if retrieval:
+        conditions = range(1, min(MOST_CONDITIONS, len(names)) + 1)
+        curve = retrieval_curve(log_odds, targets, conditions=conditions)
+    pooled = multilabel_reliability(probs, targets, bins=LABEL_BINS)
+    return Measured(metrics, pooled, bins, table, curve)
+
+
+def measure(
+    logits: Tensor,
+    targets: Tensor,
+    names: tuple[str, ...],
+    loss: MultiLabelLoss | None,
+    *,
+    retrieval: bool = False,
+) -> dict[str, Measured]:
+    """Numbers of logits, for every kind of :func:`probabilities` of them.
+
+    Args:
+        logits: ``(N, K)``.
+        targets: classes ``(N,)`` or labels ``(N, T)``.
+        names: of the classes or labels.
+        loss: of labels; None for classes.
+        retrieval: whether queries of labels are answered, too.
+    """
+    if loss is None:
+        found = probabilities(logits, loss)
+        return {kind: measure_classes(p, targets, names) for kind, p in found.items()}
+    return {
+        kind: measure_labels(z, targets, names, retrieval=retrieval)
+        for kind, z in log_odds_by_kind(logits, loss).items()
+    }
+
+
+def conventions(multilabel: bool) -> dict[str, str]:
+    """What the numbers of :func:`measure` mean."""
+    chosen: Mapping[str, str] = LABEL_METRICS if multilabel else CLASS_METRICS
+    bins = LABEL_BINS if multilabel else CLASS_BINS
+    return {**chosen, "bins": f"{bins} of (lo, hi], 0 in the first"}
+
+
+def record(outcome: Measured) -> dict[str, Any]:
+    """What JSON keeps of an outcome."""
+    return {
+        "metrics": {k: _finite(v) for k, v in outcome.metrics.items()},
+        "reliability": outcome.top.to_dict(),
+        "retrieval": {str(n): _finite(v) for n, v in outcome.retrieval.items()},
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _share(hits: Tensor) -> float:
+    return float(hits.double().mean()) if len(hits) else float("nan")

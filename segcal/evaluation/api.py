@@ -1,0 +1,306 @@
+"""Evaluate predictions from Python and notebooks, as ``segcal evaluate`` does."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pandas as pd
+
+from segcal.evaluation.cluster import check_cluster, run_on_cluster
+from segcal.evaluation.cohort import Cohort, evaluate_cohort
+from segcal.evaluation.compare import Difference, SharedMean, compare, shared_means
+from segcal.evaluation.engine import default_jobs, run
+from segcal.evaluation.job import FoundLabels, Job, named, plan
+from segcal.evaluation.reported import compared_columns
+from segcal.evaluation.settings import EvaluationSettings
+from segcal.evaluation.store import CaseOutcome
+from segcal.evaluation.summary import summarise
+from segcal.tally import Tally
+from segcal.tensors import check_choice
+
+PathLike = str | os.PathLike[str]
+Engine = Literal["processes", "dask"]
+Runner = Callable[..., Generator[tuple[int, CaseOutcome]]]
+Progress = Callable[[str], None]
+RESAMPLES = 2000
+"""Of the bootstrap over cases, unless something else is asked for."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results of one set of predictions.
+
+    :func:`segcal.reporting.report.write_report` makes the files and the page of it.
+
+    Attributes:
+        job: what was evaluated.
+        cohort: results of its cases.
+        summary: means, counts, conventions and versions: the content of ``summary.json``.
+        bootstrap: resamples of the intervals.
+    """
+
+    job: Job
+    cohort: Cohort
+    summary: dict[str, Any]
+    bootstrap: int
+
+    @property
+    def cases(self) -> pd.DataFrame:
+        """A row per case, indexed by its name: the content of ``cases.csv``."""
+        return self.cohort.rows
+
+    @property
+    def calibration(self) -> dict[str, Tally]:
+        """Sums over the voxels of all cases, by scope; empty without probabilities."""
+        return self.cohort.calibration
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Why a case could not be evaluated, by its name."""
+        return self.cohort.failed
+
+    @property
+    def notes(self) -> dict[str, list[str]]:
+        """What was odd about a case that was evaluated, by its name."""
+        return self.cohort.notes
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results of several sets of predictions, and how they differ from the first.
+
+    :func:`segcal.reporting.report.write_comparison` makes the files and the page of it.
+
+    Attributes:
+        reports: by name of the method; the first is the baseline.
+        differences: of every metric.
+        means: of the metrics that are shown first, over the cases that all methods have.
+    """
+
+    reports: dict[str, Report]
+    differences: list[Difference]
+    means: list[SharedMean]
+
+    @property
+    def shown(self) -> list[Difference]:
+        """Differences that are shown first, where there are any cases to compare."""
+        columns = compared_columns(next(iter(self.reports.values())).job.settings.scopes)
+        return [
+            one
+            for column in columns
+            for one in self.differences
+            if one.metric == column and one.mean is not None
+        ]
+
+
+def evaluate(
+    predictions: PathLike,
+    labels: PathLike,
+    *,
+    settings: EvaluationSettings | None = None,
+    name: str | None = None,
+    dataset_json: PathLike | None = None,
+    roi: PathLike | None = None,
+    bootstrap: int = RESAMPLES,
+    processes: int | None = None,
+    engine: Engine = "processes",
+    scheduler: str | None = None,
+    store: PathLike | None = None,
+    progress: Progress = lambda case: None,
+) -> Report:
+    """Evaluate predictions against reference labels; overlap, surface distances and calibration.
+
+    A case that fails is noted and does not stop the others; Ctrl-C leaves a report of what is done.
+
+    Example:
+        >>> from segcal.evaluation.api import evaluate
+        >>> from segcal.reporting.report import write_report
+        >>> report = evaluate("predictions", "labelsTs")
+        >>> dsc = report.cases["dsc"]
+        >>> ece = report.summary["metrics"]["ece_fg"]["mean"]
+        >>> diagram = report.calibration["fg"].top
+        >>> written = write_report(report, "report", formats=["markdown"])
+
+    Args:
+        predictions: folder of ``.npz`` (nnU-Net), 4-D volumes, folders with a file per class, or
+            label maps; a folder of nnU-Net's results; or one file.
+        labels: folder of reference label maps named like the predictions, or one label map.
+        settings: bins, thresholds, scopes; None takes the defaults.
+        name: in headings; None takes that of the folder.
+        dataset_json: nnU-Net's ``dataset.json`` with label names and ``ignore``; None looks for
+            one beside or above the predictions, then the references, and warns if it is no good.
+        roi: folder of masks named like the cases, for the scope ``roi``.
+        bootstrap: resamplings of the cases for 95 % intervals of the means; 0 leaves them out.
+        processes: cases evaluated at the same time; None takes one a core, of four cases or more
+            each. Each holds one case in memory.
+        engine: ``processes`` of this machine, or a ``dask`` cluster; the numbers are the same.
+        scheduler: of a running Dask cluster; None starts one on this machine.
+        store: folder that keeps the results of cases until all are there, and gives those of
+            files and settings that have not changed; None keeps nothing.
+        progress: called with the name of each case that is done.
+
+    Raises:
+        ValueError: files that do not fit each other, settings out of range.
+    """
+    runner = runner_of(engine, scheduler)
+    one = named([Path(predictions)], None if name is None else [name])
+    (job,) = _planned(one, labels, settings, dataset_json, roi)
+    folder = None if store is None else Path(store)
+    report = run_job(
+        job, bootstrap=bootstrap, processes=processes, runner=runner, store=folder,
+        progress=progress,
+    )  # fmt: skip
+    if folder is not None and not report.failed and not report.cohort.interrupted:
+        job.store(folder).remove()
+    return report
+
+
+def compare_methods(
+    predictions: Mapping[str, PathLike] | Sequence[PathLike],
+    labels: PathLike,
+    *,
+    settings: EvaluationSettings | None = None,
+    dataset_json: PathLike | None = None,
+    roi: PathLike | None = None,
+    bootstrap: int = RESAMPLES,
+    processes: int | None = None,
+    engine: Engine = "processes",
+    scheduler: str | None = None,
+    progress: Progress = lambda case: None,
+) -> Comparison:
+    """Evaluate several sets of predictions and compare each with the first, case by case.
+
+    Args:
+        predictions: folders or files, two or more; by name, or named by their folders. The first
+            is the baseline.
+        labels: as for :func:`evaluate`, as are the arguments that follow.
+        settings: see there.
+        dataset_json: see there.
+        roi: see there.
+        bootstrap: see there.
+        processes: see there.
+        engine: see there.
+        scheduler: see there.
+        progress: see there.
+
+    Raises:
+        ValueError: as :func:`evaluate`; fewer than two methods, or one without a case.
+        KeyboardInterrupt: on Ctrl-C, since a comparison needs all cases.
+    """
+    runner = runner_of(engine, scheduler)
+    if isinstance(predictions, Mapping):
+        given = named([Path(path) for path in predictions.values()], list(predictions))
+    else:
+        given = named([Path(path) for path in predictions])
+    if len(given) < 2:
+        raise ValueError(f"predictions: expected at least two methods, got {len(given)}")
+    reports = {}
+    for job in _planned(given, labels, settings, dataset_json, roi):
+        reports[job.name] = run_job(
+            job, bootstrap=bootstrap, processes=processes, runner=runner, progress=progress
+        )
+        if reports[job.name].cohort.interrupted:
+            raise KeyboardInterrupt
+    return comparison_of(reports)
+
+
+def run_job(
+    job: Job,
+    *,
+    bootstrap: int = RESAMPLES,
+    processes: int | None = None,
+    runner: Runner = run,
+    store: Path | None = None,
+    progress: Progress = lambda case: None,
+) -> Report:
+    """Evaluate what has been planned; arguments as of :func:`evaluate`.
+
+    Args:
+        job: see :func:`segcal.evaluation.job.plan`.
+        bootstrap: see :func:`evaluate`.
+        processes: see there.
+        runner: see :func:`runner_of`.
+        store: see there; its results stay.
+        progress: see there.
+    """
+    cohort = evaluate_cohort(
+        job.pairing,
+        label_set=job.label_set,
+        reader=job.reader,
+        settings=job.settings,
+        jobs=processes or default_jobs(len(job.pairing.cases)),
+        engine=runner,
+        store=None if store is None else job.store(store),
+        progress=lambda case: progress(case.name),
+    )
+    summary = {**job.header(), **summarise(cohort, resamples=bootstrap)}
+    return Report(job, cohort, summary, bootstrap)
+
+
+def comparison_of(reports: Mapping[str, Report]) -> Comparison:
+    """Compare reports with the first of them.
+
+    Args:
+        reports: by name of the method, two or more, of the same references and settings.
+
+    Raises:
+        ValueError: fewer than two, or one without a case.
+    """
+    if empty := [name for name, report in reports.items() if not len(report.cases)]:
+        raise ValueError(f"reports: no case of {', '.join(empty)} could be evaluated")
+    tables = {name: report.cases for name, report in reports.items()}
+    first = next(iter(reports.values()))
+    shown = compared_columns(first.job.settings.scopes)
+    return Comparison(
+        dict(reports),
+        compare(tables, resamples=first.bootstrap),
+        shared_means(tables, shown, resamples=first.bootstrap),
+    )
+
+
+def runner_of(engine: Engine, scheduler: str | None = None) -> Runner:
+    """What runs the cases, once it is sure that it can start.
+
+    Args:
+        engine: see :func:`evaluate`.
+        scheduler: see there.
+
+    Raises:
+        ValueError: an unknown engine, Dask is not installed, or no scheduler answers.
+    """
+    check_choice("engine", engine, get_args(Engine))
+    if engine == "processes":
+        if scheduler is not None:
+            raise ValueError(f"scheduler {scheduler}: is for the engine dask, got processes")
+        return run
+    check_cluster(scheduler)
+    return partial(run_on_cluster, scheduler=scheduler)
+
+
+def _planned(
+    predictions: Mapping[str, Path],
+    labels: PathLike,
+    settings: EvaluationSettings | None,
+    dataset_json: PathLike | None,
+    roi: PathLike | None,
+) -> list[Job]:
+    return plan(
+        predictions,
+        Path(labels),
+        settings=settings,
+        dataset_json=None if dataset_json is None else Path(dataset_json),
+        roi=None if roi is None else Path(roi),
+        found=_warn,
+    )
+
+
+def _warn(labels: FoundLabels) -> None:
+    """Say that labels go by their numbers, though a file was there to name them."""
+    if labels.problem:
+        warnings.warn(f"going on without label names: {labels.problem}", stacklevel=5)

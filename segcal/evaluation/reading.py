@@ -1,0 +1,200 @@
+"""One case from its files: arrays on the reference's grid, checked, and what was odd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.evaluation.case import Structure
+from segcal.io.class_files import read_class_files
+from segcal.io.label_sets import LabelSet
+from segcal.io.pairing import Case
+from segcal.io.probabilities import holds_probabilities, read_probabilities
+from segcal.io.volumes import Geometry, Volume, check_place, put_on, read_labels
+from segcal.tally import predicted_classes
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class CaseArrays:
+    """What the files of a case hold, on the reference's grid.
+
+    Attributes:
+        reference: labels.
+        prediction: label map, ``(z, y, x)``.
+        probabilities: ``(K, z, y, x)``, or None.
+        structures: labels or regions to report.
+        names: of the labels in the maps.
+        regions: whether the channels are regions.
+        ignore_index: reference label that is left out.
+        roi: mask of the region of interest, or None.
+    """
+
+    reference: Volume
+    prediction: NDArray[Any]
+    probabilities: NDArray[Any] | None
+    structures: list[Structure]
+    names: dict[int, str]
+    regions: bool
+    ignore_index: int | None
+    roi: NDArray[np.bool_] | None
+
+
+def read_case(
+    case: Case,
+    label_set: LabelSet | None,
+    *,
+    tolerance: float,
+    reader: str | None = None,
+    note: Note = lambda text: None,
+) -> CaseArrays:
+    """Read one case.
+
+    Where a label map lies beside a ``.npz`` it is the prediction for overlap and surfaces (nnU-Net
+    post-processes label maps only); if it has little in common with the probabilities, the two do
+    not share a frame.
+
+    Args:
+        case: files to read.
+        label_set: names and ignore label; None names labels by their value.
+        tolerance: how far, in voxels, a prediction may lie off its reference.
+        reader: see :func:`segcal.io.probabilities.read_probabilities`.
+        note: called with what is odd and was decided.
+
+    Raises:
+        ValueError: naming the file and what is wrong with it.
+    """
+    reference = read_labels(case.reference)
+    if reference.note:
+        note(f"{case.reference.name}: {reference.note}")
+    ignore_index = None if label_set is None else label_set.ignore_index
+    regions = label_set is not None and bool(label_set.regions)
+    at = reference.geometry
+    prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
+    structures, names, allowed = _structures(prediction, probabilities, reference.array, label_set)
+    predicted = case.label_map or case.prediction
+    for path, array in ((case.reference, reference.array), (predicted, prediction)):
+        _check_labels(path, array, allowed, ignore_index)
+    roi = None if case.roi is None else _read_on(case.roi, at, tolerance, note) != 0
+    return CaseArrays(
+        reference, prediction, probabilities, structures, names, regions, ignore_index, roi
+    )
+
+
+def _read_prediction(
+    case: Case,
+    at: Geometry,
+    label_set: LabelSet | None,
+    tolerance: float,
+    reader: str | None,
+    note: Note,
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Label map of a prediction, and its probabilities if it has some."""
+    regions = label_set is not None and bool(label_set.regions)
+    if case.prediction.is_dir():
+        read = read_class_files(case.prediction, at, label_set, tolerance=tolerance, note=note)
+        if read.ndim != 4:
+            return read, None
+        probabilities = read
+    elif holds_probabilities(case.prediction):
+        probabilities = read_probabilities(
+            case.prediction,
+            at,
+            num_classes=None if label_set is None else label_set.num_channels,
+            regions=regions,
+            reader=reader,
+            tolerance=tolerance,
+            note=note,
+        )
+    else:
+        return _read_on(case.prediction, at, tolerance, note), None
+    prediction = (
+        predicted_classes(probabilities)
+        if label_set is None or not regions
+        else _regions_to_labels(probabilities, label_set.class_order)
+    )
+    if case.label_map is None:
+        return prediction, probabilities
+    label_map = _read_on(case.label_map, at, tolerance, note)
+    _compare(case, prediction, label_map, note)
+    return label_map, probabilities
+
+
+def _structures(
+    prediction: NDArray[Any],
+    probabilities: NDArray[Any] | None,
+    reference: NDArray[Any],
+    label_set: LabelSet | None,
+) -> tuple[list[Structure], dict[int, str], set[int]]:
+    """What is reported, names of the labels in the maps, and which of them may be there."""
+    if label_set is not None:
+        structures = [
+            Structure(name, labels, index if label_set.regions else labels[0])
+            for index, (name, labels) in enumerate(label_set.foreground.items())
+        ]
+        return structures, label_set.map_names, label_set.values
+    if probabilities is not None:
+        values = list(range(1, len(probabilities)))
+    else:
+        found = np.union1d(np.unique(prediction), np.unique(reference))
+        values = [int(v) for v in found if v > 0]
+    names = {v: str(v) for v in values}
+    return [Structure(name, (v,), v) for v, name in names.items()], names, {0, *values}
+
+
+def _regions_to_labels(
+    probabilities: NDArray[Any], class_order: tuple[int, ...]
+) -> NDArray[np.int32]:
+    """Label map of overlapping regions, later ones over earlier, as nnU-Net makes it."""
+    labels = np.zeros(probabilities.shape[1:], np.int32)
+    for channel, value in zip(probabilities, class_order, strict=True):
+        labels[channel > 0.5] = value
+    return labels
+
+
+def _read_on(path: Path, reference: Geometry, tolerance: float, note: Note) -> NDArray[Any]:
+    """Read a label map that must lie on the reference, which its header tells before the rest."""
+    check_place(path, reference, tolerance)
+    array, done = put_on(path, read_labels(path), reference, tolerance)
+    if done:
+        note(f"{path.name}: {done}")
+    return array
+
+
+def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: Note) -> None:
+    """Post-processing removes foreground; foreground that is elsewhere is of another frame."""
+    differs = argmax != label_map
+    foreground = int(np.count_nonzero(label_map))
+    elsewhere = int(np.count_nonzero(differs & (label_map != 0)))
+    if elsewhere > 0.5 * foreground:
+        raise ValueError(
+            f"{case.prediction}: {elsewhere} of the {foreground} foreground voxels of "
+            f"{case.label_map} beside it have another label here; predicted with a reader that "
+            "reorients? Then keep nnU-Net's plans.json beside the predictions. Or are they of "
+            "different cases?"
+        )
+    differ = int(np.count_nonzero(differs))
+    if differ:
+        note(
+            f"{case.prediction.name}: {differ} voxels have another label in the label map beside "
+            "it (post-processed?); overlap and surfaces are of the label map, calibration of the "
+            "probabilities"
+        )
+
+
+def _check_labels(
+    path: Path, array: NDArray[Any], allowed: set[int], ignore_index: int | None
+) -> None:
+    found = set(np.unique(array).tolist())
+    if unknown := sorted(found - allowed - {ignore_index}):
+        raise ValueError(
+            f"{path}: labels {unknown[:5]} are not among the classes "
+            f"{', '.join(map(str, sorted(allowed)))}; if one of them means 'ignore', say so in "
+            "dataset.json"
+        )

@@ -1,0 +1,64 @@
+"""What an evaluation reports: the rows of the metrics, and one of a paper beside its namesake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from segcal.metrics import table
+from segcal.metrics.table import CalibrationMetric, Metric
+from segcal.reproduction.crac import TACE_REF
+
+
+def calibration_metrics() -> list[CalibrationMetric]:
+    """Rows of the calibration errors; what CRaC calls TACE follows TACE."""
+    rows = list(table.CALIBRATION)
+    place = next((i for i, row in enumerate(rows) if row.key == "tace"), len(rows) - 1)
+    return [*rows[: place + 1], TACE_REF, *rows[place + 1 :]]
+
+
+def label_means() -> dict[str, str]:
+    """Means over the labels of a case, and of which number of a label, by key."""
+    means = {row.key: row.key for row in table.STRUCTURE if row.mean_of_labels}
+    return means | {row.key: row.of for row in table.PENALISED}
+
+
+def metric_of(column: str) -> Metric | None:
+    """Row that a column of the table of cases belongs to; None if it is of no metric."""
+    key = column.split("/")[0]
+    found: list[Metric] = [row for row in (*table.STRUCTURE, *table.PENALISED) if row.key == key]
+    for row in calibration_metrics():
+        if key == row.key if row.scope else key.startswith(f"{row.key}_"):
+            found.append(row)
+    return max(found, key=lambda row: len(row.key), default=None)
+
+
+def compared_columns(scopes: Sequence[str]) -> list[str]:
+    """Columns of the table of cases that a comparison of methods shows first.
+
+    Args:
+        scopes: of the evaluation.
+    """
+    of_case = [
+        row.key
+        for row in (*table.STRUCTURE, *table.PENALISED)
+        if row.compared and row.key in label_means()
+    ]
+    return of_case + [
+        row.column(scope)
+        for row in calibration_metrics()
+        for scope in scopes
+        if row.compared and row.is_of(scope)
+    ]
+
+
+def definitions(rows: Iterable[Metric], **asked: float) -> dict[str, str]:
+    """Meanings by key; rows of one meaning share an entry.
+
+    Args:
+        rows: of the metrics.
+        asked: what the braces in their meanings stand for.
+    """
+    keys: dict[str, list[str]] = {}
+    for row in rows:
+        keys.setdefault(row.meaning, []).append(row.key)
+    return {", ".join(of): meaning.format(**asked) for meaning, of in keys.items()}

@@ -1,0 +1,123 @@
+"""What the numbers of an evaluation depend on, and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from segcal.evaluation.reported import calibration_metrics, definitions
+from segcal.metrics import table
+from segcal.reproduction.marginloss import CONVENTIONS as OF_MARGINLOSS
+from segcal.tensors import check_choice
+
+Compat = Literal["marginloss"]
+SCOPES = {
+    "fg": "labelled foreground",
+    "union": "labelled or predicted foreground",
+    "dilated": "within {dilation} voxels of the labelled foreground",
+    "crop": "where a foreground probability is not 0",
+    "roi": "region of interest",
+    "all": "all voxels",
+}
+"""What each selection of voxels holds."""
+_SCOPE_CONVENTIONS = {
+    "fg": "voxels whose reference label is not background",
+    "union": "voxels whose reference label or most likely label is not background",
+    "dilated": "foreground-labelled voxels and those within {dilation} voxels of one (box)",
+    "crop": "smallest box around the voxels with a foreground probability above 0 or a foreground "
+    "label: nnU-Net writes exact zeros outside its crop",
+    "roi": "voxels of the mask that was given with the case",
+    "all": "every voxel of the volume",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """What the numbers depend on; written beside them.
+
+    Attributes:
+        bins: bins of ECE, classwise ECE, TACE and tace_ref.
+        tace_threshold: probabilities up to this are left out of TACE and tace_ref.
+        dilation: voxels by which the dilated scope reaches beyond the labelled foreground.
+        nsd_tolerance_mm: distance up to which the normalised surface distance lets surfaces agree.
+        tolerance: how far, in voxels, a prediction may lie off its reference.
+        chosen: selections of voxels that calibration is reported for, keys of :data:`SCOPES`.
+        compat: ``marginloss`` adds columns of that name, by the rules of
+            :mod:`segcal.reproduction.marginloss`.
+
+    Raises:
+        ValueError: values out of range.
+    """
+
+    bins: int = 15
+    tace_threshold: float = 1e-3
+    dilation: int = 5
+    nsd_tolerance_mm: float = 2.0
+    tolerance: float = 1e-2
+    chosen: tuple[str, ...] = ("fg", "union", "dilated", "all")
+    compat: Compat | None = None
+
+    def __post_init__(self) -> None:
+        if self.bins < 1 or self.dilation < 1:
+            raise ValueError(
+                f"bins, dilation: expected at least 1, got {self.bins}, {self.dilation}"
+            )
+        if not 0 <= self.tace_threshold <= 1 or not 0 <= self.tolerance < np.inf:
+            raise ValueError(
+                f"tace_threshold, tolerance: expected a probability and a finite number of voxels, "
+                f"got {self.tace_threshold}, {self.tolerance}"
+            )
+        if not 0 <= self.nsd_tolerance_mm < np.inf:
+            raise ValueError(f"nsd_tolerance_mm: expected mm >= 0, got {self.nsd_tolerance_mm}")
+        if self.compat is not None:
+            check_choice("compat", self.compat, get_args(Compat))
+        for scope in self.chosen:
+            check_choice("chosen", scope, tuple(SCOPES))
+        if not self.chosen or len(set(self.chosen)) < len(self.chosen):
+            raise ValueError(f"chosen: expected different ones, got {', '.join(self.chosen)}")
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Names of the voxel selections, as they appear in the keys of results."""
+        return tuple(f"dilated{self.dilation}" if s == "dilated" else s for s in self.chosen)
+
+    @property
+    def scope_titles(self) -> dict[str, str]:
+        """A title per scope, for figures."""
+        return {
+            key: f"{key}: {SCOPES[scope].format(dilation=self.dilation)}"
+            for key, scope in zip(self.scopes, self.chosen, strict=True)
+        }
+
+    def conventions(self) -> dict[str, str]:
+        """Say in words what every key means."""
+        asked = {
+            "bins": self.bins,
+            "tace_threshold": self.tace_threshold,
+            "nsd_tolerance_mm": self.nsd_tolerance_mm,
+        }
+        return {
+            **definitions(table.STRUCTURE, **asked),
+            "surface": "voxels with a face neighbour outside; distances between voxel centres",
+            **definitions(table.PENALISED, **asked),
+            "penalised_mean": "mean in which a miss or false alarm costs the image diagonal",
+            "bins": f"{self.bins} equal-width bins (lo, hi], 0 in the first",
+            **definitions(calibration_metrics(), **asked),
+            **{
+                f"scope {key}": _SCOPE_CONVENTIONS[scope].format(dilation=self.dilation)
+                for key, scope in zip(self.scopes, self.chosen, strict=True)
+            },
+            "regions": "where labels overlap, every region is a question of its own (in it or "
+            "not): calibration is the mean over regions, and cece the error of its probability",
+            "ignore label": "in no metric; a structure that it cuts has a surface along the cut",
+            **(
+                {f"marginloss {key}": text for key, text in OF_MARGINLOSS.items()}
+                if self.compat == "marginloss"
+                else {}
+            ),
+            "pooled": "all voxels of all cases together; equal-mass groups from 2^16 cells",
+            "mean over cases": "each case's value, then the plain mean; undefined cases left out "
+            "and counted",
+        }

@@ -1,0 +1,112 @@
+"""Tables of numbers: what a cohort comes to, for JSON and for everything that is printed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from segcal.evaluation.cohort import Cohort
+from segcal.evaluation.compare import interval, result_columns
+from segcal.evaluation.reported import calibration_metrics
+from segcal.metrics import table
+from segcal.metrics.table import calibration_of
+from segcal.tally import Tally
+
+
+def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
+    """Summary of a cohort as plain numbers for JSON; undefined is None, no case gives counts only.
+
+    Surface distances show how many were found, missed (labelled, not predicted), false alarms
+    (predicted, not labelled) and absent (neither); their mean over the found; and a penalised
+    mean over all but the absent, in which a miss or a false alarm costs the image diagonal.
+
+    Args:
+        cohort: what has been evaluated.
+        resamples: of the bootstrap over cases that gives ``ci95``; 0 leaves it out.
+    """
+    rows = cohort.rows
+    return {
+        "cases": {
+            "evaluated": len(rows),
+            "interrupted": cohort.interrupted,
+            "failed": cohort.failed,
+            "notes": cohort.notes,
+            "without_prediction": cohort.pairing.without_prediction,
+            "without_reference": cohort.pairing.without_reference,
+        },
+        "metrics": {c: _moments(rows[c], resamples) for c in result_columns(rows)},
+        "pooled": {
+            column: value
+            for scope, tally in cohort.calibration.items()
+            for column, value in _pooled(tally, scope).items()
+        },
+        "classes": {name: _of_label(rows, name, resamples) for name in cohort.label_names},
+        "surface_over_classes": {
+            row.key: _combined([_surface(rows, row.key, name) for name in cohort.label_names])
+            for row in table.STRUCTURE
+            if row.distance
+        },
+    }
+
+
+def _pooled(tally: Tally, scope: str) -> dict[str, float | None]:
+    """Calibration of all voxels together, by column."""
+    metrics = {m.key: m for m in calibration_metrics() if m.is_of(scope, pooled=True)}
+    values = calibration_of(tally, metrics.values(), groups=tally.bins)
+    return {metrics[key].column(scope): _number(value) for key, value in values.items()}
+
+
+def _of_label(rows: pd.DataFrame, name: str, resamples: int) -> dict[str, dict[str, Any]]:
+    """Numbers of a label or region: moments first, then the distances with their counts."""
+    distances = [row.key for row in table.STRUCTURE if row.distance]
+    others = [row.key for row in table.STRUCTURE if not row.distance]
+    return {
+        **{key: _moments(rows[f"{key}/{name}"], resamples) for key in others},
+        **{key: _surface(rows, key, name) for key in distances},
+    }
+
+
+def _moments(values: pd.Series[float], resamples: int = 0) -> dict[str, Any]:
+    defined = values.dropna()
+    ci95 = interval(defined.to_numpy(dtype=np.float64), resamples)
+    return {
+        "n": len(defined),
+        "undefined": len(values) - len(defined),
+        "mean": _number(defined.mean()),
+        "std": _number(defined.std(ddof=1)),
+        "median": _number(defined.median()),
+        **({"ci95": list(ci95)} if ci95 else {}),
+    }
+
+
+def _surface(rows: pd.DataFrame, metric: str, name: str) -> dict[str, Any]:
+    values = rows[f"{metric}/{name}"]
+    labelled = rows[f"voxels_reference/{name}"].fillna(0) > 0
+    found = values[np.isfinite(values)]
+    infinite = np.isinf(values)
+    penalised = values.where(~infinite, rows["diagonal_mm"]).dropna()
+    return {
+        "n": len(penalised),
+        "found": len(found),
+        "missed": int((infinite & labelled).sum()),
+        "false_alarms": int((infinite & ~labelled).sum()),
+        "absent": int(values.isna().sum()),
+        "mean_of_found": _number(found.mean()),
+        "penalised_mean": _number(penalised.mean()),
+    }
+
+
+def _combined(per_class: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts added up; means as the mean over classes of the classes' means."""
+    counts = ("n", "found", "missed", "false_alarms", "absent")
+    combined: dict[str, Any] = {k: sum(c[k] for c in per_class) for k in counts}
+    for key in ("mean_of_found", "penalised_mean"):
+        values = [c[key] for c in per_class if c[key] is not None]
+        combined[key] = _number(float(np.mean(values))) if values else None
+    return combined
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,388 @@
+"""Every number that is reported, a row each: how it is called, what it means, how it is made.
+
+Console, CSV, JSON, HTML, Markdown, LaTeX and the definitions in them come from these rows, in their
+order. A new number of a label or region is a row of :data:`STRUCTURE`, a new calibration error one
+of :data:`CALIBRATION`; nothing else has to be told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segcal.binning import BinStatistics, mean_gap
+from segcal.metrics.dice import dice
+from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
+from segcal.metrics.volume_difference import volume_difference
+from segcal.surface import SurfaceDistances, surface_distances
+from segcal.tally import Tally
+
+Direction = Literal["higher", "lower"]
+Groups = Sequence[BinStatistics]
+"""Groups of equal mass: of the top label, then of every class."""
+Where = Literal["everywhere", "cases", "pooled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """How a number is called, and where it is printed.
+
+    Attributes:
+        key: its name in files, and the beginning of the names of its columns.
+        meaning: its definition. ``{bins}``, ``{tace_threshold}`` and ``{nsd_tolerance_mm}`` stand
+            for what an evaluation was asked for. Rows with one meaning are defined together.
+        heading: in the tables of a report; empty leaves it to the files of numbers.
+        brief: in the tables of the console, which have 80 columns; empty leaves it out there.
+        unit: empty for a fraction of 1.
+        digits: of it in the tables of a report.
+        better: direction of the better values; None where neither is.
+        compared: whether a comparison of methods shows it first.
+        in_cases: whether the report's table of cases has it.
+    """
+
+    key: str
+    meaning: str
+    heading: str = ""
+    brief: str = ""
+    unit: str = ""
+    digits: int = 4
+    better: Direction | None = "lower"
+    compared: bool = False
+    in_cases: bool = False
+
+
+@dataclass(frozen=True)
+class MaskPair:
+    """Two masks of one label or region: what its numbers are functions of.
+
+    Attributes:
+        prediction: bool ``(*S)``.
+        reference: bool, same shape.
+        spacing_mm: voxel size along the axes.
+        nsd_tolerance_mm: distance up to which the normalised surface distance lets surfaces agree.
+    """
+
+    prediction: NDArray[np.bool_]
+    reference: NDArray[np.bool_]
+    spacing_mm: Sequence[float]
+    nsd_tolerance_mm: float = 2.0
+
+    @cached_property
+    def distances(self) -> SurfaceDistances:
+        """Directed distances between the surfaces, computed once."""
+        return surface_distances(self.prediction, self.reference, spacing_mm=self.spacing_mm)
+
+    @cached_property
+    def dsc(self) -> float:
+        """Dice similarity coefficient, computed once."""
+        return dice(self.prediction.view(np.uint8), self.reference.view(np.uint8), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructureMetric(Metric):
+    """A number of one label or region.
+
+    Attributes:
+        function: gives it; NaN is undefined, inf a miss or a false alarm.
+        distance: whether it can be infinite; a summary then counts misses and false alarms, and
+            its mean is over the rest.
+        mean_of_labels: whether a case has its mean over the labels, under the same key.
+    """
+
+    function: Callable[[MaskPair], float]
+    distance: bool = False
+    mean_of_labels: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenalisedMean(Metric):
+    """Mean of a distance over the labels of a case, a miss costing the image diagonal.
+
+    Attributes:
+        of: key of the distance.
+    """
+
+    of: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationMetric(Metric):
+    """A number of the voxels of a scope.
+
+    Attributes:
+        function: gives it from the sums over the voxels and their groups of equal mass; NaN is
+            undefined.
+        where: ``cases`` for each case alone, ``pooled`` for all voxels together alone.
+        scope: the one scope that it is reported for, which its column does not name; None is all.
+        show_pooled: whether tables show it of all voxels together, too.
+    """
+
+    function: Callable[[Tally, Groups], float]
+    where: Where = "everywhere"
+    scope: str | None = None
+    show_pooled: bool = False
+
+    def column(self, scope: str) -> str:
+        """Name of its column for a scope."""
+        return self.key if self.scope else f"{self.key}_{scope}"
+
+    @property
+    def ways(self) -> list[bool]:
+        """Columns or lines of it in a table: False of the cases, True of all voxels together."""
+        if self.where == "pooled":
+            return [True]
+        return [False, True] if self.show_pooled and self.where == "everywhere" else [False]
+
+    def is_of(self, scope: str, *, pooled: bool = False) -> bool:
+        """Whether it is reported for a scope, of each case or of all voxels together."""
+        return self.scope in (None, scope) and self.where in (
+            "everywhere",
+            "pooled" if pooled else "cases",
+        )
+
+
+def calibration_of(
+    tally: Tally,
+    metrics: Iterable[CalibrationMetric],
+    *,
+    groups: int,
+    exact: Groups | None = None,
+) -> dict[str, float]:
+    """Numbers of the voxels of a tally by key; fractions of 1, NLL in nats, NaN without voxels.
+
+    Args:
+        tally: sums over the voxels.
+        metrics: which numbers.
+        groups: how many groups of equal mass AECE and TACE have.
+        exact: those groups, see :meth:`segcal.tally.Voxels.equal_mass_groups`; None takes them
+            from the cells, as if probabilities had been moved by at most the width of a cell.
+    """
+    cut = exact or tally.equal_mass_groups(groups)
+    return {metric.key: metric.function(tally, cut) for metric in metrics}
+
+
+STRUCTURE: tuple[StructureMetric, ...] = (
+    StructureMetric(
+        key="dsc",
+        heading="DSC",
+        brief="DSC",
+        meaning="2|P&G|/(|P|+|G|); undefined where the label is in neither map, 0 if in one",
+        better="higher",
+        digits=3,
+        function=lambda pair: pair.dsc,
+        mean_of_labels=True,
+        compared=True,
+        in_cases=True,
+    ),
+    StructureMetric(
+        key="iou",
+        heading="IoU",
+        meaning="|P&G|/|P or G|; undefined where the label is in neither map",
+        better="higher",
+        digits=3,
+        function=lambda pair: pair.dsc / (2 - pair.dsc),
+        mean_of_labels=True,
+    ),
+    StructureMetric(
+        key="hd_mm",
+        heading="HD",
+        brief="HD",
+        meaning="largest surface distance, mm; a miss and a false alarm are infinite",
+        unit="mm",
+        digits=2,
+        function=lambda pair: hausdorff_of(pair.distances),
+        distance=True,
+    ),
+    StructureMetric(
+        key="hd95_pooled_mm",
+        heading="HD95",
+        brief="HD95",
+        meaning="95th percentile of both directions' distances together (medpy)",
+        unit="mm",
+        digits=2,
+        function=lambda pair: hausdorff_of(pair.distances, percentile=95),
+        distance=True,
+    ),
+    StructureMetric(
+        key="hd95_max_directed_mm",
+        meaning="larger of the two directions' 95th percentiles (MONAI)",
+        unit="mm",
+        digits=2,
+        function=lambda pair: hausdorff_of(
+            pair.distances, percentile=95, definition="max_directed"
+        ),
+        distance=True,
+    ),
+    StructureMetric(
+        key="assd_pooled_mm",
+        heading="ASSD",
+        brief="ASSD",
+        meaning="mean of both directions' distances together (medpy)",
+        unit="mm",
+        digits=2,
+        function=lambda pair: assd_of(pair.distances),
+        distance=True,
+    ),
+    StructureMetric(
+        key="assd_mean_of_means_mm",
+        meaning="mean of the two directions' mean distances",
+        unit="mm",
+        digits=2,
+        function=lambda pair: assd_of(pair.distances, definition="mean_of_means"),
+        distance=True,
+    ),
+    StructureMetric(
+        key="nsd",
+        heading="NSD",
+        meaning="share of both surfaces within {nsd_tolerance_mm:g} mm of the other, by surface "
+        "voxels; 0 where one mask is empty",
+        better="higher",
+        digits=3,
+        function=lambda pair: nsd_of(pair.distances, tolerance_mm=pair.nsd_tolerance_mm),
+        mean_of_labels=True,
+    ),
+    StructureMetric(
+        key="volume_difference_ml",
+        heading="volume difference",
+        meaning="predicted less reference volume",
+        unit="ml",
+        digits=2,
+        better=None,
+        function=lambda pair: volume_difference(
+            pair.prediction, pair.reference, spacing_mm=pair.spacing_mm
+        ),
+    ),
+)
+"""Numbers of every label or region."""
+
+_PENALISED = (
+    "mean over the labels of a case of hd95_pooled_mm, assd_pooled_mm, in which a miss or false "
+    "alarm costs the image diagonal"
+)
+PENALISED: tuple[PenalisedMean, ...] = (
+    PenalisedMean(
+        key="hd95_penalised_mm",
+        of="hd95_pooled_mm",
+        heading="HD95 penalised",
+        brief="HD95 pen.",
+        meaning=_PENALISED,
+        unit="mm",
+        digits=2,
+        compared=True,
+    ),
+    PenalisedMean(
+        key="assd_penalised_mm", of="assd_pooled_mm", meaning=_PENALISED, unit="mm", digits=2
+    ),
+)
+"""Means over the labels of a case in which a miss or a false alarm costs the image diagonal."""
+
+_MURPHY = "parts of brier over the bins (Murphy), summed over the classes; small and large are good"
+CALIBRATION: tuple[CalibrationMetric, ...] = (
+    CalibrationMetric(
+        key="accuracy",
+        meaning="share of voxels whose most likely label is right",
+        better="higher",
+        function=lambda tally, groups: _share(float(tally.top.hit_sum.sum()), tally),
+    ),
+    CalibrationMetric(
+        key="ece",
+        heading="ECE",
+        brief="ECE",
+        meaning="top label, sum of n_m/n |accuracy - confidence|, fraction of 1",
+        function=lambda tally, groups: tally.top.expected_error(),
+        show_pooled=True,
+        compared=True,
+        in_cases=True,
+    ),
+    CalibrationMetric(
+        key="over",
+        heading="over",
+        meaning="part of ece from bins that promise too much",
+        function=lambda tally, groups: tally.top.overconfidence(),
+    ),
+    CalibrationMetric(
+        key="under",
+        heading="under",
+        meaning="part of ece from bins that promise too little",
+        function=lambda tally, groups: tally.top.underconfidence(),
+    ),
+    CalibrationMetric(
+        key="aece",
+        heading="AECE",
+        meaning="ece of {bins} groups of equal mass, ties shared pro rata",
+        function=lambda tally, groups: groups[0].expected_error(),
+    ),
+    CalibrationMetric(
+        key="ace",
+        heading="ACE",
+        meaning="mean |accuracy - confidence| of the non-empty bins",
+        function=lambda tally, groups: tally.top.average_error(),
+    ),
+    CalibrationMetric(
+        key="mce",
+        heading="MCE",
+        meaning="largest |accuracy - confidence| of a non-empty bin",
+        function=lambda tally, groups: tally.top.maximum_error(),
+    ),
+    CalibrationMetric(
+        key="cece",
+        heading="CECE",
+        brief="CECE",
+        meaning="classwise ECE, mean over all classes, background included",
+        function=lambda tally, groups: float(
+            np.mean([one.expected_error() for one in tally.classes])
+        ),
+    ),
+    CalibrationMetric(
+        key="tace",
+        heading="TACE",
+        brief="TACE",
+        meaning="Nixon: {bins} equal-mass ranges a class, p > {tace_threshold:g}",
+        function=lambda tally, groups: mean_gap(groups[1:]),
+        compared=True,
+        in_cases=True,
+    ),
+    CalibrationMetric(
+        key="nll",
+        heading="NLL",
+        brief="NLL",
+        meaning="mean -log p of the label, nats, p floored at 1e-12",
+        function=lambda tally, groups: _share(tally.nll_sum, tally),
+        in_cases=True,
+    ),
+    CalibrationMetric(
+        key="brier",
+        heading="Brier",
+        brief="Brier",
+        meaning="mean over voxels of the squared error summed over classes, 0 to 2",
+        function=lambda tally, groups: _share(tally.brier_sum, tally),
+    ),
+    CalibrationMetric(
+        key="brier_reliability",
+        meaning=_MURPHY,
+        function=lambda tally, groups: sum(one.murphy().reliability for one in tally.classes),
+    ),
+    CalibrationMetric(
+        key="brier_resolution",
+        meaning=_MURPHY,
+        better="higher",
+        function=lambda tally, groups: sum(one.murphy().resolution for one in tally.classes),
+    ),
+    CalibrationMetric(
+        key="aece_bound",
+        meaning="how far the pooled aece can be from that of single voxels",
+        function=lambda tally, groups: tally.top_mass.error_bound(len(groups[0].count)),
+        where="pooled",
+    ),
+)
+"""Numbers of the voxels of every scope."""
+
+
+def _share(total: float, tally: Tally) -> float:
+    """Total a voxel; NaN without voxels."""
+    return total / tally.voxels if tally.voxels else float("nan")

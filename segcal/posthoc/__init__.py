@@ -1,0 +1,1 @@
+"""Post-hoc calibration: a finished model's logits are repaired by what held-out cases show."""

@@ -1,0 +1,185 @@
+"""Calibration errors as the CRaC paper and its program compute them (Bala93/CRac, evaluation/).
+
+:func:`tace_ref` is the paper's formula over our bins. The other functions are the program's, bit
+for bit: the edges of bins are rounded to the precision of the probabilities and have no tolerance,
+no bin holds a probability of 0 or above 1, and classwise errors run over the classes from 0 to the
+largest label that occurs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from segcal.binning import equal_width_statistics
+from segcal.metrics.table import CalibrationMetric
+from segcal.tally import Tally
+from segcal.tensors import as_tensor, select_voxels
+
+
+def tace_ref(
+    probs: Any,
+    labels: Any,
+    *,
+    threshold: float = 1e-3,
+    bins: int = 15,
+    mask: Any = None,
+    ignore_index: int | None = None,
+) -> float:
+    """What the CRaC poster calls TACE: a thresholded classwise ECE of the foreground.
+
+    ``(1/K') sum_k sum_m (n_mk / n_k) |frequency_mk - confidence_mk|`` over equal-WIDTH bins of
+    the voxels with ``p_k > threshold``, for the classes from 0 to the largest label that occurs
+    (K' of them; one without a voxel above the threshold counts as 0). Not Nixon's TACE: for
+    comparison with the published tables only.
+
+    Args:
+        probs: as in :func:`segcal.metrics.ece.ece`.
+        labels: see there.
+        threshold: probabilities up to this are left out.
+        bins: M.
+        mask: the voxels to count; None takes the foreground-LABELLED ones, as the publication
+            does, so that false positives in the background are never counted.
+        ignore_index: see there.
+
+    Returns:
+        a fraction of 1; NaN when no voxel counts.
+
+    Raises:
+        ValueError: as :func:`segcal.metrics.ece.ece`.
+    """
+    p, y = _foreground(probs, labels, mask, ignore_index)
+    kept = [pk > threshold for pk in p]
+    return _mean_of_classes(
+        [
+            equal_width_statistics(p[k][kept[k]], y[kept[k]] == k, bins).expected_error()
+            for k in _classes(y)
+        ]
+    )
+
+
+def tace_ref_of(tally: Tally) -> float:
+    """:func:`tace_ref` over the voxels of a tally, with its bins and threshold."""
+    occurring = [k for k, c in enumerate(tally.classes) if c.hit_sum.sum() > 0]
+    last = occurring[-1] + 1 if occurring else 0
+    return _mean_of_classes([c.expected_error() for c in tally.kept[:last]])
+
+
+TACE_REF = CalibrationMetric(
+    key="tace_ref",
+    heading="TACE ref",
+    brief="TACE ref",
+    meaning="CRaC poster: equal-width classwise ECE over p > {tace_threshold:g}, "
+    "foreground-labelled voxels",
+    function=lambda tally, groups: tace_ref_of(tally),
+    where="cases",
+    scope="fg",
+    in_cases=True,
+)
+"""Row of the table of metrics, beside Nixon's TACE for comparison with published numbers."""
+
+
+def tcece(
+    probs: Any,
+    labels: Any,
+    *,
+    threshold: float = 1e-3,
+    bins: int = 15,
+    mask: Any = None,
+    ignore_index: int | None = None,
+) -> float:
+    """:func:`tace_ref` as the program computes it; arguments, result and errors are those."""
+    p, y = _foreground(probs, labels, mask, ignore_index)
+    edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype)
+    kept = [pk > threshold for pk in p]
+    return _mean_of_classes(
+        [error_between_edges(p[k][kept[k]], y[kept[k]] == k, edges) for k in _classes(y)]
+    )
+
+
+def ece(
+    probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None
+) -> float:
+    """Top-label ECE by the program.
+
+    Arguments, result and errors as :func:`segcal.metrics.ece.ece`.
+    """
+    p, y = select_voxels(probs, labels, mask, ignore_index)
+    confidence, predicted = p.max(dim=0)
+    edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype)
+    return error_between_edges(confidence, predicted == y, edges)
+
+
+def classwise_ece(
+    probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None
+) -> float:
+    """Classwise ECE by the program, its mean over the classes from 0 to the largest label.
+
+    Arguments, result and errors as :func:`segcal.metrics.classwise_ece.classwise_ece`.
+    """
+    p, y = select_voxels(probs, labels, mask, ignore_index)
+    edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype)
+    errors = [error_between_edges(p[k], y == k, edges) for k in _classes(y)]
+    return float(np.mean(errors)) if errors else float("nan")
+
+
+def aece(
+    probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None
+) -> float:
+    """ECE between edges that are interpolated between the sorted confidences, by the program.
+
+    The smallest confidence is in no bin, and where many are equal most bins are empty. Arguments,
+    result and errors as :func:`segcal.metrics.aece.aece`.
+    """
+    p, y = select_voxels(probs, labels, mask, ignore_index)
+    confidence, predicted = p.max(dim=0)
+    n = len(confidence)
+    if not n:
+        return float("nan")
+    ordered = np.sort(confidence.numpy(force=True))
+    edges = np.interp(np.linspace(0, n, bins + 1), np.arange(n), ordered)
+    return error_between_edges(confidence, predicted == y, torch.as_tensor(edges))
+
+
+def error_between_edges(confidence: Tensor, hits: Tensor, edges: Tensor) -> float:
+    """Expected error over the bins (lo, hi] between `edges`, as the program computes it.
+
+    Edges are rounded to the precision of `confidence`, and no tolerance is given: float32 and
+    float64 input can differ. A prediction in no bin (0, or above 1) still counts in n.
+
+    Args:
+        confidence: predicted probabilities ``(n,)``, floating.
+        hits: what came true ``(n,)``, bool.
+        edges: ``(M + 1,)``, rising; a bin between two equal edges is empty.
+
+    Returns:
+        ``sum_m (n_m / n) |accuracy_m - confidence_m|``; NaN when there is no prediction.
+    """
+    bins = len(edges) - 1
+    index = torch.bucketize(confidence.contiguous(), edges.to(confidence)) - 1
+    inside = (index >= 0) & (index < bins)
+    promised = torch.bincount(index[inside], confidence[inside].double(), minlength=bins)
+    came_true = torch.bincount(index[inside & hits], minlength=bins)
+    gaps = np.abs(promised.numpy(force=True) - came_true.numpy(force=True))
+    return float(gaps.sum() / len(confidence)) if len(confidence) else float("nan")
+
+
+def _foreground(
+    probs: Any, labels: Any, mask: Any, ignore_index: int | None
+) -> tuple[Tensor, Tensor]:
+    """Voxels of the mask, of the labelled foreground without one."""
+    chosen = as_tensor(labels) != 0 if mask is None else mask
+    return select_voxels(probs, labels, chosen, ignore_index)
+
+
+def _classes(y: Tensor) -> range:
+    """From 0 to the largest label."""
+    return range(int(y.max()) + 1 if y.numel() else 0)
+
+
+def _mean_of_classes(errors: list[float]) -> float:
+    """Mean in which a class without a voxel counts as 0; NaN without classes."""
+    return float(np.mean(np.nan_to_num(errors))) if errors else float("nan")

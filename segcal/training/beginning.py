@@ -1,0 +1,95 @@
+"""How a training begins: in a folder of its own, or from the checkpoint where it was left."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from typing import Any
+
+from segcal.io.files import read_json, remove_leftovers, write_json
+from segcal.io.yaml import validated
+from segcal.training.checkpoints import LAST_NAME, read_checkpoint
+from segcal.training.devices import Ranks
+from segcal.training.epoch_log import EpochLog
+from segcal.training.experiments import Experiment, check_same, write_resolved
+
+RUN_NAME = "run.json"
+
+
+class OutputInUseError(ValueError):
+    """The folder of the results holds a training already."""
+
+
+def check_unused(experiment: Experiment) -> None:
+    """See to it that no training is overwritten.
+
+    Raises:
+        OutputInUseError: one is in the folder of the results.
+    """
+    folder = experiment.folder
+    if (folder / LAST_NAME).exists() or EpochLog(folder).path.exists():
+        raise OutputInUseError(f"{folder}: holds a training; resume it, or choose another output")
+
+
+def last_checkpoint(experiment: Experiment, keys: Collection[str]) -> dict[str, Any] | None:
+    """The checkpoint that an experiment goes on from; None where there is none yet.
+
+    Args:
+        experiment: what is to be trained.
+        keys: that the checkpoint must have.
+
+    Raises:
+        ValueError: it is damaged, of another experiment, or of more epochs.
+    """
+    path = experiment.folder / LAST_NAME
+    if not path.exists():
+        return None
+    checkpoint = read_checkpoint(path, keys)
+    before = validated(checkpoint["experiment"], type(experiment), str(path))
+    check_same(before, experiment, path)
+    if checkpoint["epoch"] > experiment.training.epochs:
+        raise ValueError(
+            f"{path}: has been trained for {checkpoint['epoch']} epochs, more than "
+            f"training.epochs {experiment.training.epochs}; choose another output"
+        )
+    return checkpoint
+
+
+def begin(
+    experiment: Experiment,
+    ranks: Ranks,
+    *,
+    epoch: int,
+    libraries: Sequence[str],
+    facts: Mapping[str, Any],
+) -> None:
+    """Make the folder of the results, and write what is trained and with what.
+
+    Args:
+        experiment: what is trained.
+        ranks: the processes that train.
+        epoch: the first one; lines of the log from there on are forgotten.
+        libraries: distributions whose versions are told.
+        facts: what ``run.json`` tells besides.
+    """
+    folder = experiment.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    EpochLog(folder).forget_from(epoch)
+    write_resolved(experiment, folder)
+    path = folder / RUN_NAME
+    before = read_json(path)["runs"] if epoch > 0 and path.exists() else []
+    run = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "first_epoch": epoch,
+        "seed": experiment.training.seed,
+        "device": str(ranks.device),
+        "processes": ranks.size,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in libraries},
+        },
+    }
+    write_json(path, {"runs": [*before, run], **facts})

@@ -1,0 +1,133 @@
+"""Parts of a training that its experiment names: networks, transforms, optimisers, schedules."""
+
+from __future__ import annotations
+
+from inspect import Parameter, signature
+from typing import Any, TypeVar, get_type_hints
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
+
+from segcal.components import Component, build_component, target
+
+Part = TypeVar("Part")
+
+
+def build_part(component: Component, kind: type[Part], name: str, **runtime: Any) -> Part:
+    """Build what `component` names, a `kind` or a function that is annotated to return one.
+
+    Args:
+        component: target and arguments.
+        kind: what must come of it.
+        name: what messages call it.
+        runtime: as of :func:`segcal.components.build_component`.
+
+    Raises:
+        ValueError: it is not, or its arguments do not fit.
+    """
+    what = target(component)
+    made = what if isinstance(what, type) else _annotated(what)
+    if not (isinstance(made, type) and issubclass(made, kind)):
+        raise ValueError(
+            f"{name}: {component.target} is not a {kind.__module__}.{kind.__qualname__}"
+        )
+    try:
+        part: Part = build_component(component, **runtime)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{name}: {error}") from None
+    return part
+
+
+def build_optimizer(
+    optimizer: Component,
+    scheduler: Component | None,
+    network: nn.Module,
+    *,
+    epochs: int,
+    metric: str,
+    higher: bool,
+) -> tuple[Optimizer, LRScheduler | None]:
+    """Build what updates a network, and the schedule of its learning rate, a step an epoch.
+
+    Args:
+        optimizer: a class of torch.optim.
+        scheduler: a class of torch.optim.lr_scheduler, or None.
+        network: whose parameters are updated.
+        epochs: of the training, which the schedule must last.
+        metric: what a ReduceLROnPlateau is shown, for messages.
+        higher: whether more of it is better.
+
+    Raises:
+        ValueError: no such class, arguments that do not fit, an optimiser that computes the loss
+            itself, a plateau of the wrong direction, a schedule that ends before the training.
+    """
+    built = build_part(optimizer, Optimizer, "optimizer", params=list(network.parameters()))
+    if signature(built.step).parameters["closure"].default is Parameter.empty:
+        raise ValueError(
+            f"optimizer: {optimizer.target} computes the loss anew within a step, for which there "
+            "is no way here; take another, e.g. torch.optim.AdamW"
+        )
+    parameter = nn.Parameter(torch.zeros_like(next(network.parameters()).detach().flatten()[:1]))
+    parameter.grad = torch.ones_like(parameter)
+    trial = build_part(optimizer, Optimizer, "optimizer", params=[parameter])
+    try:
+        trial.step()
+    except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
+        raise ValueError(
+            f"optimizer: {optimizer.target} fails ({type(error).__name__}: {error})"
+        ) from None
+    if scheduler is None:
+        return built, None
+    schedule = build_part(scheduler, LRScheduler, "scheduler", optimizer=built)
+    if isinstance(schedule, ReduceLROnPlateau):
+        _check_direction(schedule, metric, higher)
+    else:
+        _rehearse(scheduler, schedule, trial, epochs)
+    return built, schedule
+
+
+def _check_direction(schedule: ReduceLROnPlateau, metric: str, higher: bool) -> None:
+    """Raise ValueError unless a plateau is one of the metric that it is shown."""
+    mode = "max" if higher else "min"
+    if schedule.mode != mode:
+        raise ValueError(
+            f"scheduler: ReduceLROnPlateau is shown the validation {metric}, of which "
+            f"{'more' if higher else 'less'} is better; give it mode: {mode}"
+        )
+
+
+def _rehearse(scheduler: Component, schedule: LRScheduler, trial: Optimizer, epochs: int) -> None:
+    """Raise ValueError unless a schedule lasts as long as the training, and falls to its end.
+
+    Args:
+        scheduler: what it was built of.
+        schedule: that of the network.
+        trial: an optimiser of its own, on which it is tried.
+        epochs: of the training.
+    """
+    if isinstance(schedule, CosineAnnealingLR) and schedule.T_max < epochs:
+        raise ValueError(
+            f"scheduler: with T_max {schedule.T_max} the learning rate would climb again before "
+            f"the end of {epochs} epochs; give it T_max: {epochs} (a training that was begun with "
+            "another cannot be made longer)"
+        )
+    rehearsal = build_part(scheduler, LRScheduler, "scheduler", optimizer=trial)
+    try:
+        for _ in range(epochs):
+            trial.step()
+            rehearsal.step()
+    except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
+        raise ValueError(
+            f"scheduler: {scheduler.target}, a step an epoch, does not last {epochs} epochs "
+            f"({type(error).__name__}: {error})"
+        ) from None
+
+
+def _annotated(what: Any) -> Any:
+    """What a function says that it returns, before it is called: not every one may be."""
+    try:
+        return get_type_hints(what).get("return")
+    except (TypeError, NameError, AttributeError):
+        return None

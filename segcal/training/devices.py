@@ -1,0 +1,75 @@
+"""Where a training computes: its device, and the processes that share the work."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+DEVICES = r"auto|cpu|cuda(:\d+)?"
+"""Names of devices that work is done on."""
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that a name means: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not re.fullmatch(DEVICES, name):
+        raise ValueError(f"device: expected auto, cpu, cuda or cuda:0, got {name!r}")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device: {name} was asked for and torch finds no GPU")
+    return torch.device(name)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together.
+
+    Attributes:
+        rank: its number.
+        size: how many there are.
+        device: what it computes on.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+
+@contextmanager
+def processes(device: str) -> Iterator[Ranks]:
+    """Join the processes that ``torchrun`` has started, if it has.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``; of several processes on GPUs each takes
+            the one of its local rank.
+
+    Raises:
+        ValueError: no such device.
+    """
+    chosen = choose_device(device)
+    if "WORLD_SIZE" not in os.environ:
+        yield Ranks(0, 1, chosen)
+        return
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,353 @@
+"""The skeleton of a training run: what all trainers have in common.
+
+A trainer is a subclass of :class:`TrainingRun` that says what it trains and what an epoch is. The
+skeleton does the rest: it begins or resumes, seeds every epoch, steps the schedule, keeps the best
+and the last state, writes log, figure and ``run.json``, watches for collapse, and stops when
+patience ends.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from segcal.objective import Objective
+from segcal.recipes import Recipe
+from segcal.reporting.picture import draw
+from segcal.reporting.progress import FIGURE_NAME, plot_progress
+from segcal.term import sum_over_ranks
+from segcal.training.beginning import begin, check_unused, last_checkpoint
+from segcal.training.building import build_optimizer
+from segcal.training.checkpoints import BEST_NAME, LAST_NAME, write_checkpoint
+from segcal.training.collapse import CollapseWatch
+from segcal.training.devices import Ranks, choose_device
+from segcal.training.epoch_log import EpochLog
+from segcal.training.experiments import Experiment
+from segcal.training.results import Criterion, Trained, Validation
+
+FIGURE_SECONDS = 20.0
+"""The figure of a training is drawn anew no more often than this, and at the end."""
+Kind = TypeVar("Kind", bound=Experiment)
+Say = Callable[[str], None]
+
+
+class TrainingRun(ABC, Generic[Kind]):
+    """A training that has been checked and is ready to run.
+
+    A trainer fills in :meth:`prepare`, :meth:`build_network`, :meth:`train_epoch` and
+    :meth:`validate_epoch`, which the skeleton calls in this order; the other hooks may stay as
+    they are. All that a trainer needs to go on as if it had not been stopped is in
+    :meth:`own_state`, or drawn from the seed of the epoch.
+
+    Args:
+        experiment: what to do.
+        ranks: this process among those that train together; None is one process.
+        resume: go on from the last checkpoint; from the beginning where there is none yet.
+        say: told what a user should read, in the first process.
+
+    Raises:
+        OutputInUseError: the output holds a training that is not to be resumed.
+        ValueError: something does not fit.
+
+    Attributes:
+        classes: names of the classes, labels or regions; set by :meth:`prepare`.
+        criterion: what chooses the best epoch; set by :meth:`prepare`.
+        recipe: what the loss is made of; set by :meth:`prepare`.
+        objective: the loss; set by :meth:`prepare`.
+        collapse: what notices classes that are no longer predicted; set by :meth:`prepare`, or
+            None.
+        network, optimizer, scheduler: built after that.
+        epoch: number of epochs that are done.
+        best_epoch: number of the best one, from 0; -1 before the first.
+    """
+
+    libraries: ClassVar[Sequence[str]] = ("segcal", "torch", "numpy", "scipy")
+    """Distributions whose versions ``run.json`` tells."""
+    keys: ClassVar[Sequence[str]] = ("experiment", "recipe", "epoch", "network", "objective")
+    """What a checkpoint has at least."""
+
+    classes: tuple[str, ...]
+    criterion: Criterion
+    recipe: Recipe
+    objective: Objective
+    collapse: CollapseWatch | None = None
+
+    def __init__(
+        self,
+        experiment: Kind,
+        ranks: Ranks | None = None,
+        *,
+        resume: bool = False,
+        say: Say = lambda text: None,
+    ) -> None:
+        settings = experiment.training
+        self.experiment, self.folder = experiment, experiment.folder
+        self.ranks = ranks or Ranks(0, 1, choose_device(settings.device))
+        self.device = self.ranks.device
+        self.say = say if self.ranks.first else lambda text: None
+        if not resume:
+            check_unused(experiment)
+        checkpoint = last_checkpoint(experiment, self.keys) if resume else None
+        self.prepare(checkpoint)
+        if checkpoint is not None and checkpoint["recipe"] != self.recipe.model_dump():
+            raise ValueError(
+                f"{self.folder / LAST_NAME}: was trained with another content of "
+                f"{experiment.recipe}; go on with that, or choose another output"
+            )
+        self.objective.to(self.device)
+        torch.manual_seed(settings.seed)
+        self.network = self.build_network(fresh=checkpoint is None).to(self.device)
+        self.check_network()
+        self.optimizer, self.scheduler = build_optimizer(
+            experiment.optimizer,
+            experiment.scheduler,
+            self.network,
+            epochs=settings.epochs,
+            metric=self.criterion.name,
+            higher=self.criterion.higher,
+        )
+        self.epoch, self.best_epoch, self._best_score = 0, -1, -math.inf
+        self.load()
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self._check_ranks()
+        if self.ranks.first:
+            begin(
+                experiment,
+                self.ranks,
+                epoch=self.epoch,
+                libraries=self.libraries,
+                facts={
+                    "metric": self.criterion.name,
+                    "classes": list(self.classes),
+                    "recipe": self.recipe.model_dump(),
+                    **self.facts(),
+                },
+            )
+        self.advance: Callable[[str], None] = lambda state: None
+
+    # What a trainer says.
+
+    @abstractmethod
+    def prepare(self, checkpoint: dict[str, Any] | None) -> None:
+        """Set classes, criterion, recipe and objective; what costs hours is for :meth:`load`.
+
+        Args:
+            checkpoint: that the training goes on from, or None.
+
+        Raises:
+            ValueError: something does not fit, or is not what the checkpoint was trained on.
+        """
+
+    @abstractmethod
+    def build_network(self, *, fresh: bool) -> nn.Module:
+        """Build the network; the seed of the training has just been set.
+
+        Args:
+            fresh: False before a checkpoint fills it, so that first weights need not be read.
+
+        Raises:
+            ValueError: not a network, or arguments that do not fit.
+        """
+
+    @abstractmethod
+    def train_epoch(self, seed: int) -> dict[str, float]:
+        """Train an epoch; return the mean of every unweighted term over its samples.
+
+        Args:
+            seed: of the epoch and this process, to which torch's generator has just been set.
+
+        Raises:
+            FloatingPointError: the loss is no longer finite.
+        """
+
+    @abstractmethod
+    def validate_epoch(self) -> Validation:
+        """Validate and update the multipliers: ``start_pass``, ``observe``, ``dual_step``.
+
+        Raises:
+            FloatingPointError: logits are no longer finite.
+        """
+
+    @abstractmethod
+    def own_state(self) -> dict[str, Any]:
+        """What checkpoints hold besides: what was trained on, and state of the trainer's own."""
+
+    def restore_own(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the trainer's own state from a checkpoint."""
+
+    def check_network(self) -> None:
+        """Raise ValueError unless the network and the loss fit what is trained on."""
+
+    def load(self) -> None:
+        """Read what is trained on, when all that is quick has been checked.
+
+        Raises:
+            ValueError: something does not fit.
+        """
+
+    def facts(self) -> dict[str, Any]:
+        """What ``run.json`` tells besides."""
+        return {}
+
+    def after_epoch(self, record: dict[str, Any], validation: Validation) -> None:
+        """Do what else follows an epoch that has been logged and kept.
+
+        Args:
+            record: its line of the log.
+            validation: its result.
+        """
+
+    def finish(self) -> None:
+        """Close what is open, after the last epoch."""
+
+    # What all trainers do.
+
+    @property
+    def epochs_left(self) -> int:
+        """Epochs that are still to be trained, unless patience ends it before."""
+        return max(0, self.experiment.training.epochs - self.epoch)
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether no epoch has been better for as many as the settings allow."""
+        patience = self.experiment.training.early_stop
+        return patience is not None and self.epoch - 1 - self.best_epoch >= patience
+
+    def run(self, advance: Callable[[str], None] = lambda state: None) -> Trained:
+        """Train to the end.
+
+        Args:
+            advance: called after every step of the trainer's progress with how it goes.
+
+        Raises:
+            FloatingPointError: loss or logits are no longer finite.
+        """
+        self.advance = advance
+        self._drawn = time.monotonic()
+        while self.epochs_left and not self.out_of_patience:
+            self._run_epoch()
+        if self.ranks.first:
+            self._draw()
+        self.finish()
+        higher = self.criterion.higher
+        return Trained(
+            folder=self.folder,
+            epochs=self.epoch,
+            best_epoch=self.best_epoch,
+            metric=self.criterion.name,
+            best=self._best_score if higher else -self._best_score,
+            early=self.out_of_patience,
+        )
+
+    def _check_ranks(self) -> None:
+        """Raise ValueError unless all processes are at the same epoch; wait for all."""
+        mine = torch.tensor([self.epoch, self.epoch**2], dtype=torch.float64)
+        total, squares = sum_over_ranks(mine).tolist()
+        if total**2 != self.ranks.size * squares:  # equal if and only if all epochs are
+            raise ValueError(
+                f"{self.folder / LAST_NAME}: not all processes find the same one; the output "
+                "must lie on a file system that all machines share"
+            )
+
+    def _run_epoch(self) -> None:
+        """Train, validate, log, keep the best and the last."""
+        started = time.monotonic()
+        # of its own for each epoch and process, so that nothing depends on what came before
+        seed = self.experiment.training.seed + 1000003 * (self.epoch + 1) + 7919 * self.ranks.rank
+        torch.manual_seed(seed)
+        train = self.train_epoch(seed)
+        validation = self.validate_epoch()
+        rate = self.optimizer.param_groups[0]["lr"]
+        value = validation.metrics[self.criterion.key]
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(value)
+        elif self.scheduler is not None:
+            self.scheduler.step()
+        record: dict[str, Any] = {
+            "epoch": self.epoch,
+            "train": train,
+            "val": validation.terms,
+            **validation.metrics,
+            "lr": rate,
+        }
+        if self.collapse is not None:
+            record["collapsed"] = self.collapse.update(validation.predicted, validation.labelled)
+        record["seconds"] = round(time.monotonic() - started, 3)
+        record |= {name: vars(step) for name, step in validation.steps.items()}
+        best = self._is_best(value)
+        self.epoch += 1
+        if self.ranks.first:
+            self._keep(record, best=best)
+            self.after_epoch(record, validation)
+        self._warn(record, validation)
+
+    def _is_best(self, value: float) -> bool:
+        """Whether the epoch is better than all before, which it then is remembered as."""
+        score = value if self.criterion.higher else -value
+        score = -math.inf if math.isnan(score) else score  # e.g. no foreground at all
+        best = self.best_epoch < 0 or score > self._best_score
+        if best:
+            self._best_score, self.best_epoch = score, self.epoch
+        return best
+
+    def _keep(self, record: dict[str, Any], *, best: bool) -> None:
+        EpochLog(self.folder).append(record)
+        content = self._state()
+        if best:
+            write_checkpoint(self.folder / BEST_NAME, content)
+        write_checkpoint(self.folder / LAST_NAME, content)
+        if time.monotonic() - self._drawn > FIGURE_SECONDS:
+            self._draw()
+
+    def _draw(self) -> None:
+        records = EpochLog(self.folder).records()
+        if records:
+            draw(plot_progress(records, self.classes), "").save(self.folder / FIGURE_NAME)
+        self._drawn = time.monotonic()
+
+    def _warn(self, record: dict[str, Any], validation: Validation) -> None:
+        epoch = f"epoch {record['epoch']}"
+        for name, step in validation.steps.items():
+            for note in step.notes:
+                self.say(f"{epoch}: {name}: {note}")
+        watch = self.collapse
+        if watch is not None and (news := watch.news(record["collapsed"], self.classes)):
+            self.say(f"{epoch}: {news}")
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        content = {
+            "experiment": self.experiment.model_dump(mode="json"),
+            "recipe": self.recipe.model_dump(),
+            "epoch": self.epoch,
+            "best": self._best_score,
+            "best_epoch": self.best_epoch,
+            "network": self.network.state_dict(),
+            "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            **self.own_state(),
+        }
+        if self.collapse is not None:
+            content["missing"] = list(self.collapse.missing)
+        return content
+
+    def _restore(self, checkpoint: dict[str, Any]) -> None:
+        self.epoch, self._best_score = checkpoint["epoch"], checkpoint["best"]
+        self.best_epoch = checkpoint["best_epoch"]
+        self.network.load_state_dict(checkpoint["network"])
+        self.objective.load_state_dict(checkpoint["objective"])
+        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(checkpoint["scheduler"])
+        if self.collapse is not None:
+            self.collapse.missing = list(checkpoint["missing"])
+        self.restore_own(checkpoint)

@@ -1,0 +1,44 @@
+"""Temperature scaling against SciPy's minimiser and the published program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from segcal.posthoc.temperature import BOUNDS, Temperature
+from tests.conftest import close
+
+
+def test_golden(golden):
+    g = golden("temperature")
+    fitted = Temperature().fit(g["logits"], g["labels"])
+    close(fitted.value, g["T_exact_nll"], rtol=1e-7)  # SciPy's tolerance on a flat minimum
+    close(fitted.value, g["T_lbfgs"], rtol=1e-2)  # which stops early
+    close(fitted.facts["nll_before"], g["nll_T1"])
+    close(fitted.facts["nll_after"], g["nll_exact"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("true", [0.2, 0.7, 1.0, 3.0])
+def test_finds_the_temperature_that_made_the_labels(true):
+    generator = np.random.default_rng(3)
+    logits = generator.normal(size=(20_000, 3))
+    p = np.exp(logits / true)
+    p /= p.sum(1, keepdims=True)
+    labels = (p.cumsum(1) < generator.random((len(p), 1))).sum(1)
+    fitted = Temperature().fit(torch.from_numpy(logits), torch.from_numpy(labels))
+    assert fitted.value == pytest.approx(true, rel=0.05)
+
+    def nll(log_t):
+        z = torch.log_softmax(torch.from_numpy(logits) / np.exp(log_t), 1)
+        return float(torch.nn.functional.nll_loss(z, torch.from_numpy(labels)))
+
+    best = minimize_scalar(nll, bounds=(-3, 4), method="bounded", options={"xatol": 1e-10})
+    close(fitted.value, np.exp(best.x), rtol=1e-5)
+
+
+def test_separable_and_reversed_data_end_at_a_bound():
+    x = torch.tensor([[2.0, -1.0], [-1.0, 2.0]])
+    assert Temperature().fit(x, torch.tensor([0, 1])).value == pytest.approx(BOUNDS[0])
+    assert Temperature().fit(x, torch.tensor([1, 0])).value == pytest.approx(BOUNDS[1])
