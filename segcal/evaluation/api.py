@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from segcal.evaluation.cluster import check_cluster, run_on_cluster
 from segcal.evaluation.cohort import Cohort, evaluate_cohort
 from segcal.evaluation.compare import Difference, SharedMean, compare, shared_means
 from segcal.evaluation.engine import default_jobs, run
-from segcal.evaluation.job import Job, named, plan
+from segcal.evaluation.job import FoundLabels, Job, named, plan
 from segcal.evaluation.reported import compared_columns
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import CaseOutcome
@@ -133,7 +134,7 @@ def evaluate(
         settings: bins, thresholds, scopes; None takes the defaults.
         name: in headings; None takes that of the folder.
         dataset_json: nnU-Net's ``dataset.json`` with label names and ``ignore``; None looks for
-            one beside or above the predictions, then the references.
+            one beside or above the predictions, then the references, and warns if it is no good.
         roi: folder of masks named like the cases, for the scope ``roi``.
         bootstrap: resamplings of the cases for 95 % intervals of the means; 0 leaves them out.
         processes: cases evaluated at the same time; None takes one a core, of four cases or more
@@ -295,4 +296,11 @@ def _planned(
         settings=settings,
         dataset_json=None if dataset_json is None else Path(dataset_json),
         roi=None if roi is None else Path(roi),
+        found=_warn,
     )
+
+
+def _warn(labels: FoundLabels) -> None:
+    """Say that labels go by their numbers, though a file was there to name them."""
+    if labels.problem:
+        warnings.warn(f"going on without label names: {labels.problem}", stacklevel=5)

@@ -165,8 +165,7 @@ def shared_means(
 
 def paired(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> NDArray[np.float64]:
     """Differences b - a over the cases in which both are finite, in the order of a."""
-    both = a[[metric]].join(b[[metric]], how="inner", rsuffix="_b").to_numpy(dtype=np.float64)
-    delta: NDArray[np.float64] = both[:, 1] - both[:, 0]
+    delta = (b[metric].reindex(a.index) - a[metric]).to_numpy(dtype=np.float64)
     return delta[np.isfinite(delta)]
 
 

@@ -129,12 +129,9 @@ def plot_class_reliability(
             if block == column == 0:
                 axis.set_ylabel(axes_names[1], fontsize=8)
     figure.legend(
-        *_entries(axes.flat),
-        loc="lower center",
-        ncols=legend_columns,
-        frameon=False,
+        *_entries(axes.flat), loc="lower center", ncols=legend_columns, frameon=False,
         fontsize="small",
-    )
+    )  # fmt: skip
     if title:
         figure.suptitle(title, y=1 - 0.1 / height, va="top", fontsize=TITLE_POINTS)
     return figure

@@ -78,25 +78,11 @@ def plot_case(
         _panel(axis, name, below, aspect)
         _overlay(axis, labels, colours, aspect, alpha=1 if below is None else 0.45)
     if confidence is not None:
-        axis = next(axes)
-        _panel(axis, "confidence", None, aspect)
-        levels = axis.imshow(
-            np.asarray(confidence[z], dtype=np.float32), cmap="viridis", vmin=0, vmax=1,
-            interpolation="nearest", aspect=aspect,
-        )  # fmt: skip
-        figure.colorbar(levels, ax=axis, shrink=0.75)
+        _draw_confidence(figure, next(axes), confidence[z], aspect)
     axis = next(axes)
     _panel(axis, "errors", below, aspect)
     _overlay(axis, errors[z], dict(enumerate(ERRORS.values(), 1)), aspect, alpha=0.85)
-    kinds = [k for v, k in enumerate(ERRORS, 1) if (errors[z] == v).any()]
-    figure.legend(
-        handles=[Patch(color=ERRORS[k], label=k) for k in kinds], loc="outside lower right",
-        ncols=2, frameon=False, fontsize="small",
-    )  # fmt: skip
-    add_legend(
-        figure, [Patch(color=colours[v], label=names[v]) for v in present],
-        loc="outside lower left", ncols=columns, frameon=False, fontsize="small",
-    )  # fmt: skip
+    _add_legends(figure, errors[z], [(colours[v], names[v]) for v in present], columns)
     figure.suptitle(f"{title}, slice {z + 1} of {len(reference)}, as stored", fontsize=11)
     return figure
 
@@ -134,6 +120,28 @@ def _panel(axis: Axes, title: str, image: NDArray[np.float32] | None, aspect: fl
         finite = image[np.isfinite(image)]
         low, high = np.percentile(finite, (1, 99)) if finite.size else (0, 1)
         axis.imshow(image, cmap="gray", vmin=low, vmax=high, interpolation="nearest", aspect=aspect)
+
+
+def _draw_confidence(figure: Figure, axis: Axes, confidence: NDArray[Any], aspect: float) -> None:
+    """Largest probability of every voxel of a slice, with its colour bar."""
+    _panel(axis, "confidence", None, aspect)
+    levels = axis.imshow(
+        np.asarray(confidence, dtype=np.float32), cmap="viridis", vmin=0, vmax=1,
+        interpolation="nearest", aspect=aspect,
+    )  # fmt: skip
+    figure.colorbar(levels, ax=axis, shrink=0.75)
+
+
+def _add_legends(
+    figure: Figure, errors: NDArray[np.uint8], labels: list[tuple[Any, str]], columns: int
+) -> None:
+    """What the labels' colours mean, and those of the errors that occur."""
+    shown = {"frameon": False, "fontsize": "small"}
+    kinds = [k for v, k in enumerate(ERRORS, 1) if (errors == v).any()]
+    patches = [Patch(color=ERRORS[k], label=k) for k in kinds]
+    figure.legend(handles=patches, loc="outside lower right", ncols=2, **shown)
+    patches = [Patch(color=colour, label=name) for colour, name in labels]
+    add_legend(figure, patches, loc="outside lower left", ncols=columns, **shown)
 
 
 def _overlay(

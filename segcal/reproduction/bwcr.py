@@ -14,9 +14,10 @@ from segcal.tensors import as_array, valid_mask
 class PublishedBWCR(BWCR):
     """BWCR with the published program's distances and its divisor.
 
-    The distance to a boundary is rounded up outside an object and down inside; an object of at most
-    two voxels' thickness counts as absent; and the sum is divided by all voxels, so that wide warps
-    lower the loss. Its weight is that of :class:`segcal.penalties.bwcr.BWCR`, see there.
+    ``L = sum_i lambda(i) M(i) sum_k (z1_k - z2_k)^2 / (K n)``, n being the number of all voxels and
+    not that of M, so that wide warps lower the loss. The distance to a boundary is rounded up
+    outside an object and down inside; an object of at most two voxels' thickness counts as absent.
+    Its weight is that of :class:`segcal.penalties.bwcr.BWCR`, see there.
     """
 
     def forward(

@@ -162,6 +162,17 @@ def test_a_failed_case_is_in_the_report(folders, tmp_path):
         compare_methods([tmp_path / "p", folders / "predictions"], folders / "labelsTs", **QUICK)
 
 
+def test_labels_that_cannot_be_read_are_not_missed(folders, tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "a.npz").write_bytes((folders / "predictions" / "a.npz").read_bytes())
+    (tmp_path / "dataset.json").write_text("{}")
+    with pytest.warns(UserWarning, match="going on without label names: .*dataset.json") as said:
+        report = evaluate(tmp_path / "p", folders / "labelsTs", **QUICK)
+    assert [warning.filename for warning in said] == [__file__]
+    assert list(report.summary["classes"]) == ["1", "2"]
+    assert report.job.labels.problem
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
