@@ -60,7 +60,7 @@ def test_numba_waits_until_it_is_needed():
 @pytest.mark.parametrize(
     ("loops", "others"),
     [
-        ("segcal.sweep.cpu", {"segcal.sweep.terms", "segcal.tensors"}),
+        ("segcal.sweep.loops", {"segcal.sweep.terms", "segcal.sweep.vector_math"}),
         ("segcal.counting", {"segcal.binning", "segcal.tensors"}),
     ],
 )
@@ -69,13 +69,13 @@ def test_where_the_constants_of_the_loops_come_from(loops, others):
 
 
 def test_each_source_counts(monkeypatch):
-    texts = sources("segcal.sweep.cpu")
-    digests = {source_digest("segcal.sweep.cpu")}
+    texts = sources("segcal.sweep.loops")
+    digests = {source_digest("segcal.sweep.loops")}
     for name in texts:
         changed = texts | {name: texts[name] + "\n"}
         monkeypatch.setattr("segcal.compiling.sources", lambda module, changed=changed: changed)
         source_digest.cache_clear()
-        digests.add(source_digest("segcal.sweep.cpu"))
+        digests.add(source_digest("segcal.sweep.loops"))
     source_digest.cache_clear()
     assert len(digests) == 1 + len(texts)
 

@@ -102,33 +102,6 @@ class AugmentedLagrangian(LearnedTerm):
         fused: bool = True,
     ) -> None:
         super().__init__()
-        low, high = lambda_bounds
-        lambda0 = low if lambda0 is None else lambda0
-        fewest = 1 if per_channel else 2
-        if num_classes < fewest:
-            raise ValueError(f"num_classes: expected at least {fewest}, got {num_classes}")
-        check_choice("function", function, tuple(FUNCTIONS))
-        check_choice("average", average, get_args(Average))
-        check_background(include_background, per_channel)
-        if start_epoch < 0:
-            raise ValueError(f"start_epoch: expected >= 0, got {start_epoch}")
-        if not 0 < low <= lambda0 <= high:
-            raise ValueError(
-                "lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high, "
-                f"got {lambda_bounds}, {lambda0}"
-            )
-        if not 0 < rho0 <= rho_max < math.inf:
-            raise ValueError(f"rho0: expected 0 < rho0 <= rho_max, got {rho0} and {rho_max}")
-        if not 1 <= gamma < math.inf or not 0 < tau <= 1:
-            raise ValueError(f"gamma, tau: expected gamma >= 1, 0 < tau <= 1, got {gamma}, {tau}")
-        if rho_period < 1:
-            raise ValueError(f"rho_period: expected >= 1, got {rho_period}")
-        if function == "p3" and lambda0 < 1e-3:
-            warnings.warn(
-                f"function p3 multiplies its multipliers, which hardly leave lambda0 = {lambda0:g}"
-                "; start from 1e-3 or more, or use phr",
-                stacklevel=2,
-            )
         self.num_classes = num_classes
         self.num_regions = num_regions
         self.per_channel = per_channel
@@ -137,26 +110,61 @@ class AugmentedLagrangian(LearnedTerm):
         self.gamma = gamma
         self.tau = tau
         self.rho_period = rho_period
-        self.lambda_bounds = (low, high)
+        self.lambda_bounds = (lambda_bounds[0], lambda_bounds[1])
         self.average = average
         self.clamp_elementwise = clamp_elementwise
         self.include_background = include_background
         self.start_epoch = start_epoch
         self.fused = fused
-        shape = (num_regions, num_classes)
+        lambda0 = lambda_bounds[0] if lambda0 is None else lambda0
+        self._check(lambda0)
+        self._make_state(lambda0)
 
-        def state(name: str, value: Tensor) -> None:
+    def _check(self, lambda0: float) -> None:
+        fewest = 1 if self.per_channel else 2
+        if self.num_classes < fewest:
+            raise ValueError(f"num_classes: expected at least {fewest}, got {self.num_classes}")
+        check_choice("function", self.function, tuple(FUNCTIONS))
+        check_choice("average", self.average, get_args(Average))
+        check_background(self.include_background, self.per_channel)
+        if self.start_epoch < 0:
+            raise ValueError(f"start_epoch: expected >= 0, got {self.start_epoch}")
+        low, high = self.lambda_bounds
+        if not 0 < low <= lambda0 <= high:
+            raise ValueError(
+                "lambda_bounds, lambda0: expected 0 < low <= lambda0 <= high, "
+                f"got {self.lambda_bounds}, {lambda0}"
+            )
+        rho0, rho_max = self.rho_bounds
+        if not 0 < rho0 <= rho_max < math.inf:
+            raise ValueError(f"rho0: expected 0 < rho0 <= rho_max, got {rho0} and {rho_max}")
+        if not 1 <= self.gamma < math.inf or not 0 < self.tau <= 1:
+            raise ValueError(
+                f"gamma, tau: expected gamma >= 1, 0 < tau <= 1, got {self.gamma}, {self.tau}"
+            )
+        if self.rho_period < 1:
+            raise ValueError(f"rho_period: expected >= 1, got {self.rho_period}")
+        if self.function == "p3" and lambda0 < 1e-3:
+            warnings.warn(
+                f"function p3 multiplies its multipliers, which hardly leave lambda0 = {lambda0:g}"
+                "; start from 1e-3 or more, or use phr",
+                stacklevel=3,
+            )
+
+    def _make_state(self, lambda0: float) -> None:
+        shape = (self.num_regions, self.num_classes)
+        counted = (self.num_regions, self.num_classes if self.per_channel else 1)
+        for name, value in (
+            ("lam", torch.full(shape, lambda0, dtype=torch.float64)),
+            ("rho", torch.full(shape, self.rho_bounds[0], dtype=torch.float64)),
+            ("previous", torch.zeros(shape, dtype=torch.float64)),
+            ("has_previous", torch.zeros(counted, dtype=torch.bool)),
+            ("step", torch.zeros((), dtype=torch.int64)),
+            ("derivative_sum", torch.zeros(shape, dtype=torch.float64)),
+            ("constraint_sum", torch.zeros(shape, dtype=torch.float64)),
+            ("count", torch.zeros(counted, dtype=torch.int64)),
+        ):
             self.register_buffer(name, value)
-
-        state("lam", torch.full(shape, lambda0, dtype=torch.float64))
-        state("rho", torch.full(shape, rho0, dtype=torch.float64))
-        state("previous", torch.zeros(shape, dtype=torch.float64))
-        counted = (num_regions, num_classes if per_channel else 1)
-        state("has_previous", torch.zeros(counted, dtype=torch.bool))
-        state("step", torch.zeros((), dtype=torch.int64))
-        state("derivative_sum", torch.zeros(shape, dtype=torch.float64))
-        state("constraint_sum", torch.zeros(shape, dtype=torch.float64))
-        state("count", torch.zeros(counted, dtype=torch.int64))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AugmentedLagrangian:
         """Move the state with the module, but keep its types: half precision cannot sum it."""
@@ -294,58 +302,27 @@ class AugmentedLagrangian(LearnedTerm):
         Returns:
             the new state and what is worth saying about it.
         """
-        packed = torch.cat(
-            [
-                self.derivative_sum.flatten(),
-                self.constraint_sum.flatten(),
-                self.count.flatten().double(),
-            ]
-        )
-        if reduce is not None:
-            packed = reduce(packed)
-        n_weights = self.num_regions * self.num_classes
-        derivative_sum = packed[:n_weights].view_as(self.lam)
-        constraint_sum = packed[n_weights : 2 * n_weights].view_as(self.lam)
-        n = packed[2 * n_weights :].view_as(self.count)
+        derivative_sum, constraint_sum, n = self._sums(reduce)
         seen = n > 0
         notes = [
             f"region {r} had no voxel in validation; its multipliers stay"
             for r in range(self.num_regions)
             if not seen[r].any() and seen.any()
         ]
-        if not seen.any():
-            notes.append("no voxel was observed in validation; nothing is updated")
         total = n.sum(0)
         divisor = n.clamp(min=1) if self.average == "region" else total.clamp(min=1)
         constraint = constraint_sum / divisor
-        moves = seen & self._penalised()
-        waiting = int(self.step) < self.start_epoch
-        anything = bool((total > 0).any())
-        if anything and waiting:
+        if not seen.any():
+            notes.append("no voxel was observed in validation; nothing is updated")
+        elif int(self.step) < self.start_epoch:
             self.step += 1
             left = self.start_epoch - int(self.step)
             notes.append(
                 f"the penalty starts after {left} more passes" if left else "the penalty starts now"
             )
-        elif anything:
-            lam_before = self.lam.clone()
+        else:
             rest = 0.0 if self.average == "region" else (total - n) * self.lam
-            target = ((derivative_sum + rest) / divisor).clamp(*self.lambda_bounds)
-            self.lam.copy_(torch.where(moves, target, self.lam))
-            if (int(self.step) + 1) % self.rho_period == 0:
-                stuck = constraint > self.tau * self.previous.clamp(min=0)
-                stuck &= moves & self.has_previous
-                grown = torch.where(stuck, self.rho * self.gamma, self.rho)
-                self.rho.copy_(grown.clamp(*self.rho_bounds))
-            self.previous.copy_(torch.where(seen, constraint, self.previous))
-            self.has_previous |= seen
-            self.step += 1
-            limit = min(LAMBDA_SUSPICIOUS, self.lambda_bounds[1])
-            if bool(((self.lam >= limit) & (lam_before < limit)).any()):
-                notes.append(
-                    f"a multiplier reached {limit:g}: the constraint cannot be met; lower rho0 or "
-                    "the margins"
-                )
+            notes += self._learn((derivative_sum + rest) / divisor, constraint, seen)
         self.start_pass()
         return DualStep(
             step=int(self.step),
@@ -355,6 +332,36 @@ class AugmentedLagrangian(LearnedTerm):
             count=[int(v) for v in n.sum(1)],
             notes=notes,
         )
+
+    def _sums(self, reduce: Reduce | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of P' and of z ``(R, K)``, and voxels, over all ranks."""
+        own = (self.derivative_sum, self.constraint_sum, self.count)
+        packed = torch.cat([x.flatten().double() for x in own])
+        packed = packed if reduce is None else reduce(packed)
+        parts = packed.split([x.numel() for x in own])
+        derivative, constraint, n = (p.view_as(x) for p, x in zip(parts, own, strict=True))
+        return derivative, constraint, n
+
+    def _learn(self, derivative: Tensor, constraint: Tensor, seen: Tensor) -> list[str]:
+        """Move lam to the mean P', then rho where the constraint is stuck; say what is wrong."""
+        moves = seen & self._penalised()
+        before = self.lam.clone()
+        self.lam.copy_(torch.where(moves, derivative.clamp(*self.lambda_bounds), self.lam))
+        if (int(self.step) + 1) % self.rho_period == 0:
+            stuck = constraint > self.tau * self.previous.clamp(min=0)
+            stuck &= moves & self.has_previous
+            grown = torch.where(stuck, self.rho * self.gamma, self.rho)
+            self.rho.copy_(grown.clamp(*self.rho_bounds))
+        self.previous.copy_(torch.where(seen, constraint, self.previous))
+        self.has_previous |= seen
+        self.step += 1
+        limit = min(LAMBDA_SUSPICIOUS, self.lambda_bounds[1])
+        if not bool(((self.lam >= limit) & (before < limit)).any()):
+            return []
+        return [
+            f"a multiplier reached {limit:g}: the constraint cannot be met; lower rho0 or the "
+            "margins"
+        ]
 
     def start_pass(self) -> None:
         """Forget what was observed since the last update."""

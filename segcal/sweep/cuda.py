@@ -1,10 +1,23 @@
 """The sweep on NVIDIA GPUs, in Triton: values and gradient in one pass over the logits.
 
-A program takes blocks of voxels, one lane each, and loops over the classes; logits that it needs
-twice are still in the cache. Classes in the patch are counted side by side in the bits of one
-integer. Every program adds to a row of its own, and the rows are summed afterwards: there are no
-atomics, and which program takes which blocks depends on the shape alone, so results are the same
-bits every time.
+What is computed is said with its formulas in :mod:`segcal.sweep.loops`; names are the same here.
+
+**Layout.** A *block* is `BLOCK` voxels of one image, Z Y X being one axis, with a lane for each. A
+program takes every so many-th block and loops over the classes inside it. Logits that it needs
+again, for the gradient or for ties, are still in the cache, so memory sees them once; nothing is
+kept per class.
+
+**Patches.** Every lane looks at the codes of its patch, padded by half a patch on every side, and
+counts all classes side by side in the bits of one integer: `BITS` for each of `GROUP` classes, 32
+bits if that is enough, else 63. With more classes than `GROUP` it looks again for the next group.
+Two more counts say how many voxels do not count, and how many are of another class than the centre:
+none in the inner region.
+
+**Invariants.** Every program adds to sums and statistics of its own, which are added up afterwards:
+there are no atomics, and which program takes which blocks depends on the shape alone, so results
+have the same bits every time. A lane without a voxel, or whose voxel does not count, adds 0. NaN
+goes through: `tl.where` on a comparison that a NaN fails keeps the NaN. In float32 only the
+additions of sums are in float64. The host does not wait: what it computes stays on the device.
 """
 
 from __future__ import annotations
@@ -28,6 +41,9 @@ Z_LINEAR = tl.constexpr(terms.Z_LINEAR)
 PHR, P2 = tl.constexpr(terms.PHR), tl.constexpr(terms.P2)
 RELU = tl.constexpr(terms.RELU)
 ABS, LOWER = tl.constexpr(terms.ABS), tl.constexpr(terms.LOWER)
+SCALE, CLIP_LOW, CLIP_HIGH = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+CE_FACTOR, PENALTY_FACTOR, MARGINS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
+"""Places in what :func:`_numbers` returns."""
 
 
 @triton.jit
@@ -96,159 +112,209 @@ def _penalise(z, lam, rho, FUNCTION: tl.constexpr):
 
 
 @triton.jit
-def _sweep(
-    logits,
-    codes,
-    lam,
-    rho,
-    penalty_weight,
-    ce_weight,
-    numbers,
-    gradient,
-    sums,
-    statistics,
-    blocks,
-    Z,
-    Y,
-    X,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    PATCH_Z: tl.constexpr,
-    PATCH_Y: tl.constexpr,
-    PATCH_X: tl.constexpr,
-    FUNCTION: tl.constexpr,
-    SHAPE: tl.constexpr,
-    FROM_LARGEST: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Sweep every ``num_programs``-th block; what is None among the pointers is left out."""
-    T = logits.dtype.element_ty
-    voxels = Z * Y * X
+def _constraint(u, SHAPE: tl.constexpr):
+    """Return z and dz/du."""
+    side = tl.full(u.shape, 1.0, u.dtype)
+    z = u
+    if SHAPE == ABS:
+        side = tl.where(u > 0, side, tl.where(u < 0, -side, 0.0))
+        z = tl.abs(u)
+    elif SHAPE == LOWER:
+        side = -side
+        z = -u
+    return z, side
+
+
+@triton.jit
+def _largest(l_at, per_class, inside, K: tl.constexpr):
+    largest = tl.load(l_at, mask=inside, other=0.0)
+    for k in range(1, K):
+        logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
+        largest = tl.where(logit > largest, logit, largest)
+    return largest
+
+
+@triton.jit
+def _cross_entropy(l_at, per_class, inside, label, largest, K: tl.constexpr):
+    """Return -log p_y, and the sum of e^(l - max l)."""
+    norm = largest * 0.0
+    gap = largest * 0.0
+    for k in range(K):
+        logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
+        norm += tl.exp(logit - largest)
+        gap += tl.where(label == k, largest - logit, 0.0)
+    return gap + tl.log(norm), norm
+
+
+@triton.jit
+def _observe(statistics, k, slope, z, valid, region, low, high, R: tl.constexpr, K: tl.constexpr):
+    """Add P', between its bounds, and z of class k to a program's statistics."""
+    z = z.to(tl.float64)
+    clipped = tl.where(slope < low, low, slope)
+    clipped = tl.where(clipped > high, high, clipped).to(tl.float64)
+    for r in range(R):
+        here = valid & (region == r)
+        at = statistics + r * K + k
+        tl.store(at, tl.load(at) + tl.sum(tl.where(here, clipped, 0.0), 0))
+        at += R * K
+        tl.store(at, tl.load(at) + tl.sum(tl.where(here, z, 0.0), 0))
+
+
+@triton.jit
+def _count_voxels(statistics, valid, region, R: tl.constexpr, K: tl.constexpr):
+    for r in range(R):
+        at = statistics + (2 * R + r) * K
+        tl.store(at, tl.load(at) + tl.sum((valid & (region == r)).to(tl.int32), 0))
+    tl.debug_barrier()  # the next block adds to what this one has written
+
+
+@triton.jit
+def _share_among_largest(l_at, g_at, per_class, inside, largest, onto_largest, K: tl.constexpr):
+    """Add to the gradient of the largest logits what flows through them, in equal shares."""
+    ties = largest * 0.0
+    for k in range(K):
+        logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
+        ties += (logit == largest).to(largest.dtype)
+    tl.debug_barrier()  # the gradient that is read here has been written above
+    for k in range(K):
+        logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
+        tied = inside & (logit == largest)
+        g = tl.load(g_at + k * per_class, mask=tied, other=0.0)
+        tl.store(g_at + k * per_class, g + onto_largest / ties, mask=tied)
+
+
+@triton.jit
+def _sweep_classes(
+    l_at, g_at, statistics, lam, rho, numbers, corner, row, plane, per_class, inside, label, region,
+    margin, packed, largest, norm, hit, factor,
+    K: tl.constexpr, R: tl.constexpr, PATCH_Z: tl.constexpr, PATCH_Y: tl.constexpr,
+    PATCH_X: tl.constexpr, FUNCTION: tl.constexpr, SHAPE: tl.constexpr, FROM_LARGEST: tl.constexpr,
+    WITH_CE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the sum of P over the classes; write the gradient, and add to the statistics.
+
+    `norm` turns e^(l - max l) into a w_y p, `hit` is a w_y, `factor` is b v. `packed` has the
+    counts of the first group of classes.
+    """
+    T = margin.dtype
+    valid = label != NOTHING
+    entry = tl.where(valid, region, 0) * K  # of class 0, in tables by region and class
+    scale = tl.load(numbers + SCALE)
+    low, high = tl.load(numbers + CLIP_LOW), tl.load(numbers + CLIP_HIGH)
+    penalty = tl.zeros((BLOCK,), T)
+    onto_largest = tl.zeros((BLOCK,), T)
+    for k in range(K):
+        logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
+        if FROM_LARGEST:
+            u = (largest - logit - margin) * scale
+        else:
+            if GROUP < K:  # noqa: SIM102 - decided when compiling, the other when running
+                if k % GROUP == 0:
+                    packed = _look_around(
+                        corner, inside, label, row, plane, k,
+                        PATCH_Z, PATCH_Y, PATCH_X, BITS, GROUP, BLOCK,
+                    )[0]  # fmt: skip
+            count = (packed >> (k % GROUP * BITS)) & ((1 << BITS) - 1)
+            u = logit - count.to(T) * margin
+        z, side = _constraint(u, SHAPE)
+        value, slope = _penalise(z, tl.load(lam + entry + k), tl.load(rho + entry + k), FUNCTION)
+        penalty += value
+        if statistics is not None:
+            _observe(statistics, k, slope, z, valid, region, low, high, R, K)
+        if g_at is not None:
+            g = tl.where(valid, slope * side * factor, 0.0)
+            if FROM_LARGEST:
+                g *= scale
+                onto_largest += g
+                g = -g
+            if WITH_CE:
+                g += tl.exp(logit - largest) * norm - tl.where(label == k, hit, 0.0)
+            tl.store(g_at + k * per_class, g, mask=inside)
+    if FROM_LARGEST and g_at is not None:
+        _share_among_largest(l_at, g_at, per_class, inside, largest, onto_largest, K)
+    return penalty
+
+
+@triton.jit
+def _sweep_block(
+    logits, codes, lam, rho, penalty_weight, ce_weight, numbers, gradient, statistics, n, first,
+    Z, Y, X,
+    K: tl.constexpr, R: tl.constexpr, PATCH_Z: tl.constexpr, PATCH_Y: tl.constexpr,
+    PATCH_X: tl.constexpr, FUNCTION: tl.constexpr, SHAPE: tl.constexpr, FROM_LARGEST: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the weighted cross-entropy and penalty of every voxel of image n from `first` on."""
+    per_class = tl.cast(Z * Y * X, tl.int64)
     row = X + (PATCH_X - 1)
     plane = row * (Y + (PATCH_Y - 1))
-    per_element = tl.cdiv(voxels, BLOCK)
-    per_class = tl.cast(voxels, tl.int64)
-    program = tl.program_id(0)
-    scale = tl.load(numbers)
-    low = tl.load(numbers + 1)
-    high = tl.load(numbers + 2)
-    ce_factor = tl.load(numbers + 3)
-    penalty_factor = tl.load(numbers + 4)
-    weight = tl.load(penalty_weight)
-    all_ce = tl.zeros((BLOCK,), tl.float64)
-    all_penalties = tl.zeros((BLOCK,), tl.float64)
+    v = first + tl.arange(0, BLOCK)
+    inside = v < Z * Y * X
+    z, y, x = v // (X * Y), v // X % Y, v % X
+    corner = codes + n * plane * (Z + (PATCH_Z - 1)) + (z * plane + y * row + x)
+    centre = (PATCH_Z // 2) * plane + (PATCH_Y // 2) * row + PATCH_X // 2
+    label = tl.load(corner + centre, mask=inside, other=NOTHING).to(tl.int32)
+    valid = label != NOTHING
+    l_at = logits + n * K * per_class + v
+    g_at = None if gradient is None else gradient + n * K * per_class + v
 
-    for block in range(program, blocks, tl.num_programs(0)):
-        n = tl.cast(block // per_element, tl.int64)
-        v = (block % per_element) * BLOCK + tl.arange(0, BLOCK)
-        inside = v < voxels
-        z, y, x = v // (X * Y), v // X % Y, v % X
-        corner = codes + n * plane * (Z + (PATCH_Z - 1)) + (z * plane + y * row + x)
-        centre = (PATCH_Z // 2) * plane + (PATCH_Y // 2) * row + PATCH_X // 2
-        label = tl.load(corner + centre, mask=inside, other=NOTHING).to(tl.int32)
-        valid = label != NOTHING
-        l_at = logits + n * K * per_class + v
-
-        region = tl.zeros((BLOCK,), tl.int32)
-        if not FROM_LARGEST:
-            packed, nothing, others = _look_around(
-                corner, inside, label, row, plane, 0,
-                PATCH_Z, PATCH_Y, PATCH_X, BITS, GROUP, BLOCK,
-            )  # fmt: skip
-            total = tl.maximum(PATCH_Z * PATCH_Y * PATCH_X - nothing, 1)
+    region = tl.zeros((BLOCK,), tl.int32)
+    packed = region
+    margin = tl.load(numbers + MARGINS + region)
+    if not FROM_LARGEST:
+        packed, nothing, others = _look_around(
+            corner, inside, label, row, plane, 0, PATCH_Z, PATCH_Y, PATCH_X, BITS, GROUP, BLOCK
+        )
         if R == 2:
             region = (others > 0).to(tl.int32)
-        entry = tl.where(valid, region, 0)
-        margin = tl.load(numbers + 5 + entry)
-        entry *= K  # of class 0, in tables by region and class
-        if not FROM_LARGEST:
-            margin = margin / total.to(T)
+            margin = tl.load(numbers + MARGINS + region)
+        margin /= tl.maximum(PATCH_Z * PATCH_Y * PATCH_X - nothing, 1).to(margin.dtype)
 
-        largest = tl.load(l_at, mask=inside, other=0.0)
-        if FROM_LARGEST or ce_weight is not None:
-            for k in range(1, K):
-                logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
-                largest = tl.where(logit > largest, logit, largest)
-        if ce_weight is not None:
-            norm = tl.zeros((BLOCK,), T)
-            gap = tl.zeros((BLOCK,), T)
-            for k in range(K):
-                logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
-                norm += tl.exp(logit - largest)
-                gap += tl.where(label == k, largest - logit, 0.0)
-            pull_ce = tl.load(ce_weight + label, mask=valid, other=0.0)
-            all_ce += tl.where(valid, (gap + tl.log(norm)) * pull_ce, 0.0).to(tl.float64)
-            pull_ce *= ce_factor
-            norm = pull_ce / norm
+    largest = margin
+    norm = margin
+    hit = margin
+    loss = tl.zeros((BLOCK,), margin.dtype)
+    if FROM_LARGEST or ce_weight is not None:
+        largest = _largest(l_at, per_class, inside, K)
+    if ce_weight is not None:
+        loss, norm = _cross_entropy(l_at, per_class, inside, label, largest, K)
+        hit = tl.load(ce_weight + label, mask=valid, other=0.0)
+        loss = tl.where(valid, loss * hit, 0.0)
+        hit *= tl.load(numbers + CE_FACTOR)
+        norm = hit / norm
+    weight = tl.load(penalty_weight)
+    penalty = _sweep_classes(
+        l_at, g_at, statistics, lam, rho, numbers, corner, row, plane, per_class, inside, label,
+        region, margin, packed, largest, norm, hit, weight * tl.load(numbers + PENALTY_FACTOR),
+        K, R, PATCH_Z, PATCH_Y, PATCH_X, FUNCTION, SHAPE, FROM_LARGEST, ce_weight is not None,
+        BITS, GROUP, BLOCK,
+    )  # fmt: skip
+    if statistics is not None:
+        _count_voxels(statistics, valid, region, R, K)
+    return loss, tl.where(valid, penalty * weight, 0.0)
 
-        penalty = tl.zeros((BLOCK,), T)
-        onto_largest = tl.zeros((BLOCK,), T)
-        for k in range(K):
-            logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
-            if FROM_LARGEST:
-                u = (largest - logit - margin) * scale
-            else:
-                if GROUP < K:  # noqa: SIM102 - decided when compiling, the other when running
-                    if k % GROUP == 0:
-                        packed = _look_around(
-                            corner, inside, label, row, plane, k,
-                            PATCH_Z, PATCH_Y, PATCH_X, BITS, GROUP, BLOCK,
-                        )[0]  # fmt: skip
-                count = (packed >> (k % GROUP * BITS)) & ((1 << BITS) - 1)
-                u = logit - count.to(T) * margin
-            pull = tl.full((BLOCK,), 1.0, T)
-            if SHAPE == ABS:
-                pull = tl.where(u > 0, pull, tl.where(u < 0, -pull, 0.0))
-                u = tl.abs(u)
-            elif SHAPE == LOWER:
-                pull = -pull
-                u = -u
-            value, slope = _penalise(
-                u, tl.load(lam + entry + k), tl.load(rho + entry + k), FUNCTION
-            )
-            penalty += value
-            if statistics is not None:
-                size = u.to(tl.float64)
-                clipped = tl.where(slope < low, low, slope)
-                clipped = tl.where(clipped > high, high, clipped).to(tl.float64)
-                for r in range(R):
-                    here = valid & (region == r)
-                    at = statistics + program * (3 * R * K) + r * K + k
-                    tl.store(at, tl.load(at) + tl.sum(tl.where(here, clipped, 0.0), 0))
-                    at += R * K
-                    tl.store(at, tl.load(at) + tl.sum(tl.where(here, size, 0.0), 0))
-            if gradient is not None:
-                g = tl.where(valid, slope * pull * weight * penalty_factor, 0.0)
-                if FROM_LARGEST:
-                    g *= scale
-                    onto_largest += g
-                    g = -g
-                if ce_weight is not None:
-                    g += tl.exp(logit - largest) * norm - tl.where(label == k, pull_ce, 0.0)
-                tl.store(gradient + n * K * per_class + v + k * per_class, g, mask=inside)
-        all_penalties += tl.where(valid, penalty * weight, 0.0).to(tl.float64)
 
-        if FROM_LARGEST and gradient is not None:
-            ties = tl.zeros((BLOCK,), T)
-            for k in range(K):
-                logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
-                ties += (logit == largest).to(T)
-            tl.debug_barrier()  # the gradient that is read here has been written above
-            for k in range(K):
-                logit = tl.load(l_at + k * per_class, mask=inside, other=0.0)
-                at = gradient + n * K * per_class + v + k * per_class
-                tied = inside & (logit == largest)
-                g = tl.load(at, mask=tied, other=0.0)
-                tl.store(at, g + onto_largest / ties, mask=tied)
-        if statistics is not None:
-            for r in range(R):
-                at = statistics + program * (3 * R * K) + (2 * R + r) * K
-                found = tl.sum((valid & (region == r)).to(tl.int32), 0)
-                tl.store(at, tl.load(at) + found)
-            tl.debug_barrier()  # the next block adds to what this one has written
-
+@triton.jit
+def _sweep(
+    logits, codes, lam, rho, penalty_weight, ce_weight, numbers, gradient, sums, statistics, blocks,
+    Z, Y, X,
+    K: tl.constexpr, R: tl.constexpr, PATCH_Z: tl.constexpr, PATCH_Y: tl.constexpr,
+    PATCH_X: tl.constexpr, FUNCTION: tl.constexpr, SHAPE: tl.constexpr, FROM_LARGEST: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sweep every ``num_programs``-th block; what is None among the pointers is left out."""
+    per_image = tl.cdiv(Z * Y * X, BLOCK)
+    program = tl.program_id(0)
+    own = None if statistics is None else statistics + program * (3 * R * K)
+    all_ce = tl.zeros((BLOCK,), tl.float64)
+    all_penalties = tl.zeros((BLOCK,), tl.float64)
+    for block in range(program, blocks, tl.num_programs(0)):
+        ce, penalty = _sweep_block(
+            logits, codes, lam, rho, penalty_weight, ce_weight, numbers, gradient, own,
+            tl.cast(block // per_image, tl.int64), (block % per_image) * BLOCK, Z, Y, X,
+            K, R, PATCH_Z, PATCH_Y, PATCH_X, FUNCTION, SHAPE, FROM_LARGEST, BITS, GROUP, BLOCK,
+        )  # fmt: skip
+        all_ce += ce.to(tl.float64)
+        all_penalties += penalty.to(tl.float64)
     tl.store(sums + 2 * program, tl.sum(all_ce, 0))
     tl.store(sums + 2 * program + 1, tl.sum(all_penalties, 0))
 

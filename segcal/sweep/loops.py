@@ -1,0 +1,535 @@
+"""The sweep's loops over voxels for CPUs, compiled by Numba: :func:`sweep_block`.
+
+**What is computed.** For a voxel with label y, region r and logits l, and every class k,
+
+    u_k = l_k - m_r c_k / n              with a patch, in which c_k of the n voxels that count
+                                         are of class k
+    u_k = s (max_j l_j - l_k - m_r)      without one
+    z_k = |u_k|, u_k or -u_k             by ``SHAPE_CODES``
+    CE  = w_y (log sum_j e^(l_j - max l) + max l - l_y)
+    R   = v sum_k P(z_k; lam_rk, rho_rk)     P of :mod:`segcal.alm.functions`, v = 1 / (N divisor)
+
+and, with a and b the factors of the two and p the softmax,
+
+    d(a CE + b R)/dl_k = a w_y (p_k - [k = y]) + b v d_k        with a patch
+                       = a w_y (p_k - [k = y]) - b v s d_k      without one
+    d_k = P'(z_k) dz_k/du_k
+
+Without a patch each of the T logits that are largest takes its share ``b v s sum_j d_j / T`` of
+what flows through ``max l``, on top. In validation the sums of P' and of z per region and class,
+and the voxels per region, are found as well.
+
+**Why one pass.** The work is bound by memory: logits are read and the gradient is written once, and
+all else stays in buffers that fit the fastest caches. ``e^(l - max l)`` serves the cross-entropy
+and its gradient; counts of labels serve the proportions and the regions.
+
+**Layout.** Logits are ``(N, K, Z, Y X)``, contiguous: the values of one class lie side by side. A
+*stretch* is up to ``STRETCH`` voxels of one plane Y X; a *block* is some consecutive stretches, the
+unit of work of a thread. Loops run over the voxels of a stretch with the class outside, and choose
+by selection instead of branches, so that they become vector instructions. :class:`Buffers` says
+what is kept of a stretch: one number per voxel, or per class and voxel.
+
+**Patches.** Codes are labels as bytes ``(N, Z + kz - 1, Y + ky - 1, X + kx - 1)``, padded by half a
+patch, ``NOTHING`` where a voxel does not count, ``NO_CLASS`` where it counts without a class. A
+class is counted along a piece of a row: first down every column (kz ky bytes), then over kx of
+them. Counts are bytes, so a patch has fewer voxels than 254, which ``supports`` sees to.
+
+**Invariants.** Which stretches make a block depends on the shape alone, and every block adds to
+sums of its own, so results have the same bits on any number of threads. A voxel with label
+``NOTHING`` gives exactly 0 to values, statistics and gradient, whatever its logits. A NaN in the
+logits of any other reaches values and statistics: selections are written so that what does not
+compare goes through, and LLVM may not assume that there is none (``EXACT``, and ``SUMS`` for sums
+in an order of its own). Logits, buffers and gradient have one type, float32 or float64, for each of
+which all this is compiled once; sums are float64.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from segcal.compiling import compiled
+from segcal.sweep.terms import ABS, NOTHING, P2, P3, PHR, RELU, UPPER, Z_LINEAR
+from segcal.sweep.vector_math import EXACT, exponential, logarithm
+
+STRETCH = 512
+"""Voxels of a stretch: with float32 and 5 classes, its buffers take 40 KiB."""
+BLOCK_VOXELS = 16384
+"""About as many make a block: enough that starting one costs nothing, few enough to share out."""
+SUMS = {"reassoc", "nsz"}
+"""Liberties for LLVM in sums: partial sums side by side, in an order fixed by the compiler."""
+CROSS_ENTROPY, PENALTY = 0, 1
+"""Places in a block's sums."""
+SLOPE, CONSTRAINT, VOXELS = 0, 1, 2
+"""Tables ``(R, K)`` in a block's statistics; of the last, class 0 alone is used."""
+
+
+class Numbers(NamedTuple):
+    """A :class:`segcal.sweep.terms.SweepPlan` as compiled code takes it.
+
+    Attributes:
+        ce_weight: ``(K,)``, of a voxel's cross-entropy by its label.
+        penalty_weight: v.
+        lam: ``(R, K)``.
+        rho: ``(R, K)``.
+        margins: ``(R,)``, m; with R = 2 regions are those of the patch.
+        sizes: of the patch along Z, Y, X.
+        scale: s.
+        clip_low: bounds of every P' in the statistics, as the next.
+        clip_high: see there.
+        ce_factor: a.
+        penalty_factor: b.
+        shape: of ``SHAPE_CODES``.
+        function: of ``FUNCTION_CODES``.
+        from_largest: there is no patch.
+        gaps: some codes are ``NOTHING``.
+        one_ce_weight: all classes have the same.
+        with_ce: compute the cross-entropy.
+        with_gradient: compute the gradient.
+        with_statistics: compute the statistics.
+    """
+
+    ce_weight: NDArray[np.float64]
+    penalty_weight: float
+    lam: NDArray[np.float64]
+    rho: NDArray[np.float64]
+    margins: NDArray[np.float64]
+    sizes: tuple[int, int, int]
+    scale: float
+    clip_low: float
+    clip_high: float
+    ce_factor: float
+    penalty_factor: float
+    shape: int
+    function: int
+    from_largest: bool
+    gaps: bool
+    one_ce_weight: bool
+    with_ce: bool
+    with_gradient: bool
+    with_statistics: bool
+
+
+@njit
+def split(planes, size):
+    """Return how many stretches planes of that size have, and how many make a block."""
+    return planes * ((size + STRETCH - 1) // STRETCH), max(1, BLOCK_VOXELS // min(size, STRETCH))
+
+
+class Buffers(NamedTuple):
+    """What is kept of a stretch, by slot or by class, one number per voxel.
+
+    Rows are cut to the stretch where they are used: of two axes, the last stays contiguous for the
+    compiler. They are few arrays, since every array that a tuple holds is counted, for Python's
+    sake, whenever the tuple is handed on.
+
+    Attributes:
+        bytes: uint8 ``(BYTE_SLOTS, length)``.
+        floats: ``(FLOAT_SLOTS, length)`` of the logits' type.
+        counts: uint8 ``(K, length)``, voxels in the patch of each class.
+        exps: ``(K, length)`` of the logits' type, e^(l - max l).
+        column: uint8 ``(length + kx - 1,)``, see :func:`_count`.
+    """
+
+    bytes: Any
+    floats: Any
+    counts: Any
+    exps: Any
+    column: Any
+
+
+LABEL, REGION, TOTAL = range(BYTE_SLOTS := 3)
+"""Code of the class, NOTHING where the voxel does not count; 0, or 1 where the patch holds several
+classes, NOTHING as above; voxels in the patch that count, at least 1."""
+LARGEST, TIES, NORM, CE_WEIGHT, GAP, MARGIN, LAM, RHO, U, VALUE, SLOPES, PULL, ONTO = range(
+    FLOAT_SLOTS := 13
+)
+"""max l, and how many logits that is; the sum of exps, then a w_y over it, with which exps become
+a w_y p; w_y, then a w_y; max l - l_y, then the cross-entropy; m over the voxels in the patch that
+count; of the class in turn: lam and rho of the region, the residual and then z in its place; the
+sum of P over the classes; of the class in turn: P' and d; the sum of d over the classes, then the
+share of each largest logit."""
+
+
+@njit
+def _buffers(classes, length, patch_width, dtype):
+    """Buffers for stretches of up to `length` voxels."""
+    return Buffers(
+        np.empty((BYTE_SLOTS, length), np.uint8),
+        np.empty((FLOAT_SLOTS, length), dtype),
+        np.empty((classes, length), np.uint8),
+        np.empty((classes, length), dtype),
+        np.empty(length + patch_width - 1, np.uint8),
+    )
+
+
+@njit(forceinline=True)
+def _of_class(planes, k, at):
+    """Stretch of class k; slices like this one keep their last axis contiguous for the compiler."""
+    return planes[at[0], k, at[1], at[2] : at[3]]
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _count(codes, code, at, sizes, column, count):
+    """count[x] = voxels of that code in the patch around x, for a piece of one row."""
+    n, z, y, start, width = at
+    kz, ky, kx = sizes
+    k = np.uint8(code)
+    for x in range(width + kx - 1):
+        column[x] = 0
+    for dz in range(kz):
+        for dy in range(ky):
+            row = codes[n, z + dz, y + dy, start : start + width + kx - 1]
+            for x in range(width + kx - 1):
+                column[x] += np.uint8(row[x] == k)
+    for x in range(width):
+        count[x] = column[x]
+    for dx in range(1, kx):
+        for x in range(width):
+            count[x] += column[x + dx]
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _look_around(codes, at, sizes, gaps, count_all, column, label, counts, total):
+    """Set label, and if wanted counts and total: a stretch is pieces of rows of the plane."""
+    n, z, start, stop = at
+    row_length = codes.shape[3] - sizes[2] + 1
+    whole = np.uint8(sizes[0] * sizes[1] * sizes[2])
+    done = start
+    while done < stop:
+        y = done // row_length
+        x0 = done - y * row_length
+        width = min(row_length - x0, stop - done)
+        here, piece = done - start, (n, z, y, x0, width)
+        x1 = x0 + sizes[2] // 2
+        label[here : here + width] = codes[n, z + sizes[0] // 2, y + sizes[1] // 2, x1 : x1 + width]
+        if count_all:
+            some = total[here : here + width]
+            if gaps:
+                _count(codes, NOTHING, piece, sizes, column, some)
+                for x in range(width):
+                    some[x] = max(whole - some[x], 1)
+            else:
+                for x in range(width):
+                    some[x] = whole
+            for k in range(counts.shape[0]):
+                _count(codes, k, piece, sizes, column, counts[k, here : here + width])
+        done += width
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _set_regions(two, label, counts, region):
+    """region[x] = whether the patch holds several classes, if there are two regions."""
+    for x in range(region.shape[0]):
+        region[x] = 0
+    if two:
+        for k in range(counts.shape[0]):
+            count = counts[k, : region.shape[0]]
+            for x in range(region.shape[0]):
+                region[x] += np.uint8(count[x] > 0)
+    for x in range(region.shape[0]):
+        several = np.uint8(region[x] > 1)
+        region[x] = several if label[x] != NOTHING else np.uint8(NOTHING)
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _by_region(region, table, out):
+    """out[x] = table[region[x]]; the first of the table where the voxel does not count."""
+    first = out.dtype.type(table[0])
+    for x in range(out.shape[0]):
+        out[x] = first
+    for r in range(1, table.shape[0]):
+        other, code = out.dtype.type(table[r]), np.uint8(r)
+        for x in range(out.shape[0]):
+            out[x] = other if region[x] == code else out[x]
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _divide_by_neighbours(sizes, gaps, total, margin):
+    """Divide margins by the voxels in the patch that count."""
+    T = margin.dtype.type
+    whole = T(sizes[0] * sizes[1] * sizes[2])
+    per_voxel = T(1) / whole
+    for x in range(margin.shape[0]):
+        margin[x] *= per_voxel
+    if gaps:  # else there is nothing to divide by that differs
+        for x in range(margin.shape[0]):
+            margin[x] *= whole / T(total[x])
+
+
+@njit(forceinline=True, fastmath=SUMS)
+def _sum(values):
+    total = 0.0
+    for x in range(values.shape[0]):
+        total += np.float64(values[x])
+    return total
+
+
+@njit(forceinline=True, fastmath=SUMS)
+def _sum_of_region(values, region, r):
+    total, code = 0.0, np.uint8(r)
+    for x in range(values.shape[0]):
+        total += np.float64(values[x]) if region[x] == code else 0.0
+    return total
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _set_largest(logits, at, largest):
+    plane = _of_class(logits, 0, at)
+    for x in range(largest.shape[0]):
+        largest[x] = plane[x]
+    for k in range(1, logits.shape[1]):
+        plane = _of_class(logits, k, at)
+        for x in range(largest.shape[0]):
+            largest[x] = plane[x] if plane[x] > largest[x] else largest[x]
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _set_ce_weights(table, alike, label, weight):
+    """Set w_y, 0 where the voxel does not count; that all classes weigh alike is the usual case."""
+    T = weight.dtype.type
+    every, zero = T(table[0]), T(0)
+    for x in range(label.shape[0]):
+        weight[x] = every if label[x] != NOTHING else zero
+    if not alike:
+        for x in range(label.shape[0]):
+            if label[x] != NOTHING:
+                weight[x] = T(table[label[x]])
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
+    """Return the sum of the cross-entropy; leave exps and norm for the gradient."""
+    T = norm.dtype.type
+    zero = T(0)
+    for x in range(norm.shape[0]):
+        norm[x] = zero
+        gap[x] = zero
+    for k in range(logits.shape[1]):
+        plane, e = _of_class(logits, k, at), exps[k, : norm.shape[0]]
+        for x in range(norm.shape[0]):
+            e[x] = exponential(plane[x] - largest[x])
+            norm[x] += e[x]
+        code = np.uint8(k)  # bytes are compared 32 at a time
+        for x in range(norm.shape[0]):
+            gap[x] = largest[x] - plane[x] if label[x] == code else gap[x]
+    for x in range(norm.shape[0]):
+        gap[x] += logarithm(norm[x])
+    for x in range(norm.shape[0]):
+        gap[x] = gap[x] * weight[x] if label[x] != NOTHING else zero
+    return _sum(gap)
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _prepare_gradient(factor, norm, weight):
+    """Turn w_y into a w_y, and norm into what turns exps into a w_y p."""
+    for x in range(norm.shape[0]):
+        weight[x] *= factor
+        norm[x] = weight[x] / norm[x]
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _set_residuals(plane, count, from_largest, scale, largest, margin, u):
+    """Set u of the class whose logits are `plane`."""
+    T = u.dtype.type
+    if from_largest:
+        for x in range(u.shape[0]):
+            u[x] = (largest[x] - plane[x] - margin[x]) * scale
+    else:
+        for x in range(u.shape[0]):
+            u[x] = plane[x] - T(count[x]) * margin[x]
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _penalise(function, shape, u, lam, rho, value, slope, pull):
+    """Put z in place of u, add P(z) to value, set slope = P'(z) and pull = P'(z) dz/du.
+
+    Above ``Z_LINEAR`` P goes on along its tangent.
+    """
+    T = u.dtype.type
+    zero, one, half, top = T(0), T(1), T(0.5), T(Z_LINEAR)
+    absolute = one if shape == ABS else zero  # z = absolute |u| + signed u, without a branch
+    signed = zero if shape == ABS else (one if shape == UPPER else -one)
+    for x in range(u.shape[0]):
+        side = one if u[x] > zero else (-one if u[x] < zero else zero)
+        z = absolute * abs(u[x]) + signed * u[x]
+        inside = top if z > top else z
+        beyond = z - inside
+        la, rh = lam[x], rho[x]
+        if function == PHR:
+            s = la + rh * inside
+            d = rh if rh > T(1e-37) else T(1e-37)
+            v = -half * la * la / d if s < zero else la * inside + half * rh * inside * inside
+            s = zero if s < zero else s
+        elif function == RELU:
+            v = zero if inside < zero else la * inside
+            s = zero if inside < zero else la
+        else:
+            cubic = rh * rh if function == P2 else zero
+            p = zero if inside < zero else inside
+            m = inside if inside < zero else zero
+            d = one - rh * m
+            v = la * m / d if inside < zero else p * (la + p * (la * rh + p * cubic * T(1 / 6)))
+            s = la / (d * d) if inside < zero else la + p * (T(2) * la * rh + half * cubic * p)
+        value[x] += v + s * beyond
+        slope[x] = s
+        u[x] = z
+        pull[x] = s * (absolute * side + signed)
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _penalise_by(function, shape, u, lam, rho, value, slope, pull):
+    """One loop for each function, without a branch inside; see :func:`_penalise`."""
+    if function == PHR:
+        _penalise(PHR, shape, u, lam, rho, value, slope, pull)
+    elif function == P2:
+        _penalise(P2, shape, u, lam, rho, value, slope, pull)
+    elif function == P3:
+        _penalise(P3, shape, u, lam, rho, value, slope, pull)
+    else:
+        _penalise(RELU, shape, u, lam, rho, value, slope, pull)
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _observe(k, low, high, region, slope, z, statistics):
+    """Add P' and z of class k to the statistics; P' is not needed any more."""
+    for x in range(slope.shape[0]):
+        slope[x] = min(max(slope[x], low), high)
+    for r in range(statistics.shape[1]):
+        statistics[SLOPE, r, k] += _sum_of_region(slope, region, r)
+        statistics[CONSTRAINT, r, k] += _sum_of_region(z, region, r)
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _count_voxels(region, statistics):
+    for r in range(statistics.shape[1]):
+        for x in range(region.shape[0]):
+            statistics[VOXELS, r, 0] += region[x] == r
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _write_gradient(g, k, factor, with_ce, label, pull, e, norm, weight):
+    """Write the gradient of class k, less what flows through the largest logit."""
+    zero, code = g.dtype.type(0), np.uint8(k)
+    if with_ce:
+        for x in range(g.shape[0]):
+            p = factor * pull[x] if label[x] != NOTHING else zero
+            hit = weight[x] if label[x] == code else zero
+            g[x] = p + e[x] * norm[x] - hit
+    else:
+        for x in range(g.shape[0]):
+            g[x] = factor * pull[x] if label[x] != NOTHING else zero
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _share_among_largest(logits, gradient, at, factor, label, largest, ties, share):
+    """Add to the gradient of the largest logits what flows through them, in equal shares."""
+    zero, one = ties.dtype.type(0), ties.dtype.type(1)
+    for x in range(ties.shape[0]):
+        ties[x] = zero
+    for k in range(logits.shape[1]):
+        plane = _of_class(logits, k, at)
+        for x in range(ties.shape[0]):
+            ties[x] += one if plane[x] == largest[x] else zero
+    for x in range(ties.shape[0]):
+        each = factor * share[x] / ties[x]
+        share[x] = each if label[x] != NOTHING else zero
+    for k in range(logits.shape[1]):
+        plane, g = _of_class(logits, k, at), _of_class(gradient, k, at)
+        for x in range(ties.shape[0]):
+            g[x] += share[x] if plane[x] == largest[x] else zero
+
+
+@njit(inline="always")
+def _sweep_classes(logits, plan, gradient, statistics, at, buffers):
+    """Set the sum of P over the classes, and write the gradient."""
+    width, floats = at[3] - at[2], buffers.floats
+    label, region = buffers.bytes[LABEL, :width], buffers.bytes[REGION, :width]
+    largest, margin, u = floats[LARGEST, :width], floats[MARGIN, :width], floats[U, :width]
+    norm, weight, value = floats[NORM, :width], floats[CE_WEIGHT, :width], floats[VALUE, :width]
+    lam, rho, slope = floats[LAM, :width], floats[RHO, :width], floats[SLOPES, :width]
+    pull, onto_largest, ties = floats[PULL, :width], floats[ONTO, :width], floats[TIES, :width]
+    T = u.dtype.type
+    from_largest, scale = plan.from_largest, T(plan.scale)
+    low, high = T(plan.clip_low), T(plan.clip_high)
+    onto_each = T(plan.penalty_factor * plan.penalty_weight) * scale
+    factor = -onto_each if from_largest else T(plan.penalty_factor * plan.penalty_weight)
+    for x in range(width):
+        value[x] = T(0)
+        onto_largest[x] = T(0)
+    for k in range(logits.shape[1]):
+        _by_region(region, plan.lam[:, k], lam)
+        _by_region(region, plan.rho[:, k], rho)
+        plane, count = _of_class(logits, k, at), buffers.counts[k, :width]
+        _set_residuals(plane, count, from_largest, scale, largest, margin, u)
+        _penalise_by(plan.function, plan.shape, u, lam, rho, value, slope, pull)
+        if plan.with_statistics:
+            _observe(k, low, high, region, slope, u, statistics)
+        if plan.with_gradient:
+            g, e = _of_class(gradient, k, at), buffers.exps[k, :width]
+            _write_gradient(g, k, factor, plan.with_ce, label, pull, e, norm, weight)
+            if from_largest:
+                for x in range(width):
+                    onto_largest[x] += pull[x]
+    if plan.with_gradient and from_largest:
+        _share_among_largest(logits, gradient, at, onto_each, label, largest, ties, onto_largest)
+
+
+@njit(inline="always")
+def _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers):
+    """Sweep the voxels at ``(n, z, start, stop)``."""
+    width, floats, exps, counts = at[3] - at[2], buffers.floats, buffers.exps, buffers.counts
+    label, region = buffers.bytes[LABEL, :width], buffers.bytes[REGION, :width]
+    total, margin = buffers.bytes[TOTAL, :width], floats[MARGIN, :width]
+    largest, norm, gap = floats[LARGEST, :width], floats[NORM, :width], floats[GAP, :width]
+    weight, value = floats[CE_WEIGHT, :width], floats[VALUE, :width]
+    T = value.dtype.type
+    patch = not plan.from_largest
+    _look_around(codes, at, plan.sizes, plan.gaps, patch, buffers.column, label, counts, total)
+    _set_regions(plan.lam.shape[0] == 2, label, counts, region)
+    _by_region(region, plan.margins, margin)
+    if patch:
+        _divide_by_neighbours(plan.sizes, plan.gaps, total, margin)
+    if plan.with_ce or plan.from_largest:
+        _set_largest(logits, at, largest)
+    if plan.with_ce:
+        _set_ce_weights(plan.ce_weight, plan.one_ce_weight, label, weight)
+        sums[CROSS_ENTROPY] += _cross_entropy(logits, at, label, largest, exps, norm, gap, weight)
+        _prepare_gradient(T(plan.ce_factor), norm, weight)
+    _sweep_classes(logits, plan, gradient, statistics, at, buffers)
+    for x in range(width):
+        value[x] = value[x] if label[x] != NOTHING else T(0)
+    sums[PENALTY] += plan.penalty_weight * _sum(value)
+    if plan.with_statistics:
+        _count_voxels(region, statistics)
+
+
+@partial(compiled, fastmath=EXACT)
+def sweep_block(logits, codes, plan, gradient, all_sums, all_statistics, block):
+    """Sweep the stretches of one block, adding to its row of the sums and statistics.
+
+    Args:
+        logits: ``(N, K, Z, Y X)``, contiguous.
+        codes: uint8 labels, padded by half a patch.
+        plan: :class:`Numbers`.
+        gradient: like `logits`; empty where it is not wanted.
+        all_sums: float64 ``(blocks, 2)``, zeros: of cross-entropy and penalty, weighted.
+        all_statistics: float64 ``(blocks, 3, R, K)``, zeros; one row where it is not wanted.
+        block: number of the block.
+    """
+    images, classes, depth, size = logits.shape
+    per_plane = (size + STRETCH - 1) // STRETCH
+    buffers = _buffers(classes, min(size, STRETCH), plan.sizes[2], logits.dtype)
+    sums = all_sums[block]
+    statistics = all_statistics[block if plan.with_statistics else 0]
+    stretches, per_block = split(images * depth, size)
+    for index in range(block * per_block, min((block + 1) * per_block, stretches)):
+        plane = index // per_plane
+        start = (index % per_plane) * STRETCH
+        stop = min(start + STRETCH, size)
+        at = (plane // depth, plane % depth, start, stop)
+        _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
