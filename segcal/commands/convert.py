@@ -31,6 +31,10 @@ app = typer.Typer(
 )
 
 
+OPTIONS = {"dataset_id": "--dataset-id", "release": "--release", "force": "--force"}
+"""Names of options by that of the argument of the library."""
+
+
 class Split(str, Enum):
     """How ACDC is split."""
 
@@ -89,7 +93,7 @@ def acdc(
     from segcal.datasets.raw import raw_folder
     from segcal.io.sources import find_sources
 
-    with user_errors():
+    with user_errors(OPTIONS):
         folder = raw_folder(dest, dataset_id, data.DATASET_ID, data.NAME)
         sources = find_sources(src)
         plan = data.plan_acdc(sources, data.read_infos(sources), split=split.value, seed=seed)
@@ -121,7 +125,7 @@ def flare(
     from segcal.datasets.raw import raw_folder
     from segcal.io.sources import find_sources
 
-    with user_errors():
+    with user_errors(OPTIONS):
         sources = find_sources(src)
         key = data.find_release(sources) if release is None else release.value
         folder = raw_folder(dest, dataset_id, data.DATASET_ID[key], data.NAME[key])
@@ -141,7 +145,7 @@ def msd(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = False
     from segcal.datasets.raw import raw_folder
     from segcal.io.sources import find_sources
 
-    with user_errors():
+    with user_errors(OPTIONS):
         sources = find_sources(src)
         task = data.read_task(sources)
         number, name = data.task_name(task, src.resolve().name)
@@ -162,7 +166,7 @@ def _convert(
     if not console.is_terminal:  # a pipe or a log has no width
         console = Console(width=100)
     try:
-        with user_errors(), progress_bar("Converting", len(plan.cases)) as advance:
+        with user_errors(OPTIONS), progress_bar("Converting", len(plan.cases)) as advance:
             check_apart(src, folder)
             done = write_dataset(sources, plan, folder, force=force, progress=advance)
     except KeyboardInterrupt:

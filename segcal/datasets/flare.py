@@ -59,8 +59,8 @@ def find_release(names: Iterable[str]) -> str:
     told = [key for key, pattern in NAMED_BY.items() if any(map(pattern.search, names))]
     if len(told) != 1:
         raise ValueError(
-            "the names of the files do not tell which FLARE this is; say it with --release 21 "
-            "(liver, kidney, spleen, pancreas) or --release 22 (13 organs)"
+            "release: the names of the files do not tell which FLARE this is; expected 21 (liver, "
+            "kidney, spleen, pancreas) or 22 (13 organs)"
         )
     return told[0]
 

@@ -162,17 +162,17 @@ def raw_folder(destination: Path, dataset_id: int | None, default_id: int, name:
     """
     named = re.fullmatch(r"Dataset(\d{3})_.+", destination.name)
     if named and dataset_id is not None and dataset_id != int(named[1]):
-        raise ValueError(f"--dataset-id {dataset_id}: {destination} is the folder of {named[1]}")
+        raise ValueError(f"dataset_id {dataset_id}: {destination} is the folder of {named[1]}")
     number = default_id if dataset_id is None else dataset_id
     if not 1 <= number <= 999:
-        raise ValueError(f"--dataset-id: expected 1 to 999, got {number}")
+        raise ValueError(f"dataset_id: expected 1 to 999, got {number}")
     folder = destination if named else destination / f"Dataset{number:03d}_{name}"
     prefix = folder.name[: len("Dataset000_")]
     for other in sorted(folder.parent.glob(f"{prefix}*")):
         if other.name != folder.name:
             raise ValueError(
-                f"{other}: has the number of {folder.name}; nnU-Net wants one data set a number, "
-                "choose another with --dataset-id"
+                f"dataset_id: {other} has the number of {folder.name}; nnU-Net wants one data set a "
+                "number, choose another"
             )
     return folder
 
@@ -437,8 +437,8 @@ def _take_over(folder: Path, plan: Plan, force: bool) -> dict[str, Any]:
         )
     if others and not force:
         raise ValueError(
-            f"{folder}: holds {', '.join(others[:3])} of an earlier conversion, which this one "
-            "would not write; choose another place, or remove what is old with --force"
+            f"force: {folder} holds {', '.join(others[:3])} of an earlier conversion, which this one "
+            "would not write; choose another place, or have it removed"
         )
     for name in others:
         (folder / name).unlink()

@@ -52,6 +52,7 @@ def test_the_split_of_the_papers(tmp_path):
     assert "1 patients of testing, which the split of the papers leaves out" in text
     done, text = run("acdc", root, tmp_path / "raw", "--dataset-id", 31)
     assert done.exit_code == 2
+    assert "--force: " in text
     assert "of an earlier conversion" in text
     done, text = run("acdc", root, tmp_path / "raw", "--dataset-id", 31, "--force")
     assert done.exit_code == 0, done.output
@@ -78,7 +79,7 @@ def test_flare_and_msd(tmp_path):
     [
         (("acdc", "none", "raw"), "no such file or folder"),
         (("acdc", "empty", "raw"), "expected ACDC's training/patient001"),
-        (("flare", "empty", "raw"), "say it with --release"),
+        (("flare", "empty", "raw"), "--release: the names of the files do not tell"),
         (("msd", "empty", "raw"), "expected the folder of one task"),
         (("msd", "task", "raw"), "not named like Task05_Prostate; give a --dataset-id"),
         (("msd", "task", "task/raw", "--dataset-id", "5"), "would be taken for its own source"),

@@ -130,7 +130,7 @@ def test_a_release_is_told_by_names_or_asked_for():
     assert find_release(["TrainingImg/train_000_0000.nii.gz"]) == "21"
     assert find_release(["x/FLARE22_Tr_0001_0000.nii.gz"]) == "22"
     for names in (["a_0000.nii.gz"], ["FLARE2022/a", "FLARE21/b"]):
-        with pytest.raises(ValueError, match="say it with --release"):
+        with pytest.raises(ValueError, match="release: the names of the files do not tell"):
             find_release(names)
 
 

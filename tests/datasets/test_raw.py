@@ -370,7 +370,7 @@ def test_where_a_data_set_goes(tmp_path):
         with pytest.raises(ValueError, match="expected 1 to 999"):
             raw_folder(tmp_path, number, 27, "ACDC")
     named.mkdir()
-    with pytest.raises(ValueError, match="Dataset042_Hearts: has the number of Dataset042_ACDC"):
+    with pytest.raises(ValueError, match="Dataset042_Hearts has the number of Dataset042_ACDC"):
         raw_folder(tmp_path, 42, 27, "ACDC")
 
 
