@@ -43,6 +43,16 @@ from torch import Tensor
 
 from segcal.tensors import check_choice
 
+__all__ = [
+    "BinStatistics",
+    "MassHistogram",
+    "MurphyParts",
+    "equal_mass_statistics",
+    "equal_width_index",
+    "equal_width_statistics",
+    "mean_gap",
+]
+
 Reduction = Literal["expected", "average", "maximum"]
 
 EDGE_TOLERANCE = 1e-6

@@ -11,6 +11,8 @@ from pydantic import Field, field_validator
 
 from segcal.io.yaml import Strict, validated
 
+__all__ = ["Component", "accepted_arguments", "build_component", "hands_on", "target"]
+
 ALLOWED_ROOTS = ("segcal.", "torch.", "torchvision.", "monai.")
 """Only targets below these are imported and called."""
 

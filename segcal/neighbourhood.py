@@ -24,6 +24,16 @@ from torch import Tensor
 
 from segcal.tensors import check_choice, check_label_values, valid_mask
 
+__all__ = [
+    "Patches",
+    "channel_proportions",
+    "check_options",
+    "class_proportions",
+    "kernel_sizes",
+    "outer_region",
+    "pad_labels",
+]
+
 Padding = Literal["replicate", "background", "renormalize", "zeros"]
 Kernel = Literal["mean", "svls", "gaussian_full"]
 ImageKernel = Literal["image_l1", "image_l2"]

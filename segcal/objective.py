@@ -15,6 +15,8 @@ from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import CrossEntropyTerm, Residual
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
 
+__all__ = ["Objective", "two_view_loss"]
+
 
 class Objective(nn.Module):
     """``sum_name weight * term(logits, labels)``.

@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["average_precision"]
+
 Ties = Literal["grouped", "reversed"]
 
 

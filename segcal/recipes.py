@@ -22,6 +22,17 @@ from segcal.objective import Objective
 from segcal.tensors import check_background
 from segcal.term import Term
 
+__all__ = [
+    "Recipe",
+    "build",
+    "build_terms",
+    "load_component",
+    "load_objective",
+    "load_recipe",
+    "names",
+    "resolve_terms",
+]
+
 ComponentKind = Literal["losses", "penalties", "multilabel", "posthoc"]
 Kind = Literal[ComponentKind, "recipes"]
 

@@ -50,6 +50,8 @@ from scipy import ndimage
 from segcal.compiling import compiled
 from segcal.tensors import as_array
 
+__all__ = ["SurfaceDistances", "label_boxes", "surface_distances"]
+
 Distances = NDArray[np.float64]
 Box = tuple[slice, ...]
 P = ParamSpec("P")

@@ -72,6 +72,8 @@ from segcal.counting import (
 )
 from segcal.tensors import PROBABILITY_TOLERANCE, as_array, as_tensor, check_label_values
 
+__all__ = ["Tally", "Voxels", "predicted_classes"]
+
 FINEST = 2**16
 """Cells there are at least."""
 MAX_SCOPES = 7

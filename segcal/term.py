@@ -16,6 +16,17 @@ from torch import Tensor, nn
 
 from segcal.sweep.terms import CrossEntropyTerm, Residual
 
+__all__ = [
+    "Capabilities",
+    "DualStep",
+    "LearnedTerm",
+    "OtherTerm",
+    "Term",
+    "TwoViewTerm",
+    "View",
+    "sum_over_ranks",
+]
+
 Reduce = Callable[[Tensor], Tensor]
 """Takes a tensor of one rank's sums and returns the sum over all ranks (``all_reduce(SUM)``)."""
 

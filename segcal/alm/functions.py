@@ -15,6 +15,8 @@ from torch import Tensor
 
 from segcal.sweep.terms import Z_LINEAR
 
+__all__ = ["p2", "p3", "phr", "relu"]
+
 FunctionName = Literal["phr", "p2", "p3", "relu"]
 Weight = Tensor | float
 Function = Callable[[Tensor, Weight, Weight], tuple[Tensor, Tensor]]

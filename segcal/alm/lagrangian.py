@@ -23,6 +23,8 @@ from segcal.sweep.terms import Residual
 from segcal.tensors import check_background, check_choice, full_precision
 from segcal.term import DualStep, LearnedTerm, Reduce
 
+__all__ = ["AugmentedLagrangian"]
+
 Average = Literal["all", "region"]
 
 LAMBDA_SUSPICIOUS = 100.0

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from segcal.datasets.raw import Plan, RawCase, Skipped, deal
 from segcal.io.sources import Source
 
+__all__ = ["Info", "parse_info", "plan_acdc", "read_infos"]
+
 DATASET_ID = 27
 NAME = "ACDC"
 DATASET = {

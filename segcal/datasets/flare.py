@@ -14,6 +14,8 @@ from typing import Any
 from segcal.datasets.raw import Plan, RawCase, Skipped
 from segcal.io.files import case_name
 
+__all__ = ["find_release", "plan_flare"]
+
 ORGANS = {
     "21": ("liver", "kidney", "spleen", "pancreas"),
     "22": (

@@ -17,6 +17,8 @@ from segcal.io.files import case_name, read_json
 from segcal.io.label_sets import read_label_set
 from segcal.io.sources import Source
 
+__all__ = ["Task", "plan_msd", "read_task", "task_name"]
+
 KEPT = ("name", "description", "reference", "licence", "release")
 CITATION = (
     "M. Antonelli, A. Reinke, S. Bakas, K. Farahani, et al.: The Medical Segmentation Decathlon. "

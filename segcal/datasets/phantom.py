@@ -20,6 +20,8 @@ from scipy import ndimage, special
 from segcal.io.files import whole_file, write_json
 from segcal.io.volumes import Geometry, write_nifti
 
+__all__ = ["Phantom", "PhantomSettings", "make_phantom", "write_phantom_dataset"]
+
 LABELS = {"background": 0, "right ventricle": 1, "myocardium": 2, "left ventricle": 3}
 Float = NDArray[np.float64]
 

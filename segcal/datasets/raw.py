@@ -32,6 +32,20 @@ from segcal.io.volumes import (
     write_nifti,
 )
 
+__all__ = [
+    "Conversion",
+    "Output",
+    "Plan",
+    "RawCase",
+    "Skipped",
+    "check_apart",
+    "check_case",
+    "deal",
+    "present_splits",
+    "raw_folder",
+    "write_dataset",
+]
+
 FORMAT = 1
 """Changes with what is written of a case."""
 ENDING = ".nii.gz"
@@ -171,8 +185,8 @@ def raw_folder(destination: Path, dataset_id: int | None, default_id: int, name:
     for other in sorted(folder.parent.glob(f"{prefix}*")):
         if other.name != folder.name:
             raise ValueError(
-                f"dataset_id: {other} has the number of {folder.name}; nnU-Net wants one data set a "
-                "number, choose another"
+                f"dataset_id: {other} has the number of {folder.name}; nnU-Net wants one data set "
+                "a number, choose another"
             )
     return folder
 
@@ -437,8 +451,8 @@ def _take_over(folder: Path, plan: Plan, force: bool) -> dict[str, Any]:
         )
     if others and not force:
         raise ValueError(
-            f"force: {folder} holds {', '.join(others[:3])} of an earlier conversion, which this one "
-            "would not write; choose another place, or have it removed"
+            f"force: {folder} holds {', '.join(others[:3])} of an earlier conversion, which this "
+            "one would not write; choose another place, or have it removed"
         )
     for name in others:
         (folder / name).unlink()

@@ -25,6 +25,16 @@ from segcal.evaluation.summary import summarise
 from segcal.tally import Tally
 from segcal.tensors import check_choice
 
+__all__ = [
+    "Comparison",
+    "Report",
+    "compare_methods",
+    "comparison_of",
+    "evaluate",
+    "run_job",
+    "runner_of",
+]
+
 PathLike = str | os.PathLike[str]
 Engine = Literal["processes", "dask"]
 Runner = Callable[..., Generator[tuple[int, CaseOutcome]]]

@@ -11,6 +11,18 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+__all__ = [
+    "Difference",
+    "SharedMean",
+    "as_records",
+    "case_table",
+    "compare",
+    "interval",
+    "paired",
+    "result_columns",
+    "shared_means",
+]
+
 LEVEL = 0.95
 BATCH = 1000
 """Resamplings that are in memory at a time."""

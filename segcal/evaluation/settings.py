@@ -12,6 +12,8 @@ from segcal.metrics import table
 from segcal.reproduction.marginloss import CONVENTIONS as OF_MARGINLOSS
 from segcal.tensors import check_choice
 
+__all__ = ["EvaluationSettings"]
+
 Compat = Literal["marginloss"]
 SCOPES = {
     "fg": "labelled foreground",

@@ -17,6 +17,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["CPC", "cpc"]
+
 
 def cpc(
     logits: Tensor,

@@ -17,6 +17,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["CrossEntropy", "cross_entropy"]
+
 
 def cross_entropy(
     logits: Tensor,

@@ -16,6 +16,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["SoftDiceLoss", "soft_dice_loss"]
+
 
 def soft_dice_loss(
     logits: Tensor,

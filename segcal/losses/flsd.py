@@ -19,6 +19,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["FLSD", "flsd"]
+
 Thresholds = Sequence[tuple[float, float]]
 FLSD_53: Thresholds = ((0.2, 5.0), (0.5, 3.0))
 

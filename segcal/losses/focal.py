@@ -18,6 +18,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["Focal", "focal"]
+
 SLOPE_GUARD = 1e-12
 """Added to 1 - p for 0 < gamma < 1, where the slope at p = 1 is infinite."""
 

@@ -15,6 +15,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["LabelSmoothing", "label_smoothing"]
+
 
 def label_smoothing(
     logits: Tensor, labels: Tensor, *, alpha: float = 0.1, ignore_index: int | None = None

@@ -15,6 +15,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["ML1ACE", "ml1_ace"]
+
 
 def ml1_ace(
     logits: Tensor,

@@ -13,6 +13,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["MMCE", "mmce"]
+
 KERNEL_WIDTH = 0.4
 ROOT_GUARD = 1e-10
 

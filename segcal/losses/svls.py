@@ -25,6 +25,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["SVLS", "svls"]
+
 
 def svls(
     logits: Tensor,

@@ -11,6 +11,8 @@ from segcal.binning import MurphyParts, equal_width_statistics
 from segcal.neighbourhood import KernelSize, Padding, class_proportions
 from segcal.tensors import as_tensor, select_voxels, valid_mask
 
+__all__ = ["BrierParts", "brier", "brier_parts", "soft_brier"]
+
 
 def brier(probs: Any, labels: Any, *, mask: Any = None, ignore_index: int | None = None) -> float:
     """Mean over voxels of ``sum_k (p_k - 1[y = k])^2``, between 0 and 2 (Brier 1950).

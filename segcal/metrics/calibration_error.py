@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from segcal.binning import Reduction, equal_width_statistics
 from segcal.tensors import check_choice, select_voxels
 
+__all__ = ["calibration_error"]
+
 
 def calibration_error(
     probs: Any,

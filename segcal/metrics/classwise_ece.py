@@ -9,6 +9,8 @@ import numpy as np
 from segcal.binning import equal_width_statistics
 from segcal.tensors import select_voxels
 
+__all__ = ["classwise_ece"]
+
 
 def classwise_ece(
     probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None

@@ -8,6 +8,8 @@ import numpy as np
 
 from segcal.tensors import as_array
 
+__all__ = ["dice"]
+
 
 def dice(prediction: Any, reference: Any, label: int, *, mask: Any = None) -> float:
     """``DSC = 2 |P and G| / (|P| + |G|)`` of one label (Dice 1945).

@@ -7,6 +7,8 @@ from typing import Any
 from segcal.binning import BinStatistics, equal_width_statistics
 from segcal.tensors import select_voxels
 
+__all__ = ["ece", "reliability"]
+
 
 def ece(
     probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None

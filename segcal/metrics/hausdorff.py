@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 from segcal.surface import SurfaceDistances, surface_distances
 from segcal.tensors import check_choice
 
+__all__ = ["assd", "assd_of", "hausdorff", "hausdorff_of", "nsd", "nsd_of"]
+
 Definition = Literal["pooled", "max_directed"]
 AssdDefinition = Literal["pooled", "mean_of_means"]
 

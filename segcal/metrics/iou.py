@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from segcal.tensors import as_array, as_tensor, check_label_values
 
+__all__ = ["accuracy", "confusion_matrix", "iou", "mean_iou"]
+
 Confusion = NDArray[np.int64]
 
 

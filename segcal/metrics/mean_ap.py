@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from segcal.ranking import Ties, average_precision
 from segcal.tensors import as_array, as_tensor, check_choice, label_masks
 
+__all__ = ["average_precisions", "mean_average_precision"]
+
 Average = Literal["class", "sample"]
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from segcal.binning import BinStatistics, Reduction, equal_width_statistics
 from segcal.tensors import as_tensor, check_choice, check_probabilities, label_masks
 
+__all__ = ["multilabel_calibration_error", "multilabel_reliability"]
+
 
 def multilabel_reliability(probs: Any, targets: Any, *, bins: int = 10) -> BinStatistics:
     """Bin statistics of all (sample, label) pairs pooled; those of batches add up.

@@ -8,6 +8,8 @@ import torch
 
 from segcal.tensors import select_voxels
 
+__all__ = ["nll"]
+
 
 def nll(
     probs: Any,

@@ -13,6 +13,15 @@ from torch import Tensor
 from segcal.ranking import average_precision
 from segcal.tensors import UNKNOWN, as_tensor, label_masks
 
+__all__ = [
+    "Queries",
+    "draw_queries",
+    "query_log_scores",
+    "query_relevance",
+    "retrieval_curve",
+    "retrieval_map",
+]
+
 IMPOSSIBLE = -1e30
 """Stands for log 0 in sums; no finite log-odds come near."""
 

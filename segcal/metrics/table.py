@@ -22,6 +22,18 @@ from segcal.metrics.volume_difference import volume_difference
 from segcal.surface import SurfaceDistances, surface_distances
 from segcal.tally import Tally
 
+__all__ = [
+    "CALIBRATION",
+    "PENALISED",
+    "STRUCTURE",
+    "CalibrationMetric",
+    "MaskPair",
+    "Metric",
+    "PenalisedMean",
+    "StructureMetric",
+    "calibration_of",
+]
+
 Direction = Literal["higher", "lower"]
 Groups = Sequence[BinStatistics]
 """Groups of equal mass: of the top label, then of every class."""

@@ -7,6 +7,8 @@ from typing import Any
 from segcal.binning import equal_mass_statistics, mean_gap
 from segcal.tensors import select_voxels
 
+__all__ = ["tace"]
+
 
 def tace(
     probs: Any,

@@ -9,6 +9,8 @@ import numpy as np
 
 from segcal.tensors import as_array
 
+__all__ = ["volume_difference"]
+
 
 def volume_difference(
     prediction: Any,

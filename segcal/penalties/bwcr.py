@@ -26,6 +26,8 @@ from torch import Tensor
 from segcal.tensors import as_array, check_label_values, full_precision, valid_mask
 from segcal.term import TwoViewTerm
 
+__all__ = ["BWCR", "AffineView", "boundary_weight", "consistency"]
+
 
 def boundary_weight(
     labels: Tensor,

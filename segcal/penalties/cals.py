@@ -14,6 +14,8 @@ from segcal.sweep.terms import Residual
 from segcal.tensors import check_choice, check_logits_labels, full_precision, valid_mask
 from segcal.term import DualStep, LearnedTerm, Reduce
 
+__all__ = ["CALS", "CALSHR"]
+
 Score = Literal["unweighted", "weighted"]
 
 

@@ -20,6 +20,8 @@ from segcal.neighbourhood import (
 from segcal.sweep.terms import Residual, Shape
 from segcal.tensors import check_channels, check_choice, check_logits_labels, valid_mask
 
+__all__ = ["CRaC", "from_reference"]
+
 INNER, OUTER = 0, 1
 """Rows of every ``(2, K)`` tensor: 0 the inner region, 1 the outer (mixed patches)."""
 Constraint = Literal["abs", "signed"]

@@ -19,6 +19,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["Entropy", "entropy"]
+
 
 def entropy(
     logits: Tensor,

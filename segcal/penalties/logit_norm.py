@@ -18,6 +18,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["LogitNorm", "logit_norm"]
+
 Space = Literal["logits", "softmax"]
 ROOT_GUARD = 1e-12
 

@@ -23,6 +23,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["Margin", "margin"]
+
 Power = Literal[1, 2]
 
 

@@ -33,6 +33,8 @@ from segcal.tensors import (
 )
 from segcal.term import Term
 
+__all__ = ["NACL", "nacl"]
+
 AnyKernel = Kernel | ImageKernel
 Distance = Literal["l1", "l2"]
 Space = Literal["logits", "softmax"]

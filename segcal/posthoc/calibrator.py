@@ -12,6 +12,8 @@ from typing_extensions import Self
 
 from segcal.tensors import check_logits_labels, full_precision, valid_mask
 
+__all__ = ["Calibrator"]
+
 STATE_VERSION = 1
 Cases = Iterable[tuple[Tensor, Tensor]]
 """Logits ``(N, K, *S)`` and labels ``(N, *S)`` of one case after another."""

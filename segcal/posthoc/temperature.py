@@ -10,6 +10,8 @@ from torch import Tensor
 
 from segcal.posthoc.calibrator import Calibrator, Cases
 
+__all__ = ["Temperature"]
+
 BOUNDS = (0.05, 100.0)
 """Temperatures beyond are not looked for: separable data have their optimum at 0."""
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from segcal.penalties.bwcr import BWCR
 from segcal.tensors import as_array, valid_mask
 
+__all__ = ["PublishedBWCR"]
+
 
 class PublishedBWCR(BWCR):
     """BWCR with the published program's distances and its divisor.

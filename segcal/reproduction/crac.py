@@ -19,6 +19,16 @@ from segcal.metrics.table import CalibrationMetric
 from segcal.tally import Tally
 from segcal.tensors import as_tensor, select_voxels
 
+__all__ = [
+    "aece",
+    "classwise_ece",
+    "ece",
+    "error_between_edges",
+    "tace_ref",
+    "tace_ref_of",
+    "tcece",
+]
+
 
 def tace_ref(
     probs: Any,

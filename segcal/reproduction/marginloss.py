@@ -16,6 +16,8 @@ from segcal.metrics.nll import nll
 from segcal.reproduction import crac
 from segcal.tensors import as_tensor, select_voxels
 
+__all__ = ["evaluate_case_marginloss"]
+
 CONVENTIONS = {
     "dsc": "2|P&G|/(|P|+|G|), 4 decimals; 1 where the label is not in the reference, whatever the "
     "prediction",

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from segcal.tensors import check_choice
 
+__all__ = ["published_proportions"]
+
 PublishedKernel = Literal["max", "min", "median", "mode", "bilateral", "gradient"]
 
 

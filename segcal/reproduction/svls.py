@@ -10,6 +10,8 @@ import torch
 
 from segcal.tensors import select_voxels
 
+__all__ = ["tace"]
+
 
 def tace(
     probs: Any,

@@ -9,6 +9,8 @@ import numpy as np
 from segcal.metrics.mean_ap import Average, average_precisions
 from segcal.tensors import as_array
 
+__all__ = ["mean_average_precision"]
+
 
 def mean_average_precision(scores: Any, targets: Any, *, average: Average = "class") -> float:
     """Mean average precision that ranks the later of two equal scores first.

@@ -12,6 +12,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnP
 
 from segcal.components import Component, build_component, target
 
+__all__ = ["build_optimizer", "build_part"]
+
 Part = TypeVar("Part")
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+__all__ = ["CollapseWatch"]
+
 REMEDY = (
     "the network may have collapsed to background (in the first epochs of a short training, that "
     "is usual). If it stays so: keep Dice in the base loss, lower the weight of the penalty (of "

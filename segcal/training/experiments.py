@@ -19,6 +19,20 @@ from segcal.io.yaml import Loader, Strict, config_root, read_yaml, validated
 from segcal.recipes import load_objective
 from segcal.training.devices import DEVICES
 
+__all__ = [
+    "Experiment",
+    "TrainingSettings",
+    "check_same",
+    "differences",
+    "filled",
+    "load",
+    "put",
+    "read_content",
+    "shipped",
+    "to_yaml",
+    "write_resolved",
+]
+
 CONFIG_NAME = "config.yaml"
 """Name of the resolved experiment beside its results."""
 Model = TypeVar("Model", bound=BaseModel)

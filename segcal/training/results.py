@@ -8,6 +8,8 @@ from pathlib import Path
 
 from segcal.term import DualStep
 
+__all__ = ["Criterion", "Trained", "Validation"]
+
 
 @dataclass(frozen=True)
 class Criterion:

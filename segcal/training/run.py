@@ -32,6 +32,8 @@ from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import Experiment
 from segcal.training.results import Criterion, Trained, Validation
 
+__all__ = ["TrainingRun"]
+
 FIGURE_SECONDS = 20.0
 """The figure of a training is drawn anew no more often than this, and at the end."""
 Kind = TypeVar("Kind", bound=Experiment)

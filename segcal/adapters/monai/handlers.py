@@ -16,6 +16,8 @@ from segcal.adapters.monai.losses import SegcalLoss
 from segcal.adapters.monai.metrics import CaseMetric, SurfaceMetric
 from segcal.term import DualStep, sum_over_ranks
 
+__all__ = ["DualStepHandler", "MetricHandler"]
+
 PRED_AND_LABEL = ("pred", "label")
 
 

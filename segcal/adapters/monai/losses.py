@@ -15,6 +15,8 @@ from segcal.recipes import build
 from segcal.tensors import full_precision, one_hot
 from segcal.term import Capabilities, DualStep, Reduce
 
+__all__ = ["SegcalLoss"]
+
 Declared = TypeVar("Declared", bool, int | None)
 SUMS_TO_ONE = 1e-2
 """Channels whose sums are this close to one in every voxel went through a softmax (in bfloat16)."""

@@ -32,6 +32,21 @@ from segcal.metrics.tace import tace
 from segcal.surface import SurfaceDistances, surface_distances
 from segcal.tensors import HALF, check_choice, check_label_values, check_probabilities
 
+__all__ = [
+    "ASSDMetric",
+    "BinnedMetric",
+    "CaseMetric",
+    "ClasswiseECEMetric",
+    "DSCMetric",
+    "ECEMetric",
+    "HausdorffMetric",
+    "MaskMetric",
+    "NSDMetric",
+    "ProbabilityMetric",
+    "SurfaceMetric",
+    "TACEMetric",
+]
+
 Convention = Literal["segcal", "monai"]
 BatchReduction = Literal[
     "none", "mean", "sum", "mean_batch", "sum_batch", "mean_channel", "sum_channel"

@@ -11,6 +11,8 @@ from torch import Tensor
 from segcal.losses.multilabel.posterior import MultiLabelLoss, bisect
 from segcal.tensors import ClassReduction, Reduction, full_precision, label_masks, reduce_labels
 
+__all__ = ["Asymmetric", "asymmetric", "from_log_odds", "inverse_phi", "log_odds", "phi"]
+
 FAR = 1e4
 """Logits beyond this are as good as infinite to the inverse of phi."""
 TAIL = -30.0

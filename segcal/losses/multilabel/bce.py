@@ -19,6 +19,8 @@ from segcal.tensors import (
     reduce_labels,
 )
 
+__all__ = ["BCE", "bce", "frequency_weights"]
+
 Scheme = Literal["balanced", "pos_weight"]
 WEIGHT_LIMIT = 50.0
 """Weights of labels lie between its inverse and this."""

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+__all__ = ["check_temperatures", "contrast", "masked_logsumexp"]
+
 Along = Literal["both", "sample", "class"]
 
 

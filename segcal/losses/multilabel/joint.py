@@ -8,6 +8,8 @@ from segcal.losses.multilabel.contrast import check_temperatures, contrast
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.tensors import full_precision, label_masks
 
+__all__ = ["Joint", "joint"]
+
 
 def joint(
     logits: Tensor,

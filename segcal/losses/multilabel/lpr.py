@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.tensors import check_choice, full_precision, label_masks
 
+__all__ = ["LPR", "lpr"]
+
 Link = Literal["base", "identity"]
 PAIRS_AT_ONCE = 2**20
 """Label pairs that are in memory at a time."""

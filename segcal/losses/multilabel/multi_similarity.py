@@ -10,6 +10,8 @@ from segcal.losses.multilabel.contrast import check_temperatures, masked_logsume
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.tensors import full_precision, label_masks
 
+__all__ = ["MultiSimilarity", "multi_similarity"]
+
 
 def multi_similarity(
     logits: Tensor,

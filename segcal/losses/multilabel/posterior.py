@@ -9,6 +9,8 @@ from torch import Tensor
 
 from segcal.term import Term
 
+__all__ = ["MultiLabelLoss", "bisect"]
+
 BISECTIONS = 100
 """Halvings of a bracket; float64 is exhausted before."""
 

@@ -11,6 +11,8 @@ from segcal.losses.multilabel.contrast import Along, masked_logsumexp
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.tensors import check_choice, full_precision, label_masks
 
+__all__ = ["Softmax", "softmax"]
+
 
 def softmax(logits: Tensor, targets: Tensor, *, along: Along = "sample") -> Tensor:
     """Cross-entropy of a softmax over the labels against ``y / sum y``.

@@ -12,6 +12,8 @@ from torch import Tensor
 from segcal.losses.multilabel.posterior import MultiLabelLoss, bisect
 from segcal.tensors import ClassReduction, Reduction, full_precision, label_masks, reduce_labels
 
+__all__ = ["SPA", "from_log_odds", "inverse_link", "link", "log_odds", "spa"]
+
 Triple = Sequence[float]
 """zeta, k and b of one side."""
 POSITIVE: Triple = (1.0, 1.0, 0.0)

@@ -11,6 +11,8 @@ from segcal.losses.multilabel.contrast import Along, check_temperatures, contras
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.tensors import check_choice, full_precision, label_masks
 
+__all__ = ["TwoWay", "two_way"]
+
 Average = Literal["valid", "paper"]
 
 
