@@ -338,7 +338,7 @@ class AugmentedLagrangian(LearnedTerm):
         own = (self.derivative_sum, self.constraint_sum, self.count)
         packed = torch.cat([x.flatten().double() for x in own])
         packed = packed if reduce is None else reduce(packed)
-        parts = packed.split([x.numel() for x in own])
+        parts = torch.split(packed, [x.numel() for x in own])
         derivative, constraint, n = (p.view_as(x) for p, x in zip(parts, own, strict=True))
         return derivative, constraint, n
 
