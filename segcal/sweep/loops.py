@@ -41,6 +41,10 @@ logits of any other reaches values and statistics: selections are written so tha
 compare goes through, and LLVM may not assume that there is none (``EXACT``, and ``SUMS`` for sums
 in an order of its own). Logits, buffers and gradient have one type, float32 or float64, for each of
 which all this is compiled once; sums are float64.
+
+**Inlining.** ``inline="always"`` is done by Numba, which then does not count references of the
+arrays handed on, a matter of percents for what runs once a class; liberties with numbers are then
+those of :func:`sweep_block`. ``forceinline`` is done by LLVM, and keeps a function's own.
 """
 
 from __future__ import annotations
@@ -124,8 +128,8 @@ class Buffers(NamedTuple):
     """What is kept of a stretch, by slot or by class, one number per voxel.
 
     Rows are cut to the stretch where they are used: of two axes, the last stays contiguous for the
-    compiler. They are few arrays, since every array that a tuple holds is counted, for Python's
-    sake, whenever the tuple is handed on.
+    compiler. They are few arrays, since references of every array in a tuple are counted whenever
+    the tuple is handed on.
 
     Attributes:
         bytes: uint8 ``(BYTE_SLOTS, length)``.
@@ -338,7 +342,7 @@ def _prepare_gradient(factor, norm, weight):
         norm[x] = weight[x] / norm[x]
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(inline="always")
 def _set_residuals(plane, count, from_largest, scale, largest, margin, u):
     """Set u of the class whose logits are `plane`."""
     T = u.dtype.type
@@ -387,7 +391,7 @@ def _penalise(function, shape, u, lam, rho, value, slope, pull):
         pull[x] = s * (absolute * side + signed)
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(inline="always")
 def _penalise_by(function, shape, u, lam, rho, value, slope, pull):
     """One loop for each function, without a branch inside; see :func:`_penalise`."""
     if function == PHR:
@@ -400,7 +404,7 @@ def _penalise_by(function, shape, u, lam, rho, value, slope, pull):
         _penalise(RELU, shape, u, lam, rho, value, slope, pull)
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(inline="always")
 def _observe(k, low, high, region, slope, z, statistics):
     """Add P' and z of class k to the statistics; P' is not needed any more."""
     for x in range(slope.shape[0]):
@@ -417,7 +421,7 @@ def _count_voxels(region, statistics):
             statistics[VOXELS, r, 0] += region[x] == r
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(inline="always")
 def _write_gradient(g, k, factor, with_ce, label, pull, e, norm, weight):
     """Write the gradient of class k, less what flows through the largest logit."""
     zero, code = g.dtype.type(0), np.uint8(k)
