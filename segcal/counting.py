@@ -172,11 +172,11 @@ def _units_above(value, cell, step):
 
 
 @njit(forceinline=True)
-def _add(flat, row, cell, hit, distance):
-    """Add a prediction to a cell of the row of cells that starts at a word of `flat`."""
-    at = row + WORDS * np.int64(cell)
-    flat[at + PACKED_COUNTS] += 1 + (hit << HIT_SHIFT)
-    flat[at + PACKED_DISTANCES] += np.int64(distance)
+def _add(packed, z, channel, cell, hit, distance):
+    """Add a prediction to a cell."""
+    cell = np.int64(cell)
+    packed[z, channel, cell, PACKED_COUNTS] += 1 + (hit << HIT_SHIFT)
+    packed[z, channel, cell, PACKED_DISTANCES] += np.int64(distance)
 
 
 @compiled
@@ -201,8 +201,6 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
     per = fine // bins
     edge = cell_of(threshold, bins, per)
     grid = _Grid(bins, per, UNITS // fine, threshold, edge, fine)
-    # one index instead of four: NumPy's may be negative, and each would be compared with 0
-    flat, row = packed.reshape(-1), WORDS * (fine + 1)
     block = _Block(
         np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
         np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
@@ -221,10 +219,9 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
                 z = zone[first + i]
                 if z >= 0:
                     hit = np.int64(y[first + i] == c)
-                    start = (z * (k + 1) + 1 + c) * row
-                    _add(flat, start, block.cells[i], hit, block.distance[i])
+                    _add(packed, z, 1 + c, block.cells[i], hit, block.distance[i])
         part[:] = 0.0
-        if not _add_top(y, zone, first, size, k, grid, block, flat, row, part):
+        if not _add_top(y, zone, first, size, k, grid, block, packed, part):
             return WRONG_LABEL
         sums += part
     return COUNTED
@@ -251,7 +248,7 @@ def _look_at_class(p, y, first, size, c, grid, block):
 
 
 @njit(forceinline=True)
-def _add_top(y, zone, first, size, k, grid, block, flat, row, part):
+def _add_top(y, zone, first, size, k, grid, block, packed, part):
     """Add the top labels of a block to the cells, and its losses to `part`.
 
     The squared error ``sum_k (p_k - [y = k])^2`` is ``sum_k p_k^2 - 2 p_y + 1``.
@@ -271,8 +268,7 @@ def _add_top(y, zone, first, size, k, grid, block, flat, row, part):
         if label < 0 or label >= k:
             return False
         hit = np.int64(best[i] == label)
-        start = (z * (k + 1) + TOP) * row
-        _add(flat, start, cells[i], hit, distance[i])
+        _add(packed, z, TOP, cells[i], hit, distance[i])
         part[z, NLL] -= np.log(max(own[i], NLL_FLOOR))
         part[z, BRIER] += square[i] - 2 * own[i] + 1
     return True

@@ -285,7 +285,7 @@ def _directed(a: _Rows, b: _Rows, mm: tuple[float, ...]) -> Distances:
     """
     distances = np.empty(a.places.size)
     most = ROWS_PER_VOXEL * math.prod(b.shape)
-    search = _loop(_nearest, _nearest_in_plane, _first_from)
+    search = _loop(_nearest, _nearest_in_plane)
     if not search(a.start, a.places, b.start, b.places, b.extent, mm, most, distances):
         free = np.ones(b.shape, dtype=np.bool_)
         free.ravel()[b.indices()] = False
@@ -330,7 +330,7 @@ def _nearest(
                 w = z if step > 0 else z - 1
                 while 0 <= w < Z and ((w - z) * sz) ** 2 < best:
                     best, found, looked = _nearest_in_plane(
-                        b_start, b_places, b_extent, spacing, w, z, y, x, best, found
+                        b_start, b_places, b_extent, spacing, w, w * Y, z, y, x, best, found
                     )
                     rows += looked
                     w += step
@@ -344,20 +344,20 @@ def _nearest_in_plane(
     extent: NDArray[np.int64],
     spacing: tuple[float, ...],
     w: int,
+    plane: int,
     z: int,
     y: int,
     x: int,
     best: float,
     found: tuple[int, int, int],
 ) -> tuple[float, tuple[int, int, int], int]:
-    """Nearest voxel of plane w to (z, y, x), where it is nearer than `best`.
+    """Nearest voxel of plane w, whose rows start at `plane`, to (z, y, x), if nearer than `best`.
 
     Returns:
         its squared distance and itself, or else `best` and `found`; and how many rows were looked
         at.
     """
     sz, sy, sx = spacing
-    Y = (start.size - 1) // extent.shape[0]
     low, high = extent[w, FIRST_Y], extent[w, LAST_Y]
     across = max(extent[w, FIRST_X] - x, x - extent[w, LAST_X], 0)
     least = ((w - z) * sz) ** 2 + (across * sx) ** 2  # even in the row of y
@@ -367,25 +367,20 @@ def _nearest_in_plane(
         while low <= v <= high and least + ((v - y) * sy) ** 2 < best:
             rows += 1
             so_far = ((w - z) * sz) ** 2 + ((v - y) * sy) ** 2
-            first, last = start[w * Y + v], start[w * Y + v + 1]
-            behind = _first_from(places, first, last, x)
+            first, last = start[plane + v], start[plane + v + 1]
+            behind, end = first, last  # of all, the first that is not below x
+            while behind < end:
+                middle = (behind + end) // 2
+                if places[middle] < x:
+                    behind = middle + 1
+                else:
+                    end = middle
             for k in range(max(behind - 1, first), min(behind + 1, last)):
                 d = so_far + ((places[k] - x) * sx) ** 2
                 if d < best:
                     best, found = d, (w, v, int(places[k]))
             v += step
     return best, found, rows
-
-
-def _first_from(places: NDArray[np.int32], first: int, last: int, x: int) -> int:
-    """Index of the first of the ascending places between two indices that is not below x."""
-    while first < last:
-        middle = (first + last) // 2
-        if places[middle] < x:
-            first = middle + 1
-        else:
-            last = middle
-    return first
 
 
 def _extents(label_map: NDArray[Any], values: NDArray[np.int64]) -> NDArray[np.int64]:

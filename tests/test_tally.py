@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import operator
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,7 +14,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segcal.binning import equal_mass_statistics
+from segcal.binning import equal_mass_statistics, equal_width_index
+from segcal.compiling import source_digest
+from segcal.counting import (
+    DISTANCES,
+    HITS,
+    PREDICTIONS,
+    TOP,
+    UNITS,
+    cell_of,
+    count_cells,
+    count_values,
+    most_likely,
+)
 from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier, brier_parts
 from segcal.metrics.classwise_ece import classwise_ece
@@ -21,7 +35,7 @@ from segcal.metrics.nll import nll
 from segcal.metrics.table import CALIBRATION, calibration_of
 from segcal.metrics.tace import tace
 from segcal.reproduction.crac import tace_ref, tace_ref_of
-from segcal.tally import PIECE, Tally, Voxels, predicted_classes
+from segcal.tally import FINEST, PIECE, Tally, Voxels, predicted_classes
 from tests.conftest import close
 
 
@@ -190,6 +204,116 @@ def test_threads_do_not_change_a_bit():
     finally:
         torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]
+
+
+SMALL = st.sampled_from([1, 3, 64])
+CONFIDENCES = st.lists(
+    st.one_of(
+        st.floats(0, 1, width=32),
+        st.floats(0, 2**-16, width=32),
+        st.integers(0, 30).map(lambda i: i / 30),  # edges of 15 bins
+        st.sampled_from([1e-3, 0.0010000001, -1e-4, 1.0005]),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(values=CONFIDENCES, seed=st.integers(0, 99), piece=SMALL, threads=st.integers(1, 3))
+def test_order_pieces_and_threads_do_not_matter(values, seed, piece, threads):
+    rng = np.random.default_rng(seed)
+    n = len(values)
+    p = np.stack([values, rng.permutation(values), rng.random(n)]).astype(np.float32)
+    y, fg = rng.integers(0, 3, n), rng.random(n) < 0.5
+    order, before = rng.permutation(n), torch.get_num_threads()
+
+    def found(p, y, fg):
+        voxels = Voxels(p, y, {"fg": fg, "all": None})
+        tallies = voxels.tally()
+        return tallies, voxels.equal_mass_groups(tallies, 4)
+
+    wanted, wanted_groups = found(p, y, fg)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("segcal.tally.PIECE", piece)
+        try:
+            torch.set_num_threads(1)
+            one_by_one, _ = found(p, y, fg)
+            torch.set_num_threads(threads)
+            together, _ = found(p, y, fg)
+            moved, moved_groups = found(p[:, order], y[order], fg[order])
+        finally:
+            torch.set_num_threads(before)
+    for scope in ("fg", "all"):
+        assert together[scope].nll_sum == one_by_one[scope].nll_sum
+        assert together[scope].brier_sum == one_by_one[scope].brier_sum
+        assert (together[scope].cells == wanted[scope].cells).all()
+        assert (moved[scope].cells == wanted[scope].cells).all()
+        close(moved[scope].nll_sum, wanted[scope].nll_sum, rtol=1e-12)
+        close(moved[scope].brier_sum, wanted[scope].brier_sum, rtol=1e-12, atol=1e-14)
+        for a, b in zip(moved_groups[scope], wanted_groups[scope], strict=True):
+            assert all((getattr(a, k) == getattr(b, k)).all() for k in vars(a))
+
+
+@settings(max_examples=30, deadline=None)
+@given(values=CONFIDENCES, seed=st.integers(0, 99), cut=st.integers(0, 60))
+def test_tallies_of_parts_add_up_in_any_way(values, seed, cut):
+    rng = np.random.default_rng(seed)
+    p = np.stack([values, rng.permutation(values)]).astype(np.float32)
+    y = rng.integers(0, 2, len(values))
+    parts = [tally(p[:, i], y[i]) for i in (slice(cut), slice(cut, cut + 5), slice(cut + 5, None))]
+    whole = tally(p, y)
+    for a, b, c in itertools.permutations(parts):
+        assert (((a + b) + c).cells == whole.cells).all()
+        assert ((a + (b + c)).cells == whole.cells).all()
+        close((a + b + c).nll_sum, whole.nll_sum, rtol=1e-12)
+        close((a + b + c).brier_sum, whole.brier_sum, rtol=1e-12, atol=1e-14)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=CONFIDENCES, bins=st.sampled_from([1, 7, 15]), seed=st.integers(0, 99))
+def test_cells_hold_what_they_are_said_to(values, bins, seed):
+    """By Python's numbers, a prediction at a time."""
+    y = np.random.default_rng(seed).integers(0, 2, len(values))
+    p = np.stack([values, values[::-1]]).astype(np.float32)
+    found = tally(p, y, bins=bins)
+    fine = bins * -(-FINEST // bins)
+    step, edge = UNITS // fine, int(cell_of(1e-3, bins, fine // bins))
+    wanted = np.zeros((3, fine + 1, 3), dtype=object)
+    for two, label in zip(p.T.astype(float).tolist(), y, strict=True):
+        top = two.index(max(two))
+        for channel, v, hit in ((TOP, two[top], top == label), *((1 + k, two[k], k == label)
+                                                                 for k in range(2))):  # fmt: skip
+            cell = int(cell_of(v, bins, fine // bins))
+            assert cell // (fine // bins) == equal_width_index(torch.tensor([v]), bins).item()
+            slot = fine if channel != TOP and cell == edge and v > 1e-3 else cell
+            wanted[channel, slot, PREDICTIONS] += 1
+            wanted[channel, slot, HITS] += bool(hit)
+            wanted[channel, slot, DISTANCES] += int(round(Fraction(v) * UNITS) - cell * step)
+    assert (found.cells == wanted).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(2**-17, 1, width=32), min_size=1, max_size=60))
+def test_sums_of_confidences_are_exact(values):
+    found = tally(np.array([values, np.zeros(len(values))], np.float32), np.zeros(len(values), int))
+    cells = found.cells[TOP].astype(object)
+    index = np.arange(found.fine + 1)
+    units = (cells[:, PREDICTIONS] * index * (UNITS // found.fine) + cells[:, DISTANCES]).sum()
+    assert Fraction(int(units), UNITS) == sum(map(Fraction, values))
+
+
+def test_tallies_of_other_voxels_are_refused():
+    """Lists of values are as long as the tallies say; nothing is written behind their ends."""
+    p, y = np.full((3, 5000), 1 / 3, np.float32), np.zeros(5000, int)
+    few = Voxels(p[:, :50], y[:50]).tally()
+    with pytest.raises(ValueError, match="tallies: expected all"):
+        Voxels(p, y).equal_mass_groups(few, 15)
+
+
+@pytest.mark.parametrize("loop", [count_cells, count_values, most_likely])
+def test_what_is_kept_of_a_loop_depends_on_all_its_sources(loop):
+    assert source_digest("segcal.counting") in loop._cache._cache_file._source_stamp
 
 
 def test_most_likely_classes():

@@ -34,7 +34,7 @@ def check(
     Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
     """
     from segcal.evaluation.check import check_case, count_channels
-    from segcal.evaluation.job import find_labels
+    from segcal.evaluation.labels import find_labels
     from segcal.io.pairing import find_reader, pair
 
     console = Console()

@@ -15,6 +15,7 @@ from segcal.commands.console import number, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import table_forms
 from segcal.commands.experiment import (
+    OPTIONS,
     ResumeOption,
     SetOptions,
     say_trained,
@@ -120,7 +121,7 @@ def evaluate(
     from segcal.training.checkpoints import BEST_NAME, LAST_NAME
 
     console = Console()
-    with user_errors():
+    with user_errors(OPTIONS):
         forms = table_forms(formats or [])
         check_folder(output, folder)
         evaluated = evaluate_classifier(

@@ -61,10 +61,14 @@ def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Group
     from segcal.evaluation.reported import calibration_metrics
 
     shown = [(row, pooled) for row in calibration_metrics() if row.brief for pooled in row.ways]
+    first = _table("Calibration, mean over cases (fractions of 1)")
+    first.caption = (
+        "pooled: ECE of all voxels together; CECE: classwise; TACE: Nixon; TACE ref: CRaC poster's"
+    )
     tables: list[Table] = []
     for start in range(0, len(shown), ERRORS_IN_A_LINE):
         part = shown[start : start + ERRORS_IN_A_LINE]
-        table = _table("" if tables else "Calibration, mean over cases (fractions of 1)")
+        table = _table("") if tables else first
         table.add_column("scope", no_wrap=True)
         for heading in ("n", *("pooled" if pooled else row.brief for row, pooled in part)):
             table.add_column(heading, justify="right", no_wrap=True)
@@ -72,11 +76,6 @@ def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Group
             count = str(summary["metrics"][f"ece_{scope}"]["n"])
             table.add_row(scope, count, *(_error(*one, summary, scope) for one in part))
         tables.append(table)
-    tables[
-        -1
-    ].caption = (
-        "pooled: ECE of all voxels together; CECE: classwise; TACE: Nixon; TACE ref: CRaC poster's"
-    )
     return Group(*tables)
 
 

@@ -15,7 +15,8 @@ from segcal.commands.errors import user_errors
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.api import Report, Runner
     from segcal.evaluation.cohort import Cohort
-    from segcal.evaluation.job import FoundLabels, Job
+    from segcal.evaluation.job import Job
+    from segcal.evaluation.labels import FoundLabels
 
 
 class Compat(str, Enum):

@@ -15,6 +15,8 @@ from segcal.commands.errors import user_errors
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.training.results import Trained
 
+OPTIONS = {"setting": "--set"}
+"""Options by what the library calls them, for messages."""
 SetOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,7 +40,7 @@ def training_begins() -> Iterator[None]:
     """Turn what a user can mend into its message and exit code 2, with the options that help."""
     from segcal.training.beginning import OutputInUseError
 
-    with user_errors():
+    with user_errors(OPTIONS):
         try:
             yield
         except OutputInUseError as error:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from segcal.commands.errors import user_errors
-from segcal.commands.experiment import SetOptions
+from segcal.commands.experiment import OPTIONS, SetOptions
 from segcal.commands.progress import progress_bar
 from segcal.commands.train import Config
 
@@ -79,7 +79,7 @@ def predict(
     probabilities are averaged, in float32. Volumes that were resampled for the network are brought
     back to the image's own grid. Then: segcal evaluate predictions labelsTs -o report
     """
-    with user_errors():
+    with user_errors(OPTIONS):
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.inference import Predictor, check_output, predict_cases
 

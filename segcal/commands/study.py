@@ -12,7 +12,7 @@ from rich.console import Console
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import table_forms
-from segcal.commands.experiment import SetOptions
+from segcal.commands.experiment import OPTIONS, SetOptions
 from segcal.commands.progress import progress_bar
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
@@ -81,7 +81,7 @@ def study(
     from segcal.reporting.folder import ReportFolder
 
     console = Console()
-    with user_errors():
+    with user_errors(OPTIONS):
         forms = table_forms(formats or ["markdown,latex"])
         chosen = load_study(config, settings or [])
         folder = output or Path(chosen.output) / "report"

@@ -12,6 +12,7 @@ from rich.console import Console
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
 from segcal.commands.experiment import (
+    OPTIONS,
     ResumeOption,
     SetOptions,
     say_trained,
@@ -58,7 +59,7 @@ def train(
     begins. training.batch_size is that of all processes together. Then: segcal predict.
     """
     console = Console()
-    with user_errors():
+    with user_errors(OPTIONS):
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.training import SegmentationRun
         from segcal.training.devices import processes

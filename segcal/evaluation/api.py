@@ -16,7 +16,8 @@ from segcal.evaluation.cluster import check_cluster, run_on_cluster
 from segcal.evaluation.cohort import Cohort, evaluate_cohort
 from segcal.evaluation.compare import Difference, SharedMean, compare, shared_means
 from segcal.evaluation.engine import default_jobs, run
-from segcal.evaluation.job import FoundLabels, Job, named, plan
+from segcal.evaluation.job import Job, named, plan
+from segcal.evaluation.labels import FoundLabels
 from segcal.evaluation.reported import compared_columns
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import CaseOutcome

@@ -11,58 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from segcal.evaluation.labels import FoundLabels, find_labels
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import Store
-from segcal.io.files import read_json
-from segcal.io.label_sets import LabelSet, read_label_set
-from segcal.io.pairing import Pairing, find_dataset_json, find_reader, pair, with_rois
+from segcal.io.label_sets import LabelSet
+from segcal.io.pairing import Pairing, find_reader, pair, with_rois
 
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
-
-
-@dataclass(frozen=True)
-class FoundLabels:
-    """What the labels mean, and where that was found.
-
-    Attributes:
-        label_set: names and ignore label; None where nothing says what the labels mean.
-        file: that was found without being named, or None.
-        problem: why a file that was found is not used, or empty.
-    """
-
-    label_set: LabelSet | None
-    file: Path | None = None
-    problem: str = ""
-
-
-def find_labels(dataset_json: Path | None, predictions: Path, references: Path) -> FoundLabels:
-    """Read what the labels mean, from a file that is named or found.
-
-    Args:
-        dataset_json: nnU-Net's ``dataset.json``; None looks for one beside or above the
-            predictions, then the references.
-        predictions: folder or file.
-        references: folder or file.
-
-    Raises:
-        ValueError: a file that is named, or one with an ignore label, cannot be understood.
-    """
-    if dataset_json is not None:
-        return FoundLabels(read_label_set(dataset_json))
-    found = find_dataset_json(predictions, references)
-    if found is None:
-        return FoundLabels(None)
-    try:
-        return FoundLabels(read_label_set(found), found)
-    except ValueError as error:  # nobody asked for this file
-        content = read_json(found)
-        labels = content.get("labels") if isinstance(content, dict) else None
-        if isinstance(labels, dict) and "ignore" in labels:
-            raise ValueError(
-                f"{error}; it declares an ignore label, which must not be counted: name a "
-                "dataset.json that says which value it is"
-            ) from None
-        return FoundLabels(None, found, str(error))
 
 
 @dataclass(frozen=True)
@@ -134,7 +89,7 @@ def plan(
         predictions: folders or files by name.
         references: folder or file of the label maps.
         settings: of the evaluation; None takes the defaults.
-        dataset_json: see :func:`find_labels`.
+        dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         roi: folder of masks named like the cases, which adds the scope ``roi``.
         found: called with what the labels of each set of predictions mean.
 

@@ -282,6 +282,8 @@ def test_the_command_says_what_is_wrong(tmp_path, phantom):
     result = CliRunner().invoke(app, ["train", str(path), "--set", "training.epoch=1"])
     assert result.exit_code == 2
     assert "training.epoch: unknown; there are epochs" in result.output
+    result = CliRunner().invoke(app, ["train", str(path), "--set", "training.epochs"])
+    assert "Error: --set 'training.epochs': expected key=value" in result.output
     content = yaml.safe_load(path.read_text())
     content["data"]["root"] = str(tmp_path / "none")
     path.write_text(yaml.safe_dump(content))

@@ -45,7 +45,7 @@ def test_train_and_evaluate_classes(tmp_path):
     assert table["class"].tolist() == ["class 0", "class 1", "class 2"]
     assert "24 samples evaluated" in (tmp_path / "r" / "index.html").read_text()
     said = segcal("classify", "train", config, code=2)
-    assert "holds a training" in said
+    assert "choose another output (--resume, or --set output=FOLDER)" in said
     segcal("classify", "train", config, "--resume", "--set", "training.epochs=3")
     said = segcal("classify", "evaluate", tmp_path / "run", "-o", tmp_path / "r", "--last",
                   "--part", "train")  # fmt: skip

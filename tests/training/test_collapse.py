@@ -27,3 +27,15 @@ def test_regions_have_no_background():
     assert watch.update([0, 5], [9, 5]) == []
     assert watch.update([0, 0], [9, 5]) == [0]
     assert watch.update([0, 0], [9, 5]) == [0, 1]
+
+
+def test_it_is_news_when_other_classes_collapse():
+    watch = CollapseWatch(3, patience=3)
+    names = ("background", "liver", "spleen")
+    assert watch.news([], names) == ""
+    told = watch.news([1], names)
+    assert told.startswith("liver labelled in validation but not predicted for 3 epochs or more: ")
+    assert watch.news([1], names) == ""
+    assert watch.news([1, 2], names).startswith("liver, spleen labelled")
+    assert watch.news([], names) == ""
+    assert watch.news([2], names).startswith("spleen labelled")

@@ -9,7 +9,6 @@ from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from segcal.reporting.progress import PANELS, region_names
 from segcal.term import DualStep
-from segcal.training.collapse import REMEDY
 from segcal.training.epoch_log import EpochLog
 
 
@@ -24,7 +23,6 @@ class Journal:
     def __init__(self, trainer: nnUNetTrainer, channel_names: Sequence[str]) -> None:
         self.trainer = trainer
         self.channel_names = channel_names
-        self._collapse_said: Sequence[int] = []
 
     @property
     def epoch_log(self) -> EpochLog:
@@ -66,21 +64,6 @@ class Journal:
             }
             updates = {name: vars(step) for name, step in steps.items()}
             self.epoch_log.append({**record, **updates})
-
-    def warn_of_collapse(self, collapsed: Sequence[int], patience: int) -> None:
-        """Say which classes are not predicted any more, when others than at the call before.
-
-        Args:
-            collapsed: indices of the classes.
-            patience: passes after which they are taken for that.
-        """
-        if collapsed and collapsed != self._collapse_said:
-            missing = ", ".join(self.channel_names[k] for k in collapsed)
-            self._say(
-                f"WARNING: segcal: {missing} labelled in validation but not predicted for "
-                f"{patience} epochs or more: {REMEDY}"
-            )
-        self._collapse_said = collapsed
 
     def _say(self, line: str) -> None:
         self.trainer.print_to_log_file(line)

@@ -218,7 +218,8 @@ class CalibratedTrainer(nnUNetTrainer):
         self.journal.write(
             train=self._train_terms, val=terms, ece=ece, steps=steps, collapsed=collapsed
         )
-        self.journal.warn_of_collapse(collapsed, self.collapse_watch.patience)
+        if news := self.collapse_watch.news(collapsed, self.channel_names):
+            self.print_to_log_file(f"WARNING: segcal: {news}")
 
     def on_epoch_end(self) -> None:
         """End as nnU-Net does; keep the best calibrated epoch, draw the figure."""
