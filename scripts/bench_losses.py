@@ -3,16 +3,19 @@
 Every round runs every candidate once, in a new order, in one process on the same input; the table
 gives medians and ratios to torch's cross-entropy. Memory is what the allocator held at most beyond
 logits and labels, in units of the logits. The last table is the share that the penalty takes of a
-training step of nnU-Net's own network with nnU-Net's own loss.
+training step of nnU-Net's own network with nnU-Net's own loss. With --functions, instead: what the
+sweep's own exponential and logarithm bring beside the C library's, in loops compiled alike.
 
     python scripts/bench_losses.py                      # all shapes, 15 rounds
     python scripts/bench_losses.py --shape 8,4,192,192 --rounds 30 --json bench.json
+    python scripts/bench_losses.py --functions
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import random
 import statistics
@@ -20,12 +23,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from monai.losses import NACLLoss
 from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
 from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
+from numba import njit
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -37,6 +42,8 @@ from segcal.penalties.cals import CALS
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin
 from segcal.penalties.nacl import NACL
+from segcal.sweep.loops import STRETCH
+from segcal.sweep.vector_math import EXACT, exp32, log32
 
 SHAPES = ((2, 5, 48, 128, 128), (8, 4, 192, 192), (2, 4, 128, 128, 128))
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -198,6 +205,52 @@ def bench_step(rounds: int, device: str, console: Console) -> dict[str, float]:
     return shares
 
 
+def nanoseconds(function: Callable[[float], float], values: np.ndarray, rounds: int) -> float:
+    """Fastest time of a function per number, in a compiled loop over a stretch of them."""
+    repeats = 2000
+
+    @njit(fastmath=EXACT)
+    def loop(x, out):
+        for _ in range(repeats):
+            for i in range(x.shape[0]):
+                out[i] += function(x[i])
+
+    times = []
+    for _ in range(rounds + 1):  # the first compiles
+        out = np.zeros_like(values)
+        start = time.perf_counter()
+        loop(values, out)
+        times.append(time.perf_counter() - start)
+    return 1e9 * min(times[1:]) / repeats / len(values)
+
+
+def bench_functions(rounds: int, console: Console) -> dict[str, dict[str, float]]:
+    """The sweep's own exponential and logarithm beside the C library's, as Numba calls them."""
+    rng = np.random.default_rng(0)
+    table = Table(title=f"ns per number, fastest of {rounds} rounds of {STRETCH} numbers")
+    for column in ("", "own, float32", "C, float32", "C / own", "C, float64"):
+        table.add_column(column, justify="left" if not column else "right")
+    result = {}
+    for name, own, library, values in (
+        ("exp", exp32, math.exp, rng.uniform(-20, 0, STRETCH)),
+        ("log", log32, math.log, rng.uniform(1, 20, STRETCH)),
+    ):
+        call = njit(fastmath=EXACT)(lambda x, library=library: library(x))
+        single = values.astype(np.float32)
+        row = {
+            "own_float32": nanoseconds(own, single, rounds),
+            "c_float32": nanoseconds(call, single, rounds),
+            "c_float64": nanoseconds(call, values, rounds),
+        }
+        result[name] = {**row, "ratio": row["c_float32"] / row["own_float32"]}
+        table.add_row(
+            name, f"{row['own_float32']:.2f}", f"{row['c_float32']:.2f}",
+            f"{result[name]['ratio']:.1f}", f"{row['c_float64']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -207,6 +260,7 @@ def main() -> None:
     parser.add_argument("--step-rounds", type=int, default=5, help="0 leaves out nnU-Net's step")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--functions", action="store_true", help="exponential and logarithm alone")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     shapes = [tuple(map(int, s.split(","))) for s in options.shape or []] or SHAPES
@@ -217,11 +271,13 @@ def main() -> None:
         f"{torch.__version__}"
     )
     found: dict[str, object] = {}
-    for shape in shapes:
+    if options.functions:
+        found["functions"] = bench_functions(options.rounds, console)
+    for shape in () if options.functions else shapes:
         found[str(shape)] = bench_shape(
             shape, options.rounds, options.device, getattr(torch, options.dtype), console
         )
-    if options.step_rounds:
+    if options.step_rounds and not options.functions:
         found["penalty_share_of_step"] = bench_step(options.step_rounds, options.device, console)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")

@@ -41,6 +41,10 @@ logits of any other reaches values and statistics: selections are written so tha
 compare goes through, and LLVM may not assume that there is none (``EXACT``, and ``SUMS`` for sums
 in an order of its own). Logits, buffers and gradient have one type, float32 or float64, for each of
 which all this is compiled once; sums are float64.
+
+**Inlining.** ``inline="always"`` is done by Numba, which then does not count references of the
+arrays handed on, a matter of percents for what runs once a class; liberties with numbers are then
+those of :func:`sweep_block`. ``forceinline`` is done by LLVM, and keeps a function's own.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ SUMS = {"reassoc", "nsz"}
 """Liberties for LLVM in sums: partial sums side by side, in an order fixed by the compiler."""
 CROSS_ENTROPY, PENALTY = 0, 1
 """Places in a block's sums."""
-SLOPE, CONSTRAINT, VOXELS = 0, 1, 2
+SLOPE_SUM, Z_SUM, VOXELS = 0, 1, 2
 """Tables ``(R, K)`` in a block's statistics; of the last, class 0 alone is used."""
 
 
@@ -124,8 +128,8 @@ class Buffers(NamedTuple):
     """What is kept of a stretch, by slot or by class, one number per voxel.
 
     Rows are cut to the stretch where they are used: of two axes, the last stays contiguous for the
-    compiler. They are few arrays, since every array that a tuple holds is counted, for Python's
-    sake, whenever the tuple is handed on.
+    compiler. They are few arrays, since references of every array in a tuple are counted whenever
+    the tuple is handed on.
 
     Attributes:
         bytes: uint8 ``(BYTE_SLOTS, length)``.
@@ -142,17 +146,23 @@ class Buffers(NamedTuple):
     column: Any
 
 
-LABEL, REGION, TOTAL = range(BYTE_SLOTS := 3)
-"""Code of the class, NOTHING where the voxel does not count; 0, or 1 where the patch holds several
-classes, NOTHING as above; voxels in the patch that count, at least 1."""
-LARGEST, TIES, NORM, CE_WEIGHT, GAP, MARGIN, LAM, RHO, U, VALUE, SLOPES, PULL, ONTO = range(
-    FLOAT_SLOTS := 13
-)
-"""max l, and how many logits that is; the sum of exps, then a w_y over it, with which exps become
-a w_y p; w_y, then a w_y; max l - l_y, then the cross-entropy; m over the voxels in the patch that
-count; of the class in turn: lam and rho of the region, the residual and then z in its place; the
-sum of P over the classes; of the class in turn: P' and d; the sum of d over the classes, then the
-share of each largest logit."""
+BYTE_SLOTS = 3
+LABEL = 0  # code of the class; NOTHING where the voxel does not count
+REGION = 1  # 0, or 1 where the patch holds several classes; NOTHING as above
+TOTAL = 2  # voxels in the patch that count, at least 1
+
+FLOAT_SLOTS = 13
+LARGEST = 0  # max l
+TIES = 1  # how many logits are the largest
+NORM = 2  # the sum of e^(l - max l); then a w_y over it, which turns these into a w_y p
+CE_WEIGHT = 3  # w_y; then a w_y
+GAP = 4  # max l - l_y; then the cross-entropy
+MARGIN = 5  # m, over the voxels in the patch that count
+VALUE = 6  # the sum of P over the classes
+ONTO_LARGEST = 7  # the sum of d over the classes; then the share of each largest logit
+LAM, RHO = 8, 9  # of the region and the class in turn
+U = 10  # of the class in turn: the residual; then z
+SLOPE, PULL = 11, 12  # of the class in turn: P', and d
 
 
 @njit
@@ -332,7 +342,7 @@ def _prepare_gradient(factor, norm, weight):
         norm[x] = weight[x] / norm[x]
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(inline="always")
 def _set_residuals(plane, count, from_largest, scale, largest, margin, u):
     """Set u of the class whose logits are `plane`."""
     T = u.dtype.type
@@ -381,7 +391,7 @@ def _penalise(function, shape, u, lam, rho, value, slope, pull):
         pull[x] = s * (absolute * side + signed)
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(inline="always")
 def _penalise_by(function, shape, u, lam, rho, value, slope, pull):
     """One loop for each function, without a branch inside; see :func:`_penalise`."""
     if function == PHR:
@@ -394,14 +404,14 @@ def _penalise_by(function, shape, u, lam, rho, value, slope, pull):
         _penalise(RELU, shape, u, lam, rho, value, slope, pull)
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(inline="always")
 def _observe(k, low, high, region, slope, z, statistics):
     """Add P' and z of class k to the statistics; P' is not needed any more."""
     for x in range(slope.shape[0]):
         slope[x] = min(max(slope[x], low), high)
     for r in range(statistics.shape[1]):
-        statistics[SLOPE, r, k] += _sum_of_region(slope, region, r)
-        statistics[CONSTRAINT, r, k] += _sum_of_region(z, region, r)
+        statistics[SLOPE_SUM, r, k] += _sum_of_region(slope, region, r)
+        statistics[Z_SUM, r, k] += _sum_of_region(z, region, r)
 
 
 @njit(forceinline=True, fastmath=EXACT)
@@ -411,7 +421,7 @@ def _count_voxels(region, statistics):
             statistics[VOXELS, r, 0] += region[x] == r
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(inline="always")
 def _write_gradient(g, k, factor, with_ce, label, pull, e, norm, weight):
     """Write the gradient of class k, less what flows through the largest logit."""
     zero, code = g.dtype.type(0), np.uint8(k)
@@ -451,8 +461,12 @@ def _sweep_classes(logits, plan, gradient, statistics, at, buffers):
     label, region = buffers.bytes[LABEL, :width], buffers.bytes[REGION, :width]
     largest, margin, u = floats[LARGEST, :width], floats[MARGIN, :width], floats[U, :width]
     norm, weight, value = floats[NORM, :width], floats[CE_WEIGHT, :width], floats[VALUE, :width]
-    lam, rho, slope = floats[LAM, :width], floats[RHO, :width], floats[SLOPES, :width]
-    pull, onto_largest, ties = floats[PULL, :width], floats[ONTO, :width], floats[TIES, :width]
+    lam, rho, slope = floats[LAM, :width], floats[RHO, :width], floats[SLOPE, :width]
+    pull, onto_largest, ties = (
+        floats[PULL, :width],
+        floats[ONTO_LARGEST, :width],
+        floats[TIES, :width],
+    )
     T = u.dtype.type
     from_largest, scale = plan.from_largest, T(plan.scale)
     low, high = T(plan.clip_low), T(plan.clip_high)

@@ -59,6 +59,9 @@ class Residual:
         divisor: d.
         ignore_index: label of voxels that do not count.
         clip: bounds of every P' in the statistics.
+
+    Raises:
+        ValueError: two margins without a patch, more than two, or none.
     """
 
     lam: Tensor
@@ -71,6 +74,14 @@ class Residual:
     divisor: float = 1.0
     ignore_index: int | None = None
     clip: tuple[float, float] = (-math.inf, math.inf)
+
+    def __post_init__(self) -> None:
+        most = 1 if self.patch is None else 2
+        if not 1 <= len(self.margins) <= most:
+            raise ValueError(
+                f"margins: expected 1{' or 2' if most == 2 else ' without a patch'}, one per "
+                f"region, got {self.margins}"
+            )
 
 
 @dataclass(frozen=True)

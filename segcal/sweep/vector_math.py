@@ -2,10 +2,8 @@
 
 Numba calls the C library's ``expf`` and ``logf`` for one number at a time, unless Intel's SVML is
 installed beside it, and a loop with a call in it stays a scalar loop. The two functions here are
-additions, products and selections alone. What they bring is measured by ``python
-scripts/bench_losses.py --functions``: about ten times the C library's speed on machines with AVX2,
-which is most of the time that a cross-entropy takes. In float64, which is for tests, the C library
-computes.
+additions, products and selections alone: about ten times as fast with AVX2, measured by ``python
+scripts/bench_losses.py --functions``. In float64, which is for tests, the C library computes.
 """
 
 from __future__ import annotations

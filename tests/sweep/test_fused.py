@@ -17,6 +17,7 @@ from segcal.penalties.margin import Margin, margin
 from segcal.penalties.nacl import NACL, nacl
 from segcal.recipes import build, load_component, names
 from segcal.sweep import cpu, fused, vector_math
+from segcal.sweep.terms import Residual
 from tests.conftest import close
 from tests.test_contracts import data, method
 
@@ -104,6 +105,15 @@ def test_every_option_of_crac(constraint, penalty, padding):
         results.append((value.detach(), *torch.autograd.grad(value, x), crac.lam, crac.rho))
     for a, b in zip(*results, strict=True):
         close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("margins", "patch"), [((), None), ((1.0, 2.0), None), ((1.0,) * 3, (3, "zeros"))]
+)
+def test_regions_are_those_of_a_patch(margins, patch):
+    ones = torch.ones(len(margins), 3)
+    with pytest.raises(ValueError, match="margins: expected 1"):
+        Residual(ones, ones, "phr", "abs", margins, patch=patch)
 
 
 @pytest.mark.parametrize("arguments", [{"distance": "l2"}, {"class_reduction": "sum"}])
