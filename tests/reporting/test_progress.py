@@ -22,7 +22,7 @@ def test_figure_of_a_training():
     titles = [ax.get_title() for ax in axes]
     assert titles[2:] == ["crac: multiplier", "crac: penalty parameter", "crac: constraint"]
     assert [ax.get_yscale() for ax in axes[2:]] == ["log", "log", "linear"]
-    signs = {**step, "lam": [[-0.1, 0.2], [0.0, 2.0]]}  # of equality constraints
+    signs = {**step, "lam": [[-0.1, 0.2], [0.0, 2.0]]}  # of both signs
     both = plot_progress([{**records[0], "crac": signs}], ["background", "heart"]).axes
     assert [ax.get_yscale() for ax in both[2:]] == ["linear", "log", "linear"]
     lam = {line.get_label(): line.get_ydata()[0] for line in axes[2].lines}
