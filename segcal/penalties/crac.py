@@ -60,8 +60,8 @@ class CRaC(AugmentedLagrangian):
     ours is exact; its labels are padded with background, ours are replicated
     (``padding="background"`` gives the code's); its ``normalize`` does nothing, and is not here.
 
-    With plain cross-entropy as base the published setting can collapse to background on data
-    where foreground is rare; with Dice + CE it does not.
+    On data where foreground is rare the published setting can collapse to background: with plain
+    cross-entropy as base within a few epochs, with Dice + CE on small training sets, too.
 
     Args:
         num_classes: K.
