@@ -1,4 +1,4 @@
-"""Penalty functions and the engine against golden vectors and the update rules."""
+"""Functions and the engine against golden vectors and the update rules."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Function = Callable[[Tensor, Weight, Weight], tuple[Tensor, Tensor]]
 
 
 def phr(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
-    """Powell-Hestenes-Rockafellar penalty and its derivative in z.
+    """Powell-Hestenes-Rockafellar function and its derivative in z.
 
     ``lam z + rho z^2 / 2`` where ``lam + rho z >= 0``, else ``-lam^2 / (2 rho)``; derivative
     ``max(0, lam + rho z)``.
@@ -31,7 +31,7 @@ def phr(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     Args:
         z: constraint values, float32 or float64, any shape.
         lam: multipliers >= 0, numbers or broadcastable to z.
-        rho: penalty parameters >= 0, likewise; with 0 the penalty is ``lam z``.
+        rho: penalty parameters >= 0, likewise; with 0 the value is ``lam z``.
 
     Returns:
         value and derivative, both like z.
@@ -49,7 +49,7 @@ def phr(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
 
 
 def p2(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
-    """Penalty P2 and its derivative in z.
+    """Function P2 and its derivative in z.
 
     z >= 0: ``lam z + lam rho z^2 + rho^2 z^3 / 6``; z < 0: ``lam z / (1 - rho z)``.
     Arguments and result as in :func:`phr`.
@@ -72,7 +72,7 @@ def p2(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
 
 
 def p3(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
-    """Penalty P3 and its derivative in z.
+    """Function P3 and its derivative in z.
 
     z >= 0: ``lam z + lam rho z^2``; z < 0: ``lam z / (1 - rho z)``. Its multiplier update is
     multiplicative, so it hardly leaves a tiny initial lam. Arguments and result as in :func:`phr`.
@@ -87,7 +87,7 @@ def p3(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
 
 
 def relu(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
-    """Penalty ``lam max(z, 0)`` and its derivative ``lam 1[z >= 0]``; rho is not used."""
+    """Function ``lam max(z, 0)`` and its derivative ``lam 1[z >= 0]``; rho is not used."""
     return lam * _sides(z)[0], lam * (z >= 0)
 
 

@@ -32,7 +32,7 @@ CONVENTIONS = {
     "scope fg": "voxels whose reference label is not background; undefined below 2 of them, where "
     "the published program stops",
 }
-"""What every key means, as :meth:`segcal.evaluation.case.Settings.conventions` says of its own."""
+"""What every key means, as the conventions of an evaluation say of its own keys."""
 
 _CALIBRATION: dict[str, Callable[[Any, Any], float]] = {
     "ece_fg": crac.ece,
