@@ -25,7 +25,7 @@ def main() -> None:
         raise SystemExit(f"installed as {version('segcal')}, calls itself {segcal.__version__}")
     if package not in config_root().parents:
         raise SystemExit(f"configs come from {config_root()}, not from the installed package")
-    for kind in ("losses", "penalties", "recipes", "multilabel"):
+    for kind in ("losses", "penalties", "recipes", "multilabel", "posthoc"):
         if not names(kind):  # type: ignore[arg-type]
             raise SystemExit(f"no {kind} in {config_root()}")
     for recipe in names("recipes"):

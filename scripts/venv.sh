@@ -9,8 +9,8 @@ for file in pyproject.toml segcal/__init__.py ${CONSTRAINTS:+"$CONSTRAINTS"}; do
   if [ ! -f "$VENV/.installed" ] || [ "$file" -nt "$VENV/.installed" ]; then STALE=1; fi
 done
 if [ -n "$STALE" ]; then
-  "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-    { echo "segcal needs Python 3.10 or newer; name one with PYTHON=/path/to/python3" >&2; exit 2; }
+  "${PYTHON:-python3}" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' ||
+    { echo "segcal needs Python 3.10 to 3.13; name one with PYTHON=/path/to/python3" >&2; exit 2; }
   echo "Installing segcal into $VENV (several GB with PyTorch, some minutes)"
   [ -x "$VENV/bin/python" ] || "${PYTHON:-python3}" -m venv "$VENV"
   "$VENV/bin/python" -m pip install -qq --disable-pip-version-check \

@@ -30,7 +30,7 @@ __all__ = [
 Reduce = Callable[[Tensor], Tensor]
 """Takes a tensor of one rank's sums and returns the sum over all ranks (``all_reduce(SUM)``)."""
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Term(nn.Module):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         for name in vars(cls):
-            meant = get_close_matches(name, CAPABILITIES, 1, cutoff=0.8)
+            meant = get_close_matches(name, CAPABILITIES, 1, cutoff=0.85)
             if meant and name not in CAPABILITIES:
                 raise TypeError(f"{cls.__name__}: declares {name}; is {meant[0]} meant?")
 
@@ -139,10 +139,17 @@ class OtherTerm(Term):
 
     Args:
         module: returns a scalar.
+
+    Raises:
+        ValueError: a module that wants more of its host, which only a :class:`Term` can say.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
+        if wants := [n for n in ("needs_image", "two_views", "swept") if hasattr(module, n)]:
+            raise ValueError(
+                f"{type(module).__name__}: has {', '.join(wants)}; make it a segcal.term.Term"
+            )
         self.module = module
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -223,6 +230,11 @@ class LearnedTerm(Term):
 
     def _check_identity(self, state: Tensor) -> None:
         saved, here = (json.loads(bytes(s.tolist())) for s in (state, self.get_extra_state()))
+        if saved.get("version") != here["version"]:
+            raise ValueError(
+                f"not a state of this version: {saved.get('version')!r}, here {here['version']}; "
+                f"the state of an older segcal, start the multipliers of {type(self).__name__} anew"
+            )
         differences = [
             f"{name} {saved.get(name)!r}, here {here.get(name)!r}"
             for name in sorted({*saved, *here})

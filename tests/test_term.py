@@ -56,3 +56,7 @@ def test_a_module_of_another_library_becomes_a_term():
     torch.testing.assert_close(total, 2 * expected + values["nacl"])
     objective.observe(x.detach(), y)
     assert objective.dual_step() == {}
+    theirs = torch.nn.CrossEntropyLoss()
+    theirs.needs_image = True
+    with pytest.raises(ValueError, match=r"CrossEntropyLoss: has needs_image; make it"):
+        Objective({"theirs": theirs})

@@ -30,6 +30,8 @@ from segcal.training.checkpoints import LAST_NAME
 from segcal.training.results import Criterion, Validation
 from segcal.training.run import TrainingRun
 
+__all__ = ["ClassificationRun"]
+
 
 class ClassificationRun(TrainingRun[ClassificationExperiment]):
     """A training of a classifier that has been checked and is ready to run.

@@ -17,12 +17,15 @@ def user_errors(options: Mapping[str, str] | None = None) -> Iterator[None]:
     Wrap the checks and the files, not hours of work: what fails in there needs its traceback.
 
     Args:
-        options: names of options by that of the argument a message begins with.
+        options: names of options by that of the argument a message begins with, before a colon or a
+            space. Names of arguments that folders often have do not belong in there.
     """
     try:
         yield
     except (ValueError, OSError) as error:
-        text = re.sub(r"^\w+", lambda word: (options or {}).get(word[0], word[0]), str(error))
+        text = re.sub(
+            r"^\w+(?=[: ])", lambda word: (options or {}).get(word[0], word[0]), str(error)
+        )
         Console(stderr=True).print(
             f"Error: {text}", style="red", markup=False, highlight=False, soft_wrap=True
         )  # paths stay in one piece

@@ -29,12 +29,9 @@ READING, NUMBERS, REPORT, RUNNING = "What is read", "Numbers", "Report", "Runnin
 """Groups of options in the help."""
 DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
 MAX_NOTES = 5
-STORE = ".segcal-results"
-"""Folder in the report's, where results of cases wait for the last."""
 OPTIONS = {
     "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
-    "nsd_tolerance_mm": "--nsd-tolerance", "predictions": "PREDICTIONS... REFERENCES",
-    "roi": "--roi", "scheduler": "--scheduler",
+    "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi", "scheduler": "--scheduler",
 }  # fmt: skip
 """Options by the arguments they become."""
 
@@ -255,7 +252,7 @@ def evaluate(
         for job in jobs:
             folders[job.name].mkdir(parents=True, exist_ok=True)
             if not resume:
-                job.store(folders[job.name] / STORE).remove()
+                job.store(folders[job.name]).remove()
     reports = {}
     for job in jobs:
         folder = folders[job.name]
@@ -280,7 +277,7 @@ def evaluate(
             say(console, f"Written to {output}: {', '.join(written.files)}")
     if not any(report.failed for report in reports.values()):
         for job in jobs:  # not before: --resume would start from the first method again
-            job.store(folders[job.name] / STORE).remove()
+            job.store(folders[job.name]).remove()
     if any(r.failed or r.job.pairing.without_prediction for r in reports.values()):
         raise typer.Exit(1)
 
@@ -292,7 +289,7 @@ def _run(job: Job, folder: Path, bootstrap: int, processes: int | None, runner: 
 
     with progress_bar("Evaluating", len(job.pairing.cases)) as advance:
         return run_job(
-            job, bootstrap=bootstrap, processes=processes, runner=runner, store=folder / STORE,
+            job, bootstrap=bootstrap, processes=processes, runner=runner, store=folder,
             progress=advance,
         )  # fmt: skip
 

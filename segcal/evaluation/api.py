@@ -119,7 +119,7 @@ def evaluate(
     dataset_json: PathLike | None = None,
     roi: PathLike | None = None,
     bootstrap: int = RESAMPLES,
-    processes: int | None = None,
+    processes: int | None = 1,
     engine: Engine = "processes",
     scheduler: str | None = None,
     store: PathLike | None = None,
@@ -148,12 +148,14 @@ def evaluate(
             one beside or above the predictions, then the references, and warns if it is no good.
         roi: folder of masks named like the cases, for the scope ``roi``.
         bootstrap: resamplings of the cases for 95 % intervals of the means; 0 leaves them out.
-        processes: cases evaluated at the same time; None takes one a core, of four cases or more
-            each. Each holds one case in memory.
+        processes: cases evaluated at the same time, each of which holds one case in memory; None
+            takes one a core, of four cases or more each. More than one are new interpreters, so a
+            script needs ``if __name__ == "__main__":`` around the call.
         engine: ``processes`` of this machine, or a ``dask`` cluster; the numbers are the same.
         scheduler: of a running Dask cluster; None starts one on this machine.
-        store: folder that keeps the results of cases until all are there, and gives those of
-            files and settings that have not changed; None keeps nothing.
+        store: folder in which results of cases are kept until all are there (in a sub-folder
+            ``.segcal-results``), and from which those of files and settings that have not changed
+            are taken; None keeps nothing.
         progress: called with the name of each case that is done.
 
     Raises:
@@ -180,7 +182,7 @@ def compare_methods(
     dataset_json: PathLike | None = None,
     roi: PathLike | None = None,
     bootstrap: int = RESAMPLES,
-    processes: int | None = None,
+    processes: int | None = 1,
     engine: Engine = "processes",
     scheduler: str | None = None,
     progress: Progress = lambda case: None,
@@ -239,7 +241,13 @@ def run_job(
         runner: see :func:`runner_of`.
         store: see there; its results stay.
         progress: see there.
+
+    Raises:
+        ValueError: numbers out of range.
     """
+    for name, number, least in (("bootstrap", bootstrap, 0), ("processes", processes, 1)):
+        if number is not None and number < least:
+            raise ValueError(f"{name}: expected {least} or more, got {number}")
     cohort = evaluate_cohort(
         job.pairing,
         label_set=job.label_set,

@@ -20,6 +20,10 @@ from segcal.io.pairing import Pairing, find_reader, pair, with_rois
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
 
+STORE = ".segcal-results"
+"""Sub-folder in which results of cases wait for the last."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One set of predictions, checked and ready to be evaluated.
@@ -51,11 +55,11 @@ class Job:
         """Where results of cases are until all of them are there.
 
         Args:
-            folder: belongs to the store alone.
+            folder: in which they have a sub-folder of their own, :data:`STORE`.
         """
         labels = None if self.label_set is None else vars(self.label_set)
         making = [vars(self.settings), labels, self.reader, version("segcal")]
-        return Store(folder, json.dumps(making, default=str))
+        return Store(folder / STORE, json.dumps(making, default=str))
 
     def header(self) -> dict[str, Any]:
         """What a summary says about its making."""

@@ -162,8 +162,8 @@ def _prediction_folders(predictions: Path) -> list[Path]:
     validated = [fold / "validation" for fold in folds if (fold / "validation").is_dir()]
     if folds and not validated and not _scan_folders(predictions):
         raise ValueError(
-            f"{predictions}: no fold holds a folder 'validation'; nnUNetv2_train writes it at its "
-            "end, or with --val"
+            f"{predictions}: no fold holds a folder 'validation'; nnU-Net writes it at the end of "
+            "a training, or when it validates again"
         )
     return validated or [predictions]
 

@@ -22,8 +22,6 @@ from segcal.tensors import check_channels, check_choice, check_logits_labels, va
 
 __all__ = ["CRaC", "from_reference"]
 
-INNER, OUTER = 0, 1
-"""Rows of every ``(2, K)`` tensor: 0 the inner region, 1 the outer (mixed patches)."""
 Constraint = Literal["abs", "signed"]
 SHAPES: dict[str, Shape] = {"abs": "abs", "signed": "lower"}
 

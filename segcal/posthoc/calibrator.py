@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ Cases = Iterable[tuple[Tensor, Tensor]]
 class Calibrator(ABC):
     """A map from logits to probabilities that is fitted on held-out cases.
 
-    A method gives :meth:`_fit`, :meth:`_probabilities`, and what was learned as numbers, lists and
-    strings by :meth:`_learned` and :meth:`_load`: the state is JSON, never a pickle.
+    A method gives :meth:`_fit`, :meth:`_log_probabilities`, and what was learned as numbers, lists
+    and strings by :meth:`_learned` and :meth:`_load`: the state is JSON, never a pickle.
 
     Attributes:
         facts: of the fit: ``num_classes``, ``cases``, ``voxels``, and the mean negative
@@ -55,10 +56,10 @@ class Calibrator(ABC):
         """
         cases = _Checked(_pairs(logits, labels), ignore_index)
         self.facts = {}
-        before, count = _nll(cases, lambda x: torch.log_softmax(x, 1))
+        before, count = _nll(cases, partial(torch.log_softmax, dim=1))
         self._fit(cases)
         self.facts = {"num_classes": cases.num_classes, "cases": cases.number, "voxels": count}
-        after, _ = _nll(cases, lambda x: self.apply(x).clamp(min=torch.finfo(x.dtype).tiny).log())
+        after, _ = _nll(cases, self._log_probabilities)
         self.facts |= {"nll_before": before, "nll_after": after}
         return self
 
@@ -92,25 +93,34 @@ class Calibrator(ABC):
         """Build what :meth:`state` described.
 
         Raises:
-            ValueError: the state of another method or version.
+            ValueError: the state of another method or version, or one that is damaged.
         """
+        if not isinstance(state, dict):
+            raise ValueError(f"state: expected a dict, got {type(state).__name__}")
         if (state.get("method"), state.get("version")) != (cls.__name__, STATE_VERSION):
             raise ValueError(
                 f"state: expected that of {cls.__name__}, version {STATE_VERSION}, got "
                 f"{state.get('method')!r}, version {state.get('version')!r}"
             )
         calibrator = cls()
-        calibrator._load(state["learned"])
-        calibrator.facts = dict(state["facts"])
+        try:
+            calibrator._load(state["learned"])
+            calibrator.facts = dict(state["facts"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"state: of {cls.__name__}, but damaged ({error!r})") from None
         return calibrator
 
     @abstractmethod
     def _fit(self, cases: Cases) -> None:
         """Learn from cases that have been checked: logits ``(n, K)`` and labels ``(n,)``, valid."""
 
-    @abstractmethod
     def _probabilities(self, logits: Tensor) -> Tensor:
         """Return probabilities of logits ``(N, K, *S)``, float32 or float64."""
+        return self._log_probabilities(logits).exp()
+
+    @abstractmethod
+    def _log_probabilities(self, logits: Tensor) -> Tensor:
+        """Return log-probabilities of logits ``(N, K, *S)``, float32 or float64."""
 
     @abstractmethod
     def _learned(self) -> dict[str, Any]:
@@ -160,7 +170,7 @@ class _Checked:
             yield rows, labels[valid].long()
 
 
-def _nll(cases: _Checked, log_probs: Any) -> tuple[float, int]:
+def _nll(cases: _Checked, log_probs: Callable[[Tensor], Tensor]) -> tuple[float, int]:
     """Mean negative log-likelihood over the voxels of all cases, and their number."""
     total, count = 0.0, 0
     for logits, labels in cases:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 import torch
@@ -27,7 +29,8 @@ class Temperature(Calibrator):
     temperatures up to 1.9, or lets L-BFGS stop early; ours is the optimum.
 
     Attributes:
-        value: T; 1 before the fit. At a bound, 0.05 or 100, the data have no optimum between.
+        value: T; 1 before the fit. At a bound, 0.05 or 100, the data have no optimum between, of
+            which the fit warns.
     """
 
     value: float
@@ -41,22 +44,30 @@ class Temperature(Calibrator):
             return sum(_slope(logits, labels, s) for logits, labels in cases)
 
         low, high = 1 / BOUNDS[1], 1 / BOUNDS[0]
-        if slope(low) >= 0:
-            s = low
-        elif slope(high) <= 0:
-            s = high
+        at_low, at_high = slope(low), slope(high)
+        if at_low == at_high == 0:  # no temperature changes anything
+            s = 1.0
+        elif at_low >= 0 or at_high <= 0:
+            s = low if at_low >= 0 else high
+            warnings.warn(
+                f"temperature: {1 / s:g} is the bound of what is looked for; the cases are "
+                f"{'misclassified' if s == low else 'separable'}, or too few",
+                stacklevel=3,
+            )
         else:
             s = brentq(slope, low, high, xtol=1e-14, rtol=1e-13)
         self.value = 1 / s
 
-    def _probabilities(self, logits: Tensor) -> Tensor:
-        return torch.softmax(logits / self.value, 1)
+    def _log_probabilities(self, logits: Tensor) -> Tensor:
+        return torch.log_softmax(logits / self.value, 1)
 
     def _learned(self) -> dict[str, Any]:
         return {"value": self.value}
 
     def _load(self, learned: dict[str, Any]) -> None:
         self.value = float(learned["value"])
+        if not 0 < self.value < math.inf:
+            raise ValueError(f"state: expected a positive temperature, got {self.value}")
 
 
 def _slope(logits: Tensor, labels: Tensor, s: float) -> float:

@@ -59,7 +59,7 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
                 )
                 ax.set_title(f"{name}: {title}")
                 positive = all((np.asarray(line.get_ydata()) > 0).all() for line in ax.lines)
-                if key != "constraint" and positive:  # those of equalities have both signs
+                if key != "constraint" and positive:  # of both signs, no logarithm
                     ax.set_yscale("log")
         for ax in axes.values():
             label_epochs(ax)

@@ -26,6 +26,8 @@ from segcal.reporting.reliability import plot_class_reliability, plot_confidence
 from segcal.reporting.worst import plot_case
 from segcal.tensors import check_choice
 
+__all__ = ["Written", "check_output", "write_comparison", "write_report"]
+
 PathLike = str | os.PathLike[str]
 MOST_CLASSES = 16
 """Classes that get a reliability diagram each."""

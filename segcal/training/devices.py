@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+__all__ = ["Ranks", "choose_device", "processes"]
+
 DEVICES = r"auto|cpu|cuda(:\d+)?"
 """Names of devices that work is done on."""
 

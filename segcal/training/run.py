@@ -234,18 +234,20 @@ class TrainingRun(ABC, Generic[Kind]):
         """
         self.advance = advance
         self._drawn = time.monotonic()
-        while self.epochs_left and not self.out_of_patience:
-            self._run_epoch()
-        if self.ranks.first:
-            self._draw()
+        try:
+            while self.epochs_left and not self.out_of_patience:
+                self._run_epoch()
+        finally:  # also of a training that was interrupted or diverged
+            if self.ranks.first:
+                self._draw()
         self.finish()
-        higher = self.criterion.higher
+        best = self._best_score if self.criterion.higher else -self._best_score
         return Trained(
             folder=self.folder,
             epochs=self.epoch,
             best_epoch=self.best_epoch,
             metric=self.criterion.name,
-            best=self._best_score if higher else -self._best_score,
+            best=best if math.isfinite(best) else math.nan,
             early=self.out_of_patience,
         )
 

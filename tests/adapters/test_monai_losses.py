@@ -13,6 +13,8 @@ from monai.networks.utils import one_hot
 from torch.nn.modules.loss import _Loss
 
 from segcal.adapters.monai.losses import SegcalLoss
+from segcal.losses.cross_entropy import CrossEntropy
+from segcal.objective import Objective
 from segcal.recipes import build
 from tests.conftest import close
 
@@ -339,3 +341,10 @@ def test_importing_it_is_quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SegcalLoss("nacl", num_classes=K)
+
+
+def test_losses_of_other_libraries_do_not_disagree():
+    theirs = torch.nn.CrossEntropyLoss(ignore_index=3)
+    loss = SegcalLoss(Objective({"ours": CrossEntropy(4, ignore_index=3), "theirs": theirs}))
+    assert loss.ignore_index == 3
+    assert SegcalLoss(Objective({"theirs": theirs})).ignore_index is None

@@ -15,9 +15,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from segcal.commands.console import calibration_table, class_table
-from segcal.commands.evaluate import STORE
 from segcal.commands.main import app
 from segcal.evaluation import cohort
+from segcal.evaluation.job import STORE
 from segcal.evaluation.summary import summarise
 from segcal.io.volumes import write_nifti
 from segcal.reporting import report
@@ -908,3 +908,10 @@ def test_a_region_of_interest(folders):
         assert done.exit_code == 2
         assert message in " ".join(done.output.split())
         assert not (root / "wrong").exists()
+
+
+def test_a_folder_is_called_what_it_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["evaluate", "predictions", "labels", "-o", "out"])
+    assert done.exit_code == 2
+    assert "Error: predictions: no such file or folder" in done.output.replace("\n", " ")

@@ -6,6 +6,7 @@ import doctest
 import inspect
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import segcal.evaluation
 from segcal.commands.main import app
 from segcal.evaluation import cohort
 from segcal.evaluation.api import compare_methods, evaluate
+from segcal.evaluation.job import STORE
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.io.volumes import write_nifti
 from segcal.reporting.report import write_comparison, write_report
@@ -105,8 +107,9 @@ def test_defaults_are_those_of_the_command(folders):
     for name in ("bins", "tace_threshold", "dilation", "tolerance", "compat"):
         assert getattr(settings, name) == options[name].default
     assert settings.nsd_tolerance_mm == options["nsd_tolerance"].default
-    for name in ("bootstrap", "processes", "engine", "scheduler", "dataset_json", "roi"):
+    for name in ("bootstrap", "engine", "scheduler", "dataset_json", "roi"):
         assert command[name].default == options[name].default
+    assert command["processes"].default == 1  # of several, a script needs a guard
 
 
 def test_one_file_each_regions_of_interest_and_names(folders):
@@ -142,10 +145,23 @@ def test_what_is_stored_is_not_evaluated_again(folders, tmp_path, monkeypatch):
     assert names == ["a", "b", "b"]
     assert done == ["a", "b"]
     assert len(report.cases) == 2
-    assert not store.exists()
+    assert not [*store.iterdir()]
     names.clear()
     with pytest.raises(KeyboardInterrupt):
         compare_methods([folders / "predictions", folders / "softer"], given[1], **QUICK)
+
+
+def test_a_store_that_holds_files_of_the_users_leaves_them(folders, tmp_path):
+    shutil.copytree(folders / "predictions", tmp_path / "p")
+    before = sorted(path.name for path in (tmp_path / "p").iterdir())
+    evaluate(tmp_path / "p", folders / "labelsTs", store=tmp_path / "p", **QUICK)
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == before
+
+
+@pytest.mark.parametrize("wrong", [{"bootstrap": -1}, {"processes": 0}, {"processes": -2}])
+def test_numbers_out_of_range(folders, wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
+        evaluate(folders / "predictions", folders / "labelsTs", **{**QUICK, **wrong})
 
 
 def test_a_failed_case_is_in_the_report(folders, tmp_path):
@@ -156,7 +172,7 @@ def test_a_failed_case_is_in_the_report(folders, tmp_path):
     report = evaluate(tmp_path / "p", folders / "labelsTs", store=tmp_path / "store", **QUICK)
     assert list(report.failed) == ["b"]
     assert report.notes == {}
-    assert [path.name for path in (tmp_path / "store").iterdir()] == ["a.npz"]
+    assert [path.name for path in (tmp_path / "store" / STORE).iterdir()] == ["a.npz"]
     (tmp_path / "p" / "a.npz").write_bytes(b"")
     with pytest.raises(ValueError, match="reports: no case of p could be evaluated"):
         compare_methods([tmp_path / "p", folders / "predictions"], folders / "labelsTs", **QUICK)

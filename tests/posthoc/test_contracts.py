@@ -104,6 +104,8 @@ def test_what_does_not_fit_is_refused(name):
         (lambda: method(name).fit(x * torch.nan, y, 9), "expected finite"),
         (lambda: type(fitted).from_state({**fitted.state(), "method": "Other"}), "'Other'"),
         (lambda: type(fitted).from_state({**fitted.state(), "version": 0}), "version 0"),
+        (lambda: type(fitted).from_state(None), "expected a dict"),
+        (lambda: type(fitted).from_state({**fitted.state(), "learned": None}), "damaged"),
     ):
         with pytest.raises(ValueError, match=message):
             wrong()

@@ -40,5 +40,25 @@ def test_finds_the_temperature_that_made_the_labels(true):
 
 def test_separable_and_reversed_data_end_at_a_bound():
     x = torch.tensor([[2.0, -1.0], [-1.0, 2.0]])
-    assert Temperature().fit(x, torch.tensor([0, 1])).value == pytest.approx(BOUNDS[0])
-    assert Temperature().fit(x, torch.tensor([1, 0])).value == pytest.approx(BOUNDS[1])
+    with pytest.warns(UserWarning, match="separable"):
+        assert Temperature().fit(x, torch.tensor([0, 1])).value == pytest.approx(BOUNDS[0])
+    with pytest.warns(UserWarning, match="misclassified"):
+        assert Temperature().fit(x, torch.tensor([1, 0])).value == pytest.approx(BOUNDS[1])
+    assert Temperature().fit(0 * x, torch.tensor([1, 0])).value == 1
+
+
+def test_a_voxel_that_is_utterly_wrong_counts_in_full():
+    x = torch.tensor([[0.0, 60_000.0], *[[1.0, 0.0]] * 999])
+    y = torch.zeros(1000, dtype=torch.long)
+    with pytest.warns(UserWarning, match="bound"):
+        fitted = Temperature().fit(x, y)
+    expected = torch.nn.functional.cross_entropy(x.double() / fitted.value, y)
+    close(fitted.facts["nll_after"], expected)
+
+
+def test_a_damaged_temperature_is_refused():
+    x = torch.tensor([[1.0, 0.0]] * 3)
+    state = Temperature().fit(x, torch.tensor([0, 0, 1])).state()
+    for value in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="positive temperature"):
+            Temperature.from_state({**state, "learned": {"value": value}})

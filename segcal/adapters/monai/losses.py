@@ -13,7 +13,7 @@ from torch.nn.modules.loss import _Loss
 from segcal.objective import Objective
 from segcal.recipes import build
 from segcal.tensors import full_precision, one_hot
-from segcal.term import Capabilities, DualStep, Reduce
+from segcal.term import Capabilities, DualStep, OtherTerm, Reduce
 
 __all__ = ["SegcalLoss"]
 
@@ -104,8 +104,9 @@ class SegcalLoss(_Loss):
         self.objective = objective
         self.to_onehot_y = to_onehot_y
         declared = objective.declared()
-        self.per_channel = _agreed("per_channel", {t.per_channel for t in declared.values()})
-        self.ignore_index = _agreed("ignore_index", {t.ignore_index for t in declared.values()})
+        ours = [t for t in declared.values() if not isinstance(t, OtherTerm)]  # the rest is silent
+        self.per_channel = _agreed("per_channel", {t.per_channel for t in ours}, False)
+        self.ignore_index = _agreed("ignore_index", {t.ignore_index for t in ours}, None)
         if ignore_index not in (None, self.ignore_index):
             raise ValueError(
                 f"ignore_index: {ignore_index} here, {self.ignore_index} in the objective; hand it "
@@ -222,15 +223,15 @@ def _check_needs(declared: Mapping[str, Capabilities]) -> None:
             )
 
 
-def _agreed(name: str, found: set[Declared]) -> Declared:
-    """What all terms of an objective declare.
+def _agreed(name: str, found: set[Declared], otherwise: Declared) -> Declared:
+    """What all terms of an objective declare; `otherwise` where none declares anything.
 
     Raises:
         ValueError: they do not agree.
     """
     if len(found) > 1:
         raise ValueError(f"objective: its terms differ in {name}: {sorted(map(str, found))}")
-    return next(iter(found))
+    return next(iter(found), otherwise)
 
 
 def _check_logits(x: Tensor) -> None:

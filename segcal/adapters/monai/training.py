@@ -46,6 +46,8 @@ from segcal.training.collapse import CollapseWatch
 from segcal.training.results import Criterion, Validation
 from segcal.training.run import TrainingRun
 
+__all__ = ["SegmentationRun"]
+
 SummaryWriter, HAS_TENSORBOARD = optional_import("torch.utils.tensorboard", name="SummaryWriter")
 TENSORBOARD = "tensorboard"
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

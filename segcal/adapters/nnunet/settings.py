@@ -77,7 +77,7 @@ def parts(recipe: Recipe) -> Parts:
 
 
 class TrainerSettings(BaseModel):
-    """TrainerSettings of a training beside the arguments of its terms.
+    """Settings of a training beside the arguments of its terms.
 
     Attributes:
         multiplier_source: where multipliers learn: ``val_patches``, nnU-Net's random validation
