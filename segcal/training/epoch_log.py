@@ -34,7 +34,7 @@ class EpochLog:
             log.write(json.dumps(_finite(record), allow_nan=False) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """What the lines hold.
+        """What the lines hold; nothing before the first epoch has ended.
 
         Raises:
             ValueError: naming the file: a line that is no JSON.
@@ -56,6 +56,8 @@ class EpochLog:
             write_text(self.path, "".join(kept))
 
     def _lines(self) -> list[str]:
+        if not self.path.exists():
+            return []
         return self.path.read_text(encoding="utf-8").splitlines(keepends=True)
 
 

@@ -10,6 +10,7 @@ from segcal.training.epoch_log import EpochLog
 def test_epochs_that_run_again_and_half_a_line_are_forgotten(tmp_path):
     log = EpochLog(tmp_path)
     log.forget_from(0)  # nothing there yet
+    assert log.records() == []
     for epoch in range(3):
         log.append({"epoch": epoch, "train": {"cross_entropy": 0.5}})
     with log.path.open("a") as file:

@@ -343,3 +343,17 @@ def test_draws_of_an_epoch_differ_between_processes(tmp_path):
     for rank in range(2):
         Told(experiment(tmp_path / str(rank)), Ranks(rank, 2, torch.device("cpu"))).run()
     assert len(set(seeds)) == 6
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_the_figure_of_a_broken_off_training_is_drawn(tmp_path, drawn, epochs):
+    class Diverging(TinyRun):
+        def train_epoch(self, seed):
+            if self.epoch == epochs:
+                raise FloatingPointError("lost")
+            return super().train_epoch(seed)
+
+    run = Diverging(experiment(tmp_path))
+    with pytest.raises(FloatingPointError, match="lost"):
+        run.run()
+    assert drawn == [tmp_path / "run"]
