@@ -12,6 +12,17 @@ import pytest
 import torch
 
 GOLDEN = Path(__file__).parent / "golden"
+MANY = 100
+"""Tests from which on it pays to compile before the first of them."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile the loops that most tests need, or the first to need them would wait for minutes."""
+    if len(session.items) >= MANY and not session.config.option.collectonly:
+        from segcal.penalties.nacl import NACL
+
+        for dtype in (torch.float32, torch.float64):
+            NACL(2)(torch.zeros(1, 2, 2, 2, dtype=dtype), torch.zeros(1, 2, 2, dtype=torch.int64))
 
 
 class Golden(dict[str, Any]):
