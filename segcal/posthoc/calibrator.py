@@ -1,41 +1,87 @@
-"""What every post-hoc method is to its host: fitted on held-out cases, applied to others, saved."""
+"""What every post-hoc method is to its host: fitted on held-out cases, applied to others, saved.
+
+Held-out cases are logits and labels of cases that the network was not trained on. A method works on
+the logits of a softmax; with `per_channel` every channel is a sigmoid of its own (nnU-Net's
+regions), which is calibrated as the softmax over (0, l) of "not in it" and "in it".
+"""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import scipy
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from segcal.tensors import check_logits_labels, full_precision, valid_mask
+from segcal.posthoc.regions import Regions
+from segcal.posthoc.rows import CHUNK, Rows, sampled
+from segcal.tensors import check_channels, check_logits_labels, full_precision, valid_mask
 
-__all__ = ["Calibrator"]
+__all__ = ["Calibrator", "HeldOut", "PointwiseCalibrator"]
 
-STATE_VERSION = 1
-Cases = Iterable[tuple[Tensor, Tensor]]
-"""Logits ``(N, K, *S)`` and labels ``(N, *S)`` of one case after another."""
+STATE_VERSION = 2
+VOXELS_PER_CASE = 100_000
+"""Kept of a case where it is not known how many there are."""
+MOST_VOXELS = 2_000_000
+"""Kept of all cases where it is."""
+MOST_NUMBERS = 1 << 26
+"""Of the logits that are kept of all cases."""
+
+
+class HeldOut(NamedTuple):
+    """A case that was held out of training; pairs of logits and labels are taken as well.
+
+    Attributes:
+        logits: floating ``(N, K, *S)``, S of no to 3 axes.
+        labels: integer ``(N, *S)``; per channel 0 and 1, ``(N, K, *S)``.
+        spacing_mm: voxel size along S; None where it is not known.
+        image: floating ``(N, C, *S)``, for methods that look at it.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    spacing_mm: Sequence[float] | None = None
+    image: Tensor | None = None
+
+
+Cases = Iterable[HeldOut | tuple[Tensor, Tensor]]
 
 
 class Calibrator(ABC):
     """A map from logits to probabilities that is fitted on held-out cases.
 
-    A method gives :meth:`_fit`, :meth:`_log_probabilities`, and what was learned as numbers, lists
-    and strings by :meth:`_learned` and :meth:`_load`: the state is JSON, never a pickle.
+    A fit that has a larger negative log-likelihood (NLL) than the logits as they were is not
+    taken: the probabilities then stay as they were, and a warning says so.
+
+    Args:
+        per_channel: every channel is a sigmoid of its own, with labels that may overlap.
 
     Attributes:
-        facts: of the fit: ``num_classes``, ``cases``, ``voxels``, and the mean negative
-            log-likelihood in nats, ``nll_before`` and ``nll_after``. Empty before it.
+        facts: of the fit, plain values: ``num_classes``, ``cases``, ``voxels``, ``sampled`` (voxels
+            that were looked at), the mean NLL in nats before and after, ``nll_before`` and
+            ``nll_after`` (per channel: their mean over the channels), ``nll_error``, the standard
+            error of ``nll_before`` by the sampling of voxels, ``notes`` of what was odd, and
+            ``versions``. Empty before it.
+        improved: whether the fit was taken; False leaves probabilities as they were.
+        channels: fitted calibrators of the channels, or none.
     """
 
-    facts: dict[str, float]
+    facts: dict[str, Any]
+    improved: bool
+    channels: list[Self]
 
-    def __init__(self) -> None:
+    def __init__(self, *, per_channel: bool = False) -> None:
+        self.per_channel = per_channel
         self.facts = {}
+        self.improved = True
+        self.channels = []
 
+    @abstractmethod
     def fit(
         self,
         logits: Tensor | Cases,
@@ -45,26 +91,31 @@ class Calibrator(ABC):
         """Fit to held-out cases, and return itself.
 
         Args:
-            logits: floating ``(N, K, *S)``; or pairs of logits and labels, one a case, which are
-                gone through several times (an iterator is kept as a list).
-            labels: integer ``(N, *S)`` of one tensor of logits; None with pairs.
+            logits: floating ``(N, K, *S)``, of which every element is a case; or an iterable of
+                cases (:class:`HeldOut`, or pairs of logits and labels), which may be gone through
+                several times (an iterator is kept as a list).
+            labels: integer ``(N, *S)`` of one tensor of logits, per channel ``(N, K, *S)``; None
+                with cases.
             ignore_index: label of voxels that are left out.
 
         Raises:
             ValueError: shapes or label values that do not fit, logits that are not finite, cases
                 with different numbers of classes, or no valid voxel.
         """
-        cases = _Checked(_pairs(logits, labels), ignore_index)
-        self.facts = {}
-        before, count = _nll(cases, partial(torch.log_softmax, dim=1))
-        self._fit(cases)
-        self.facts = {"num_classes": cases.num_classes, "cases": cases.number, "voxels": count}
-        after, _ = _nll(cases, self._log_probabilities)
-        self.facts |= {"nll_before": before, "nll_after": after}
-        return self
 
-    def apply(self, logits: Tensor) -> Tensor:
+    def apply(
+        self,
+        logits: Tensor,
+        *,
+        spacing_mm: Sequence[float] | None = None,
+        image: Tensor | None = None,
+    ) -> Tensor:
         """Return probabilities ``(N, K, *S)`` of logits of that shape, at least float32.
+
+        Args:
+            logits: floating ``(N, K, *S)``, K as in the fit.
+            spacing_mm: voxel size along S, where the fit had one.
+            image: ``(N, C, *S)``, where the fit had one.
 
         Raises:
             ValueError: not fitted yet, or another number of classes than it was fitted to.
@@ -76,17 +127,39 @@ class Calibrator(ABC):
             raise ValueError(
                 f"logits: expected (N, {expected}, *S) as in the fit, got {tuple(logits.shape)}"
             )
-        with full_precision(logits) as x:
-            return self._probabilities(x)
+        with torch.no_grad(), full_precision(logits) as x:
+            if not self.per_channel:
+                return self._apply(x, spacing_mm, image)
+            parts = [
+                channel._apply(two_classes(x[:, c]), spacing_mm, image)[:, 1]
+                for c, channel in enumerate(self.channels)
+            ]
+            return torch.stack(parts, 1)
+
+    def _apply(self, x: Tensor, spacing_mm: Sequence[float] | None, image: Tensor | None) -> Tensor:
+        if not self.improved:
+            return torch.softmax(x, 1)
+        return self._probabilities(x, spacing_mm, image)
+
+    @abstractmethod
+    def _probabilities(
+        self, logits: Tensor, spacing_mm: Sequence[float] | None, image: Tensor | None
+    ) -> Tensor:
+        """Return probabilities of logits ``(N, K, *S)``, float32 or float64."""
 
     def state(self) -> dict[str, Any]:
         """All there is to save, ready for JSON."""
+        learned = [c._saved() for c in self.channels] if self.per_channel else self._saved()
         return {
             "method": type(self).__name__,
             "version": STATE_VERSION,
-            "learned": self._learned(),
+            "arguments": {**self._arguments(), "per_channel": self.per_channel},
+            "learned": learned,
             "facts": dict(self.facts),
         }
+
+    def _saved(self) -> dict[str, Any] | None:
+        return self._learned() if self.improved else None
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
@@ -102,25 +175,38 @@ class Calibrator(ABC):
                 f"state: expected that of {cls.__name__}, version {STATE_VERSION}, got "
                 f"{state.get('method')!r}, version {state.get('version')!r}"
             )
-        calibrator = cls()
         try:
-            calibrator._load(state["learned"])
+            calibrator = cls(**state["arguments"])
             calibrator.facts = dict(state["facts"])
+            learned = state["learned"]
+            if calibrator.per_channel:
+                calibrator.channels = [calibrator._of_channel(one, {}) for one in learned]
+                if len(learned) != calibrator.facts["num_classes"]:
+                    raise TypeError(f"{len(learned)} channels")
+            else:
+                calibrator._take(learned)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"state: of {cls.__name__}, but damaged ({error!r})") from None
         return calibrator
 
-    @abstractmethod
-    def _fit(self, cases: Cases) -> None:
-        """Learn from cases that have been checked: logits ``(n, K)`` and labels ``(n,)``, valid."""
+    def _take(self, learned: dict[str, Any] | None) -> None:
+        self.improved = learned is not None
+        if learned is not None:
+            self._load(learned)
 
-    def _probabilities(self, logits: Tensor) -> Tensor:
-        """Return probabilities of logits ``(N, K, *S)``, float32 or float64."""
-        return self._log_probabilities(logits).exp()
+    def _of_channel(self, learned: dict[str, Any] | None, facts: dict[str, Any]) -> Self:
+        one = self._twin()
+        one._take(learned)
+        one.facts = facts
+        return one
 
-    @abstractmethod
-    def _log_probabilities(self, logits: Tensor) -> Tensor:
-        """Return log-probabilities of logits ``(N, K, *S)``, float32 or float64."""
+    def _twin(self) -> Self:
+        """One that is not fitted, for two classes of one channel."""
+        return type(self)(**self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        """Arguments of the constructor but `per_channel`, as plain values."""
+        return {}
 
     @abstractmethod
     def _learned(self) -> dict[str, Any]:
@@ -131,51 +217,248 @@ class Calibrator(ABC):
         """Take over what :meth:`_learned` returned."""
 
 
-def _pairs(logits: Tensor | Cases, labels: Tensor | None) -> Cases:
+class PointwiseCalibrator(Calibrator):
+    """A calibrator that looks at one voxel at a time: its logits, and its group.
+
+    The group is the predicted class and the region of the predicted map. A method gives
+    :meth:`_fit` and :meth:`_log_probabilities`, and its state by :meth:`_learned` and
+    :meth:`_load`.
+
+    Of large cases a seeded sample of voxels is looked at, drawn in every group apart (2 million of
+    all cases, or 100,000 of a case where their number is not known beforehand);
+    ``facts["nll_error"]`` says how exact that is.
+
+    Args:
+        per_channel: see :class:`Calibrator`.
+        regions: of the predicted map.
+    """
+
+    def __init__(self, *, per_channel: bool = False, regions: Regions | None = None) -> None:
+        super().__init__(per_channel=per_channel)
+        self.regions = regions or Regions()
+        self._notes: list[str] = []
+
+    def fit(
+        self,
+        logits: Tensor | Cases,
+        labels: Tensor | None = None,
+        ignore_index: int | None = None,
+    ) -> Self:
+        """See :meth:`Calibrator.fit`."""
+        return self.fit_rows(self.collect(_cases(logits, labels), ignore_index))
+
+    def collect(self, cases: Cases, ignore_index: int | None = None) -> list[Rows]:
+        """Go through the cases once, and keep voxels of each as rows.
+
+        Args:
+            cases: see :meth:`fit`.
+            ignore_index: label of voxels that are left out.
+
+        Returns:
+            rows of all channels together, or per channel those of each.
+
+        Raises:
+            ValueError: as :meth:`fit`.
+        """
+        many = len(cases) if isinstance(cases, Sequence) else 0
+        most = MOST_VOXELS // many if many else VOXELS_PER_CASE
+        parts: list[list[Rows]] = []
+        known = 0
+        for i, given in enumerate(cases):
+            case = HeldOut(*given)
+            k = case.logits.shape[1] if case.logits.ndim > 1 else 0
+            if i and k != known:
+                raise ValueError(f"case {i}: {k} classes, the cases before have {known}")
+            known = k
+            for element in _elements(_checked(i, case, ignore_index, self.per_channel)):
+                parts.append(self._rows(element, ignore_index, most, seed=len(parts)))
+        rows = [Rows.joined(of_channel) for of_channel in zip(*parts, strict=True)]
+        if not rows or not all(map(len, rows)):
+            raise ValueError("labels: expected at least one voxel that is not ignored, got none")
+        return rows
+
+    def _rows(self, case: HeldOut, ignore_index: int | None, most: int, *, seed: int) -> list[Rows]:
+        """Rows of one case, or of samples that have no spatial axes; of each channel."""
+        k = case.logits.shape[1]
+        most = max(1000, min(most, MOST_NUMBERS // k))
+        if not self.per_channel:
+            return [self._of_softmax(case, ignore_index, most, seed)]
+        return [
+            self._of_softmax(
+                case._replace(logits=two_classes(case.logits[:, c]), labels=case.labels[:, c]),
+                ignore_index,
+                most,
+                seed,
+            )
+            for c in range(k)
+        ]
+
+    def _of_softmax(self, case: HeldOut, ignore_index: int | None, most: int, seed: int) -> Rows:
+        samples = case.logits.ndim == 2
+        valid = valid_mask(case.labels, ignore_index)
+        groups = self._groups(case.logits, case.spacing_mm)[valid]
+        kept, weights = sampled(groups, len(groups) if samples else most, seed)
+        index = valid.flatten().nonzero()[:, 0][kept]
+        logits = case.logits.detach().movedim(1, -1).reshape(-1, case.logits.shape[1])[index]
+        return Rows(
+            logits if logits.dtype == torch.float64 else logits.float(),
+            case.labels.flatten()[index].long(),
+            weights,
+            groups[kept],
+            index if samples else torch.zeros_like(index),
+            len(valid) if samples else 1,
+            self.regions.count,
+        )
+
+    def _groups(self, logits: Tensor, spacing_mm: Sequence[float] | None) -> Tensor:
+        """Predicted class times regions, plus the region, ``(N, *S)``."""
+        predicted = logits.argmax(1)
+        return predicted * self.regions.count + self.regions.of(predicted, spacing_mm)
+
+    def fit_rows(self, rows: Sequence[Rows]) -> Self:
+        """Fit to rows that :meth:`collect` returned, or to some of their cases.
+
+        Args:
+            rows: of all channels together, or per channel those of each.
+        """
+        self.facts = {}
+        if self.per_channel:
+            self.channels = [self._twin().fit_rows([one]) for one in rows]
+            self.facts = _mean_facts([c.facts for c in self.channels])
+            return self
+        (one,) = rows
+        self.improved, self._notes = False, []
+        before, error = self._nll(one)
+        self._fit(one)
+        self.improved = True
+        after = self.nll(one)
+        if not after <= before:
+            self._note(
+                f"the fit has NLL {after:.6g} where the logits have {before:.6g}; probabilities "
+                "stay as they were"
+            )
+            self.improved, after = False, before
+        self.facts = {
+            "num_classes": one.num_classes,
+            "cases": len(np.unique(one.cases)),
+            "voxels": one.voxels,
+            "sampled": len(one),
+            "nll_before": before,
+            "nll_after": after,
+            "nll_error": error,
+            "notes": self._notes,
+            "versions": {
+                "torch": torch.__version__, "numpy": np.__version__, "scipy": scipy.__version__
+            },
+        }  # fmt: skip
+        return self
+
+    def nll(self, rows: Rows) -> float:
+        """Mean NLL in nats of rows of a softmax, as calibrated.
+
+        Args:
+            rows: of one softmax, so not per channel.
+        """
+        return self._nll(rows)[0]
+
+    def _nll(self, rows: Rows) -> tuple[float, float]:
+        """Mean NLL, and its standard error by the sampling of voxels from cases and groups."""
+        values = torch.cat([-part.of_label(self._calibrated(part)) for part in rows.chunks()])
+        total = rows.weights.sum()
+        strata = rows.cases * rows.num_groups + rows.groups
+        _, strata, drawn = torch.unique(strata, return_inverse=True, return_counts=True)
+        n = drawn.double()
+        mean = torch.zeros_like(n).index_add_(0, strata, values) / n
+        spread = torch.zeros_like(n).index_add_(0, strata, (values - mean[strata]).square())
+        size = torch.zeros_like(n).index_add_(0, strata, rows.weights)
+        variance = size * (size - n) * spread / (n * (n - 1).clamp(min=1))  # 0 where all is there
+        return float(values @ rows.weights / total), float(variance.sum().sqrt() / total)
+
+    def _calibrated(self, part: Rows) -> Tensor:
+        if not self.improved:
+            return torch.log_softmax(part.logits, 1)
+        return self._log_probabilities(part.logits, part.groups)
+
+    def _probabilities(
+        self, logits: Tensor, spacing_mm: Sequence[float] | None, image: Tensor | None
+    ) -> Tensor:
+        groups = self._groups(logits, spacing_mm)
+        if logits.ndim == 2:
+            return self._log_probabilities(logits, groups).exp()
+        flat, groups = logits.flatten(2), groups.flatten(1)
+        out = torch.empty_like(flat)
+        for n in range(len(flat)):
+            for begin in range(0, flat.shape[2], CHUNK):  # or a volume is there several times
+                part = slice(begin, begin + CHUNK)
+                log_p = self._log_probabilities(flat[n, :, part].T, groups[n, part])
+                out[n, :, part] = log_p.exp().T
+        return out.view(logits.shape)
+
+    def _note(self, text: str) -> None:
+        """Warn of what was odd about the fit, and keep it among its facts."""
+        self._notes.append(text)
+        warnings.warn(f"{type(self).__name__}: {text}", stacklevel=5)
+
+    @abstractmethod
+    def _fit(self, rows: Rows) -> None:
+        """Learn from rows of one softmax."""
+
+    @abstractmethod
+    def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
+        """Return log-probabilities ``(n, K)`` of logits ``(n, K)`` in `groups`, int64 ``(n,)``."""
+
+
+def two_classes(channel: Tensor) -> Tensor:
+    """Logits ``(N, 2, *S)`` of a sigmoid's ``(N, *S)``: 0 for "not in it", l for "in it"."""
+    return torch.stack([torch.zeros_like(channel), channel], 1)
+
+
+def _cases(logits: Tensor | Cases, labels: Tensor | None) -> Cases:
     if isinstance(logits, Tensor):
         if labels is None:
             raise ValueError(
                 "labels: expected integers (N, *S) with one tensor of logits, got None"
             )
-        return [(logits, labels)]
+        return [HeldOut(logits, labels)]
     if labels is not None:
-        raise ValueError("labels: expected None, since logits are pairs with labels")
+        raise ValueError("labels: expected None, since logits are cases with labels")
     return list(logits) if isinstance(logits, Iterator) else logits
 
 
-class _Checked:
-    """Valid voxels of every case as rows, float64; what is wrong with a case names its number."""
-
-    def __init__(self, cases: Cases, ignore_index: int | None) -> None:
-        self._cases = cases
-        self._ignore_index = ignore_index
-        self.num_classes = 0
-        self.number = 0
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self.number = 0
-        for i, (logits, labels) in enumerate(self._cases):
-            k = logits.shape[1] if logits.ndim > 1 else 0
-            if i and k != self.num_classes:
-                raise ValueError(f"case {i}: {k} classes, the cases before have {self.num_classes}")
-            self.num_classes, self.number = k, i + 1
-            try:
-                check_logits_labels(logits, labels, ignore_index=self._ignore_index)
-            except ValueError as error:
-                raise ValueError(f"case {i}: {error}") from None
-            valid = valid_mask(labels, self._ignore_index)
-            rows = logits.detach().movedim(1, -1)[valid].double()
-            if not bool(torch.isfinite(rows).all()):
-                raise ValueError(f"case {i}: logits: expected finite values, got NaN or infinity")
-            yield rows, labels[valid].long()
+def _checked(number: int, case: HeldOut, ignore_index: int | None, per_channel: bool) -> HeldOut:
+    """The case, if its parts belong together; what is wrong with it names its number."""
+    try:
+        check = check_channels if per_channel else check_logits_labels
+        check(case.logits, case.labels, ignore_index=ignore_index)
+    except ValueError as error:
+        raise ValueError(f"case {number}: {error}") from None
+    valid = valid_mask(case.labels, ignore_index)
+    finite = torch.isfinite(case.logits)
+    if not bool(finite.all()):
+        finite |= ~(valid if per_channel else valid.unsqueeze(1))
+        if not bool(finite.all()):
+            raise ValueError(
+                f"case {number}: logits: expected finite values, got NaN or infinity in "
+                f"{int((~finite).sum())} of {finite.numel()}"
+            )
+    return case
 
 
-def _nll(cases: _Checked, log_probs: Callable[[Tensor], Tensor]) -> tuple[float, int]:
-    """Mean negative log-likelihood over the voxels of all cases, and their number."""
-    total, count = 0.0, 0
-    for logits, labels in cases:
-        total -= float(log_probs(logits).gather(1, labels[:, None]).sum())
-        count += len(labels)
-    if not count:
-        raise ValueError("labels: expected at least one voxel that is not ignored, got none")
-    return total / count, count
+def _elements(case: HeldOut) -> Iterator[HeldOut]:
+    """The elements of a batch, each a case; samples without spatial axes stay together."""
+    if case.logits.ndim == 2:
+        yield case
+        return
+    for n in range(len(case.logits)):
+        part = slice(n, n + 1)
+        yield HeldOut(case.logits[part], case.labels[part], case.spacing_mm, case.image)
+
+
+def _mean_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Facts of all channels: numbers of the first, and the mean NLL over the channels."""
+    mean = {
+        key: float(np.mean([one[key] for one in facts]))
+        for key in ("nll_before", "nll_after", "nll_error")
+    }
+    notes = [f"channel {c}: {text}" for c, one in enumerate(facts) for text in one["notes"]]
+    return {**facts[0], **mean, "notes": notes, "num_classes": len(facts)}

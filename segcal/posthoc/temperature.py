@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
-from segcal.posthoc.calibrator import Calibrator, Cases
+from segcal.posthoc.calibrator import PointwiseCalibrator
+from segcal.posthoc.rows import Rows
+from segcal.posthoc.scale import best_scale, is_bound
 
 __all__ = ["Temperature"]
 
-BOUNDS = (0.05, 100.0)
-"""Temperatures beyond are not looked for: separable data have their optimum at 0."""
 
-
-class Temperature(Calibrator):
+class Temperature(PointwiseCalibrator):
     """``softmax(l / T)`` with the T of the least negative log-likelihood; the prediction stays.
 
-    The NLL is convex in ``s = 1 / T``, so its derivative ``sum_i E_p[l_i] - l_iy`` under
-    ``p = softmax(s l_i)`` has one root at most, which Brent's method finds to rounding: a dozen
-    passes over the cases, in float64.
-
     Source: Guo et al. 2017, "On calibration of modern neural networks". The code of CALS tries 19
-    temperatures up to 1.9, or lets L-BFGS stop early; ours is the optimum.
+    temperatures up to 1.9, or lets L-BFGS stop early; ours is the optimum, see
+    :func:`segcal.posthoc.scale.best_scale`.
+
+    Args:
+        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`; a temperature for each.
 
     Attributes:
         value: T; 1 before the fit. At a bound, 0.05 or 100, the data have no optimum between, of
@@ -35,30 +32,20 @@ class Temperature(Calibrator):
 
     value: float
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, per_channel: bool = False) -> None:
+        super().__init__(per_channel=per_channel)
         self.value = 1.0
 
-    def _fit(self, cases: Cases) -> None:
-        def slope(s: float) -> float:
-            return sum(_slope(logits, labels, s) for logits, labels in cases)
-
-        low, high = 1 / BOUNDS[1], 1 / BOUNDS[0]
-        at_low, at_high = slope(low), slope(high)
-        if at_low == at_high == 0:  # no temperature changes anything
-            s = 1.0
-        elif at_low >= 0 or at_high <= 0:
-            s = low if at_low >= 0 else high
-            warnings.warn(
-                f"temperature: {1 / s:g} is the bound of what is looked for; the cases are "
-                f"{'misclassified' if s == low else 'separable'}, or too few",
-                stacklevel=3,
+    def _fit(self, rows: Rows) -> None:
+        scale = best_scale(rows)
+        self.value = 1 / scale
+        if is_bound(scale):
+            self._note(
+                f"temperature {self.value:g} is the bound of what is looked for: the cases do not "
+                f"identify it; they are {'separable' if scale > 1 else 'misclassified'}, or too few"
             )
-        else:
-            s = brentq(slope, low, high, xtol=1e-14, rtol=1e-13)
-        self.value = 1 / s
 
-    def _log_probabilities(self, logits: Tensor) -> Tensor:
+    def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
         return torch.log_softmax(logits / self.value, 1)
 
     def _learned(self) -> dict[str, Any]:
@@ -68,9 +55,3 @@ class Temperature(Calibrator):
         self.value = float(learned["value"])
         if not 0 < self.value < math.inf:
             raise ValueError(f"state: expected a positive temperature, got {self.value}")
-
-
-def _slope(logits: Tensor, labels: Tensor, s: float) -> float:
-    """Derivative in s of the NLL of rows ``(n, K)``, summed."""
-    mean = (torch.softmax(s * logits, 1) * logits).sum(1)
-    return float((mean - logits.gather(1, labels[:, None])[:, 0]).sum())

@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused(name):
         (lambda: type(fitted).from_state({**fitted.state(), "method": "Other"}), "'Other'"),
         (lambda: type(fitted).from_state({**fitted.state(), "version": 0}), "version 0"),
         (lambda: type(fitted).from_state(None), "expected a dict"),
-        (lambda: type(fitted).from_state({**fitted.state(), "learned": None}), "damaged"),
+        (lambda: type(fitted).from_state({**fitted.state(), "learned": {}}), "damaged"),
     ):
         with pytest.raises(ValueError, match=message):
             wrong()

@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from segcal.posthoc.temperature import BOUNDS, Temperature
+from segcal.posthoc.scale import BOUNDS
+from segcal.posthoc.temperature import Temperature
 from tests.conftest import close
 
 

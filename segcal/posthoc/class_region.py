@@ -1,0 +1,225 @@
+"""A temperature for every predicted class and region of the predicted map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.interpolate import CubicSpline
+from scipy.optimize import minimize
+from torch import Tensor
+
+from segcal.posthoc.calibrator import PointwiseCalibrator
+from segcal.posthoc.regions import Regions
+from segcal.posthoc.rows import Rows
+from segcal.posthoc.scale import BOUNDS, best_scale, drawn_scale, is_bound
+
+__all__ = ["ClassRegionTemperature"]
+
+STRENGTHS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, math.inf)
+"""Of the shrinkage, that are tried: nats a voxel of all, for a temperature e times the global."""
+UNTRIED = 1e-3
+"""Strength where there is one case only, so that none can be tried."""
+FOLDS = 5
+GRID = 65
+"""Scales at which the NLL of a group is known while strengths are tried."""
+
+
+class ClassRegionTemperature(PointwiseCalibrator):
+    """``softmax(l / T_g + b_g)``, g being the predicted class and the region of the prediction.
+
+    What a group is can be seen without a reference, so that its calibration holds where it is
+    used; groups by label cannot be calibrated even for the true posterior. Temperatures are
+
+        argmin  (1/N) sum_i NLL_i(T_g(i)) + strength * sum_g (log T_g - log T)^2,
+
+    T being the global temperature: the smaller the share of a group's voxels, the nearer it stays
+    to T. The strength is the one of the least NLL in cross-validation over cases, from 1e-7 to
+    infinity (one temperature for all). Without offsets b the predicted class never changes.
+
+    Args:
+        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`; then the groups are in and
+            not in, inside and at the boundary.
+        bands: ends of the regions, see :class:`segcal.posthoc.regions.Regions`.
+        offsets: whether every group also gets an offset b_gk for each class, drawn to 0 with the
+            same strength (which is chosen for the temperatures alone).
+        strength: of the shrinkage; None chooses it.
+
+    Attributes:
+        temperatures: float64 ``(K, R)`` by predicted class and region; of a group without voxels
+            that of all.
+        global_temperature: T.
+        chosen_strength: of the shrinkage; infinity is one temperature for all.
+
+    Raises:
+        ValueError: bands that are not ascending, a negative strength.
+    """
+
+    temperatures: NDArray[np.float64]
+
+    def __init__(
+        self,
+        *,
+        per_channel: bool = False,
+        bands: Sequence[float] | None = None,
+        offsets: bool = False,
+        strength: float | None = None,
+    ) -> None:
+        regions = Regions(None if bands is None else tuple(float(end) for end in bands))
+        super().__init__(per_channel=per_channel, regions=regions)
+        if strength is not None and not strength >= 0:
+            raise ValueError(f"strength: expected 0 or more, or None, got {strength}")
+        self.offsets = offsets
+        self.strength = strength
+        self.global_temperature = 1.0
+        self.chosen_strength = math.inf
+        self.temperatures = np.ones((0, self.regions.count))
+        self._offset = np.zeros((0, 0))
+
+    def _fit(self, rows: Rows) -> None:
+        scale = best_scale(rows)
+        groups = [rows.where(rows.groups == g) for g in range(rows.num_groups)]
+        self.chosen_strength = (
+            _cross_validated(rows, scale) if self.strength is None else self.strength
+        )
+        strength = self.chosen_strength * float(rows.weights.sum())
+        log_s = np.full(len(groups), math.log(scale))
+        offset = np.zeros((len(groups), rows.num_classes))
+        for g, one in enumerate(groups):
+            if not len(one) or math.isinf(strength):
+                continue
+            log_s[g] = math.log(drawn_scale(one, scale, strength))
+            if self.offsets:
+                log_s[g], offset[g] = _with_offsets(one, log_s[g], scale, strength)
+        self.global_temperature = 1 / scale
+        self.temperatures = np.exp(-log_s).reshape(rows.num_classes, rows.num_regions)
+        self._offset = offset
+        if bounds := [g for g, u in enumerate(log_s) if is_bound(math.exp(u))]:
+            self._note(
+                f"the temperature of {len(bounds)} of {len(groups)} groups is a bound of what is "
+                f"looked for, {BOUNDS[0]:g} or {BOUNDS[1]:g}: the cases do not identify it"
+            )
+
+    def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
+        scale = torch.from_numpy(1 / self.temperatures.reshape(-1)).to(logits)
+        z = logits * scale[groups, None]
+        if self.offsets:
+            z = z + torch.from_numpy(self._offset).to(logits)[groups]
+        return torch.log_softmax(z, 1)
+
+    def _arguments(self) -> dict[str, Any]:
+        bands = self.regions.bands
+        return {
+            "bands": None if bands is None else list(bands),
+            "offsets": self.offsets,
+            "strength": self.strength,
+        }
+
+    def _learned(self) -> dict[str, Any]:
+        strength = self.chosen_strength
+        return {
+            "temperatures": self.temperatures.tolist(),
+            "global_temperature": self.global_temperature,
+            "strength": None if math.isinf(strength) else strength,
+            **({"offsets": self._offset.tolist()} if self.offsets else {}),
+        }
+
+    def _load(self, learned: dict[str, Any]) -> None:
+        found = np.asarray(learned["temperatures"], np.float64)
+        if found.ndim != 2 or found.shape[1] != self.regions.count or not found.size:
+            raise ValueError(
+                f"state: expected temperatures (K, {self.regions.count}), got {found.shape}"
+            )
+        if not (np.isfinite(found) & (found > 0)).all():
+            raise ValueError("state: expected positive temperatures")
+        self.temperatures = found
+        self.global_temperature = float(learned["global_temperature"])
+        strength = learned["strength"]
+        self.chosen_strength = math.inf if strength is None else float(strength)
+        if self.offsets:
+            self._offset = np.asarray(learned["offsets"], np.float64)
+            if self._offset.shape != (found.size, len(found)):
+                raise ValueError(
+                    f"state: expected offsets {(found.size, len(found))}, got {self._offset.shape}"
+                )
+
+
+def _cross_validated(rows: Rows, scale: float) -> float:
+    """The strength of the least NLL of cases that were left out of the fit; of ties the larger.
+
+    Every group's NLL is needed at many scales of many subsets of the cases. It is a smooth function
+    of one number, so it is computed once on a grid of log s for every fold of the cases and summed;
+    splines through those sums are minimised. Only the choice of the strength rests on them.
+    """
+    cases = torch.from_numpy(np.unique(rows.cases))
+    if len(cases) < 2:
+        return UNTRIED
+    fold_of = torch.zeros(rows.num_cases, dtype=torch.long)
+    fold_of[cases] = torch.arange(len(cases)) % FOLDS
+    folds = int(fold_of.max()) + 1
+    grid = np.linspace(-math.log(BOUNDS[1]), -math.log(BOUNDS[0]), GRID)
+    table = _nll_table(rows, fold_of[rows.cases], folds, np.exp(grid))  # (folds, groups, GRID)
+    weight = np.zeros(folds)
+    np.add.at(weight, fold_of[rows.cases].numpy(), rows.weights.numpy())
+    left_out = np.zeros(len(STRENGTHS))
+    fine = np.linspace(grid[0], grid[-1], 16 * (GRID - 1) + 1)
+    for f in range(folds):
+        rest = CubicSpline(grid, table.sum(0) - table[f], axis=1)(fine)  # (groups, fine)
+        held = CubicSpline(grid, table[f], axis=1)(fine)
+        start = fine[rest.sum(0).argmin()]
+        for j, strength in enumerate(STRENGTHS):
+            at = np.full(len(rest), rest.sum(0).argmin())
+            if math.isfinite(strength):
+                drawn = strength * (weight.sum() - weight[f]) * (fine - start) ** 2
+                at = (rest + drawn).argmin(1)
+            left_out[j] += held[np.arange(len(held)), at].sum()
+    return STRENGTHS[len(STRENGTHS) - 1 - int(left_out[::-1].argmin())]
+
+
+def _nll_table(
+    rows: Rows, fold: Tensor, folds: int, scales: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Sum of the NLL by fold, group and scale."""
+    table = torch.zeros((len(scales), folds * rows.num_groups), dtype=torch.float64)
+    begin = 0
+    for part in rows.chunks():
+        cell = fold[begin : begin + len(part)] * rows.num_groups + part.groups
+        begin += len(part)
+        own = part.of_label(part.logits)
+        for j, s in enumerate(scales):
+            nll = torch.logsumexp(s * part.logits, 1) - s * own
+            table[j].index_add_(0, cell, nll * part.weights)
+    return table.T.reshape(folds, rows.num_groups, len(scales)).numpy()
+
+
+def _with_offsets(
+    rows: Rows, log_s: float, to: float, strength: float
+) -> tuple[float, NDArray[np.float64]]:
+    """Log-scale and offsets of one group of the least shrunk NLL, from its scale alone on."""
+
+    def objective(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        s, b = math.exp(x[0]), torch.from_numpy(x[1:])
+        value, gradient = 0.0, np.zeros_like(x)
+        for part in rows.chunks():
+            log_p = torch.log_softmax(s * part.logits + b, 1)
+            value -= float(part.of_label(log_p) @ part.weights)
+            error = log_p.exp()
+            error[torch.arange(len(part)), part.labels] -= 1
+            error *= part.weights[:, None]
+            gradient[0] += s * float((error * part.logits).sum())
+            gradient[1:] += error.sum(0).numpy()
+        away = x - [math.log(to), *np.zeros(len(x) - 1)]
+        return value + strength * float(away @ away), gradient + 2 * strength * away
+
+    start = np.concatenate([[log_s], np.zeros(rows.num_classes)])
+    ends = [(-math.log(BOUNDS[1]), -math.log(BOUNDS[0])), *[(-20.0, 20.0)] * rows.num_classes]
+    total = float(rows.weights.sum())
+    found = minimize(
+        lambda x: tuple(part / total for part in objective(x)), start, jac=True, bounds=ends,
+        method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-8, "maxiter": 500},
+    )  # fmt: skip
+    return float(found.x[0]), found.x[1:]

@@ -1,0 +1,142 @@
+"""Voxels of held-out cases as rows: what the fits of a voxel's own logits work on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rows"]
+
+CHUNK = 1 << 18
+"""Rows that are computed with at a time."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Voxels of several cases, or a sample of them, each standing for as many as its weight.
+
+    A sample is drawn in every case and group apart, and at random in each: sums over rows times
+    weights are unbiased, and what is rare (a boundary, a small organ) is kept whole.
+
+    Attributes:
+        logits: ``(n, K)``, float32 or float64.
+        labels: int64 ``(n,)``.
+        weights: float64 ``(n,)``: voxels that a row stands for.
+        groups: int64 ``(n,)``: predicted class times `num_regions`, plus the region.
+        cases: int64 ``(n,)``: number of the case.
+        num_cases: how many there are.
+        num_regions: of the predicted map.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    weights: Tensor
+    groups: Tensor
+    cases: Tensor
+    num_cases: int
+    num_regions: int
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.logits.shape[1]
+
+    @property
+    def num_groups(self) -> int:
+        """Predicted classes times regions."""
+        return self.num_classes * self.num_regions
+
+    @property
+    def voxels(self) -> int:
+        """Voxels that the rows stand for."""
+        return round(float(self.weights.sum()))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def where(self, mask: Tensor) -> Rows:
+        """Rows that `mask`, bool ``(n,)``, is True of."""
+        return replace(
+            self, logits=self.logits[mask], labels=self.labels[mask], weights=self.weights[mask],
+            groups=self.groups[mask], cases=self.cases[mask],
+        )  # fmt: skip
+
+    def of_cases(self, chosen: Sequence[int]) -> Rows:
+        """Rows of the cases of these numbers."""
+        wanted = torch.zeros(self.num_cases, dtype=torch.bool)
+        wanted[list(chosen)] = True
+        return self.where(wanted[self.cases])
+
+    def chunks(self) -> Iterator[Rows]:
+        """The rows in parts, with logits in float64: no pass over them takes much memory."""
+        for begin in range(0, len(self), CHUNK):
+            part = slice(begin, begin + CHUNK)
+            yield replace(
+                self, logits=self.logits[part].double(), labels=self.labels[part],
+                weights=self.weights[part], groups=self.groups[part], cases=self.cases[part],
+            )  # fmt: skip
+
+    def of_label(self, values: Tensor) -> Tensor:
+        """Entry ``(n,)`` of `values` ``(n, K)`` at the label of each row."""
+        return values.gather(1, self.labels[:, None])[:, 0]
+
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """Rows of several, whose cases are numbered on.
+
+        Raises:
+            ValueError: no part, or parts with different classes or regions.
+        """
+        if len({(one.num_classes, one.num_regions) for one in parts}) != 1:
+            raise ValueError("parts: expected rows of the same classes and regions")
+        first, cases = 0, []
+        for one in parts:
+            cases.append(one.cases + first)
+            first += one.num_cases
+        return Rows(
+            torch.cat([one.logits for one in parts]),
+            torch.cat([one.labels for one in parts]),
+            torch.cat([one.weights for one in parts]),
+            torch.cat([one.groups for one in parts]),
+            torch.cat(cases),
+            first,
+            parts[0].num_regions,
+        )
+
+
+def sampled(groups: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw a sample in which small groups are whole and the others have about equally many.
+
+    Args:
+        groups: int64 ``(n,)``.
+        most: rows that are drawn, about.
+        seed: of the draw.
+
+    Returns:
+        indices of the rows, ascending, and their weights in float64: size of the group over rows
+        of it that were drawn.
+    """
+    if len(groups) <= most:
+        return torch.arange(len(groups)), torch.ones(len(groups), dtype=torch.float64)
+    sizes = torch.bincount(groups)
+    share = _level(sizes[sizes > 0], most) / sizes.clamp(min=1)
+    draw = torch.rand(len(groups), generator=torch.Generator().manual_seed(seed))
+    kept = (draw < share[groups]).nonzero()[:, 0]  # a share of 1 or more keeps all
+    of_group = groups[kept]
+    drawn = torch.bincount(of_group, minlength=len(sizes))
+    return kept, sizes[of_group].double() / drawn[of_group].double()
+
+
+def _level(sizes: Tensor, most: int) -> int:
+    """The largest quota, 1 or more, with which groups of these sizes give no more than `most`."""
+    low, high = 1, int(sizes.max())
+    while low < high:
+        middle = (low + high + 1) // 2
+        if int(sizes.clamp(max=middle).sum()) <= most:
+            low = middle
+        else:
+            high = middle - 1
+    return low
