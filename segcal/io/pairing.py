@@ -6,8 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from segcal.io.files import case_name, read_json
+
+RECORD_NAME = "segcal_predict.json"
+"""File beside predictions that says how they were made."""
+LOGITS_FOLDER = "logits"
+"""Folder beside predictions for the logits that they are made of."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,7 @@ class Case:
         reference: label map.
         label_map: label map that lies beside a ``.npz`` of the same name, or None.
         roi: mask of the region of interest, or None.
+        logits: ``.npz`` with the logits that the prediction was made of, or None.
     """
 
     name: str
@@ -27,6 +34,7 @@ class Case:
     reference: Path
     label_map: Path | None = None
     roi: Path | None = None
+    logits: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,8 @@ def pair(predictions: Path, references: Path) -> Pairing:
         beside = None
         if predictions.suffix == ".npz":
             beside = scan(predictions.parent, npz=False).get(predicted)
-        return Pairing([Case(name, predictions, references, beside)])
+        logits = find_logits(predictions, predicted)
+        return Pairing([Case(name, predictions, references, beside, logits=logits)])
     wanted = scan(references, npz=False)
     if not wanted:
         raise ValueError(f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
@@ -105,6 +114,7 @@ def pair(predictions: Path, references: Path) -> Pairing:
                 found[name],
                 wanted[name],
                 volumes.get(name) if found[name].suffix == ".npz" else None,
+                logits=find_logits(found[name], name),
             )
             for name in both
         ],
@@ -129,9 +139,31 @@ def with_rois(pairing: Pairing, folder: Path) -> Pairing:
     return replace(pairing, cases=[replace(c, roi=masks[c.name]) for c in pairing.cases])
 
 
+def find_logits(prediction: Path, name: str) -> Path | None:
+    """Return the ``.npz`` of the logits of a prediction, which lies in a folder beside it."""
+    path = prediction.parent / LOGITS_FOLDER / f"{name}.npz"
+    return path if path.is_file() else None
+
+
 def find_dataset_json(predictions: Path, references: Path) -> Path | None:
     """Look for ``dataset.json`` beside or above the predictions, then the references."""
     return _beside("dataset.json", predictions, references)
+
+
+def find_record(predictions: Path) -> dict[str, Any]:
+    """What the record beside predictions says about their making; empty without one.
+
+    Raises:
+        ValueError: a record that is not a JSON object.
+    """
+    folder = predictions if predictions.is_dir() else predictions.parent
+    path = folder / RECORD_NAME
+    if not path.is_file():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
 
 
 def find_reader(predictions: Path) -> str | None:

@@ -31,6 +31,8 @@ from segcal.tensors import PROBABILITY_TOLERANCE
 
 SUM_TOLERANCE = 1e-2
 """How far the sum over classes may be from 1 (float16 files)."""
+LOGITS_KEY = "logits"
+"""Name of the array of logits in an ``.npz``."""
 DAMAGE = (
     OSError, EOFError, MemoryError, RuntimeError, UnicodeDecodeError,
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
@@ -213,6 +215,89 @@ class _Stored:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def read_logits(
+    path: Path,
+    geometry: Geometry,
+    *,
+    num_classes: int | None = None,
+    regions: bool = False,
+    reader: str | None = None,
+) -> Array:
+    """Read logits that were saved beside probabilities, ``segcal nnunet predict --save-logits``.
+
+    Args:
+        path: ``.npz`` with the array ``logits`` ``(K, z, y, x)``.
+        geometry: see :func:`read_probabilities`, as for the arguments that follow.
+        num_classes: see there.
+        regions: see there.
+        reader: see there.
+
+    Returns:
+        floating ``(K, z, y, x)``, as stored.
+
+    Raises:
+        ValueError: naming the file: not readable, no array ``logits``, another size than the
+            reference, values that are not finite.
+    """
+    stored = read_stored(path)
+    if stored.key != LOGITS_KEY:
+        raise ValueError(f"{path}: expected the array {LOGITS_KEY!r}, got {stored.key!r}")
+    array = stored.placed(geometry, regions=regions, reader=reader)
+    check_classes(str(path), len(array), num_classes, regions=regions)
+    if bad := sum(int(np.count_nonzero(~np.isfinite(channel))) for channel in array):
+        raise ValueError(f"{path}: {bad} logits are NaN or infinite")
+    return array
+
+
+@dataclass(frozen=True)
+class StoredProbabilities:
+    """The array of an ``.npz`` in the frame that it was stored in.
+
+    Attributes:
+        path: of the file.
+        key: name of the array.
+        array: ``(K, *S)``.
+    """
+
+    path: Path
+    key: str
+    array: Array
+
+    def placed(
+        self, geometry: Geometry, *, regions: bool = False, reader: str | None = None
+    ) -> Array:
+        """The array in the geometry of the reference; see :func:`read_probabilities`.
+
+        Raises:
+            ValueError: naming the file: an array that does not fit the reference.
+        """
+        crop = _check_frame(self.path, self.key, self.array.shape, geometry, reader)
+        if crop is not None:
+            return _put_back(self.array, crop, geometry.shape, regions)
+        if _reorients(reader):
+            return from_canonical(self.array, geometry, reader=str(reader))
+        return self.array
+
+
+def read_stored(path: Path) -> StoredProbabilities:
+    """Read the array of an ``.npz`` as it is, whatever frame it lies in.
+
+    Raises:
+        ValueError: naming the file: not readable, or no floating ``(K, *S)``.
+    """
+    with _open_npz(path) as stored:
+        _check_floating(path, stored)
+        return _unpacked(path, stored)
+
+
+def _unpacked(path: Path, stored: _Stored) -> StoredProbabilities:
+    content = read_exactly(stored.file, stored.size)
+    array = content.view(stored.dtype).reshape(stored.shape, order="F" if stored.fortran else "C")
+    if not array.dtype.isnative:
+        array = array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
+    return StoredProbabilities(path, stored.key, array)
+
+
 def _read_npz(
     path: Path,
     geometry: Geometry,
@@ -222,19 +307,11 @@ def _read_npz(
     note: Callable[[str], None],
 ) -> Array:
     with _open_npz(path) as stored:
-        crop = _check_stored(path, stored, geometry, reader)
+        _check_stored(path, stored, geometry, reader)
         check_classes(str(path), stored.shape[0], num_classes, regions=regions)
         if stored.key not in ("probabilities", KEY):
             note(f"{path.name}: read from its only array, {stored.key!r}")
-        content = read_exactly(stored.file, stored.size)
-    array = content.view(stored.dtype).reshape(stored.shape, order="F" if stored.fortran else "C")
-    if not array.dtype.isnative:
-        array = array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
-    if crop is not None:
-        return _put_back(array, crop, geometry.shape, regions)
-    if _reorients(reader):
-        return from_canonical(array, geometry, reader=str(reader))
-    return array
+        return _unpacked(path, stored).placed(geometry, regions=regions, reader=reader)
 
 
 def _put_back(array: Array, crop: Crop, shape: tuple[int, ...], regions: bool) -> Array:
@@ -250,15 +327,23 @@ def _reorients(reader: str | None) -> bool:
     return reader is not None and reader.endswith("WithReorient")
 
 
-def _check_stored(
-    path: Path,
-    stored: _Stored,
-    geometry: Geometry,
-    reader: str | None,
+def _check_stored(path: Path, stored: _Stored, geometry: Geometry, reader: str | None) -> None:
+    """Check what is stored against the reference."""
+    _check_frame(path, stored.key, stored.shape, geometry, reader)
+    _check_floating(path, stored)
+
+
+def _check_floating(path: Path, stored: _Stored) -> None:
+    if stored.dtype.kind != "f":
+        raise ValueError(f"{path}: expected floating probabilities, got {stored.dtype}")
+
+
+def _check_frame(
+    path: Path, key: str, shape: tuple[int, ...], geometry: Geometry, reader: str | None
 ) -> Crop | None:
-    """Check what is stored against the reference; give the crop of nnU-Net v1."""
-    shape, crop, frame = stored.shape, None, "the reference"
-    if stored.key == KEY:
+    """Check the shape of an array against the reference; give the crop of nnU-Net v1."""
+    crop, frame = None, "the reference"
+    if key == KEY:
         crop = read_crop(path)
         expected, frame = crop.shape, f"the crop_bbox in {path.with_suffix('.pkl').name}"
         inside = all(stop <= n for (_, stop), n in zip(crop.box, geometry.shape, strict=True))
@@ -276,8 +361,6 @@ def _check_stored(
             f"{path}: expected probabilities (K, z, y, x) = (K, {_shape(expected)}) like "
             f"{frame}, got {shape}" + _hint(shape, expected)
         )
-    if stored.dtype.kind != "f":
-        raise ValueError(f"{path}: expected floating probabilities, got {stored.dtype}")
     return crop
 
 

@@ -12,7 +12,7 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 from torch import nn
 
 from segcal.adapters.nnunet.patching import Aggregation
-from segcal.adapters.nnunet.prediction import AveragingPredictor, export, logits_of, logits_path
+from segcal.adapters.nnunet.prediction import AveragingPredictor, export, logits_path
 
 LABELS = {"background": 0, "a": 1, "b": 2}
 REGIONS = {"background": 0, "whole": [1, 2], "core": 2}
@@ -180,15 +180,6 @@ def test_output_that_is_not_finite_is_refused():
     host.list_of_parameters[0]["bias"] += float("nan")
     with pytest.raises(ValueError, match="output is NaN or infinite"):
         host.predict_logits_from_preprocessed_data(torch.zeros(1, 1, 8, 8))
-
-
-def test_logits_of_probabilities():
-    p = torch.tensor([[0.0, 1e-30, 0.25, 1.0], [1.0, 1.0, 0.75, 0.0]])
-    torch.testing.assert_close(logits_of(p, regions=False).softmax(0), p, rtol=1e-5, atol=1e-37)
-    logits = logits_of(p, regions=True)
-    assert torch.isfinite(logits).all()
-    torch.testing.assert_close(torch.sigmoid(logits), p, rtol=1e-5, atol=1e-7)
-    assert logits[0, 2] == pytest.approx(-np.log(3))
 
 
 @pytest.mark.parametrize("labels", [LABELS, REGIONS], ids=["labels", "regions"])

@@ -22,12 +22,12 @@ from segcal.adapters.monai.data import Preprocess, resample
 from segcal.adapters.monai.dataset import CaseFiles, check_images, find_cases, find_images
 from segcal.adapters.monai.experiment import AXES, SegmentationExperiment, VolumeData
 from segcal.io.files import whole_file, write_json
+from segcal.io.pairing import RECORD_NAME
 from segcal.io.volumes import Geometry, write_nifti
 from segcal.training.checkpoints import BEST_NAME, LAST_NAME
 from segcal.training.devices import choose_device
 from segcal.training.experiments import check_same
 
-RECORD = "segcal_predict.json"
 PREDICTED = ("data", "network")
 """Parts of an experiment that a prediction depends on."""
 
@@ -178,7 +178,7 @@ def predict_cases(
     if predictor.ignore_label is not None:
         labels["ignore"] = predictor.ignore_label
     write_json(output / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
-    write_json(output / RECORD, _record(predictor))
+    write_json(output / RECORD_NAME, _record(predictor))
 
 
 def _record(predictor: Predictor) -> dict[str, Any]:

@@ -7,11 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-RECORD_NAME = "segcal_predict.json"
-"""File beside predictions that says how they were made."""
-LOGITS_FOLDER = "logits"
-"""Folder beside predictions for the logits that they are made of."""
-
 
 @dataclass(frozen=True)
 class Aggregation:

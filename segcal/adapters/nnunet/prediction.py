@@ -25,25 +25,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from segcal import __version__
-from segcal.adapters.nnunet.patching import LOGITS_FOLDER, RECORD_NAME, Aggregation, replaced
+from segcal.adapters.nnunet.patching import Aggregation, replaced
 from segcal.io.files import whole_file, write_json
+from segcal.io.pairing import LOGITS_FOLDER, RECORD_NAME
+from segcal.posthoc.links import logits_of
 
 OUTSIDE = -110.0
 """Logit of what is impossible outside nnU-Net's crop: e^-110 is 0 in single precision."""
-
-
-def logits_of(probabilities: Tensor, *, regions: bool) -> Tensor:
-    """Logits ``(K, *S)`` whose softmax over K, or sigmoid for regions, are `probabilities`.
-
-    Logits pass through nnU-Net's resampling, which is linear in them and so indifferent to the
-    constant that a softmax leaves open: one voter gives the same result as its own logits.
-    Probabilities below 1e-38 are taken for 1e-38, distances from 1 below 3e-8 for 3e-8.
-    """
-    tiny = torch.finfo(torch.float32).tiny
-    logits = probabilities.clamp(min=tiny).log()
-    if regions:
-        logits -= (1 - probabilities).clamp(min=2.0**-25).log()
-    return logits
 
 
 class AveragingPredictor(nnUNetPredictor):

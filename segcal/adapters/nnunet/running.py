@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from segcal.adapters.nnunet.discovery import ensure_env, require_paths
-from segcal.adapters.nnunet.patching import RECORD_NAME, Aggregation, replaced
+from segcal.adapters.nnunet.patching import Aggregation, replaced
 from segcal.io.files import read_json
+from segcal.io.pairing import RECORD_NAME
 
 RANK_STRIDE = 1_000_003
 """Between the seeds of processes that train together."""

@@ -1,0 +1,1 @@
+"""Repair of finished predictions: calibrators fitted to files, applied to files and compared."""

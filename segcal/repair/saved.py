@@ -1,0 +1,234 @@
+"""A fitted calibrator as a JSON file, with what it was fitted on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from segcal import __version__
+from segcal.components import target
+from segcal.io.files import read_json, write_json
+from segcal.io.label_sets import LabelSet
+from segcal.io.pairing import find_record
+from segcal.posthoc.calibrator import Calibrator
+from segcal.recipes import load_component, names
+
+__all__ = ["CALIBRATOR_NAME", "SavedCalibrator", "model_of", "read_calibrator", "write_calibrator"]
+
+CALIBRATOR_NAME = "calibrator.json"
+"""Of a calibrator that lies beside the model it was fitted for."""
+FORMAT = 1
+IDENTITY = ("dataset", "trainer", "plans", "configuration", "checkpoint")
+"""What tells one model from another in the record of predictions."""
+AVERAGING = ("average", "mirroring", "tile_step_size", "overlap", "blend")
+"""How several looks of one model become its prediction."""
+MODEL_FOLDER = re.compile(r"(?P<trainer>[^_].*?)__(?P<plans>.+?)__(?P<configuration>[^/]+)")
+
+
+@dataclass(frozen=True)
+class SavedCalibrator:
+    """A calibrator, and what it was fitted on.
+
+    Attributes:
+        method: name of its config.
+        calibrator: fitted.
+        channels: name of every channel in their order: classes, background first, or regions.
+        regions: whether channels are regions that may overlap.
+        class_order: label that each region leaves in the label map, later ones over earlier.
+        model: record of the predictions that it was fitted on, see :func:`model_of`; empty where
+            nothing is known.
+        fitted_on: where the cases came from, which they were, and what was odd about them.
+        offsets: state of :class:`segcal.posthoc.decision.Offsets` chosen on them, or None.
+    """
+
+    method: str
+    calibrator: Calibrator
+    channels: tuple[str, ...]
+    regions: bool = False
+    class_order: tuple[int, ...] = ()
+    model: dict[str, Any] = field(default_factory=dict)
+    fitted_on: dict[str, Any] = field(default_factory=dict)
+    offsets: dict[str, Any] | None = None
+
+    @property
+    def members(self) -> int:
+        """Networks whose mean it was fitted on; 0 if that is not known."""
+        return _members(self.model)
+
+    def summary(self) -> dict[str, Any]:
+        """What a record of predictions says about their calibration."""
+        facts = self.calibrator.facts
+        keys = ("cases", "voxels", "nll_before", "nll_after")
+        return {"method": self.method, "fitted_on": self.fitted_on.get("predictions"),
+                "members": self.members, **{key: facts[key] for key in keys}}  # fmt: skip
+
+    def check_labels(self, label_set: LabelSet | None, channels: int, what: str) -> None:
+        """Check that channels mean here what they meant in the fit.
+
+        Args:
+            label_set: of what it is applied to; None where nothing says what labels mean.
+            channels: how many there are.
+            what: it is applied to, which messages begin with.
+
+        Raises:
+            ValueError: other channels, or in another order.
+        """
+        if channels != len(self.channels):
+            raise ValueError(
+                f"{what}: has {channels} channels, but the calibrator was fitted to "
+                f"{len(self.channels)}: {', '.join(self.channels)}"
+            )
+        if label_set is None:
+            return
+        if bool(label_set.regions) != self.regions:
+            raise ValueError(
+                f"{what}: {'regions' if label_set.regions else 'classes that exclude each other'} "
+                f"in {label_set.source}, but the calibrator was fitted to the other kind"
+            )
+        found = channel_names(label_set, channels)
+        if found != self.channels:
+            raise ValueError(
+                f"{what}: channels {', '.join(found)} of {label_set.source}, but the calibrator "
+                f"was fitted to {', '.join(self.channels)}, in this order"
+            )
+
+    def check_model(self, record: Mapping[str, Any], what: str) -> list[str]:
+        """Check that it is applied to predictions of the model it was fitted for.
+
+        Args:
+            record: see :func:`model_of`; empty where nothing is known.
+            what: it is applied to, which messages begin with.
+
+        Returns:
+            sentences on what differs and matters less.
+
+        Raises:
+            ValueError: another model, or a mean of another number of networks.
+        """
+        for key in IDENTITY:
+            ours, theirs = self.model.get(key), record.get(key)
+            if ours is not None and theirs is not None and ours != theirs:
+                raise ValueError(
+                    f"{what}: {key} {theirs}, but the calibrator was fitted to {key} {ours}; fit "
+                    "one for this model, or say --any-model if you know that it fits"
+                )
+        here = _members(record)
+        if self.members and here and self.members != here:
+            raise ValueError(
+                f"{what}: the mean of {_networks(here)}, but the calibrator was fitted to "
+                f"{_networks(self.members)}; a mean is less confident than its members. Predict "
+                "with segcal nnunet predict --calibrator (or with --per-fold, then calibrate "
+                "apply), which calibrates each fold before they are averaged; or say --any-model"
+            )
+        return [
+            f"{what}: {key} {record[key]}, but the calibrator was fitted with {key} "
+            f"{self.model[key]}"
+            for key in AVERAGING
+            if key in record and key in self.model and record[key] != self.model[key]
+        ]
+
+
+def channel_names(label_set: LabelSet | None, channels: int) -> tuple[str, ...]:
+    """Name of every channel in their order; their numbers where nothing names them."""
+    if label_set is None:
+        return tuple(map(str, range(channels)))
+    if label_set.regions:
+        return tuple(label_set.regions)
+    return tuple(label_set.names[k] for k in sorted(label_set.names))
+
+
+def model_of(predictions: Path) -> dict[str, Any]:
+    """What is known of the model that made predictions; empty if nothing is.
+
+    From the ``segcal_predict.json`` beside them, or, of the folder of a model that nnU-Net trained
+    or of one of its folds, from its name: validation cases are predicted by one fold each.
+
+    Raises:
+        ValueError: a record that cannot be read.
+    """
+    if record := find_record(predictions):
+        return record
+    folder = predictions.resolve()
+    for above in (folder, *folder.parents[:2]):
+        if (found := MODEL_FOLDER.fullmatch(above.name)) and above.parent.name.startswith("Data"):
+            inside = folder.relative_to(above).parts
+            folds = [part for part in inside if part.startswith("fold_")]
+            return {
+                **found.groupdict(),
+                "dataset": above.parent.name,
+                "folds": folds or sorted(path.name for path in folder.glob("fold_*")),
+                "members": 1,
+                "average": "logit",
+                "mirroring": True,
+            }
+    return {}
+
+
+def _members(record: Mapping[str, Any]) -> int:
+    if "members" in record:
+        return int(record["members"])
+    folds = record.get("folds")
+    return len(folds) if isinstance(folds, Sequence) and not isinstance(folds, str) else 0
+
+
+def _networks(count: int) -> str:
+    return "single networks" if count == 1 else f"{count} networks"
+
+
+def write_calibrator(path: Path, saved: SavedCalibrator) -> None:
+    """Write a calibrator as JSON, whole or not at all."""
+    content = {
+        "format": FORMAT,
+        "segcal": __version__,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "method": saved.method,
+        "channels": list(saved.channels),
+        "regions": saved.regions,
+        "class_order": list(saved.class_order),
+        "model": saved.model,
+        "fitted_on": saved.fitted_on,
+        "offsets": saved.offsets,
+        "state": saved.calibrator.state(),
+    }
+    write_json(path, json.loads(json.dumps(content, default=str)))
+
+
+def read_calibrator(path: Path) -> SavedCalibrator:
+    """Read a calibrator; nothing in the file is executed.
+
+    Raises:
+        ValueError: naming the file: no calibrator, one of an unknown method or of another version
+            of segcal, or a damaged one.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or "state" not in content or "method" not in content:
+        raise ValueError(f"{path}: not a calibrator; segcal calibrate fit writes one")
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: of format {content.get('format')!r} (segcal {content.get('segcal')}), "
+            f"expected {FORMAT}; fit it again with this version"
+        )
+    method = content["method"]
+    if method not in names("posthoc"):
+        raise ValueError(
+            f"{path}: of the unknown method {method!r}; there are {', '.join(names('posthoc'))}"
+        )
+    kind = target(load_component("posthoc", method))
+    try:
+        return SavedCalibrator(
+            method,
+            kind.from_state(content["state"]),
+            tuple(map(str, content["channels"])),
+            bool(content["regions"]),
+            tuple(map(int, content["class_order"])),
+            dict(content["model"]),
+            dict(content["fitted_on"]),
+            content["offsets"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: a damaged calibrator ({error})") from None
