@@ -84,6 +84,47 @@ def evaluate_case(
         ValueError: arrays that do not fit each other, a scope ``roi`` without a mask.
     """
     settings = settings or EvaluationSettings()
+    row = evaluate_mask(
+        prediction, reference, spacing_mm=spacing_mm, structures=structures,
+        ignore_index=ignore_index, settings=settings,
+    )  # fmt: skip
+    if settings.compat == "marginloss":
+        published = evaluate_case_marginloss(
+            prediction, reference, probabilities=probabilities,
+            labels={one.labels[0]: one.name for one in structures},
+        )  # fmt: skip
+        row.update({f"marginloss_{key}": value for key, value in published.items()})
+    if probabilities is None:
+        return CaseResult(row)
+    found = evaluate_probabilities(
+        probabilities, reference, structures=structures, regions=regions,
+        ignore_index=ignore_index, roi=roi, settings=settings,
+    )  # fmt: skip
+    return CaseResult({**row, **found.row}, found.calibration)
+
+
+def evaluate_mask(
+    prediction: NDArray[Any],
+    reference: NDArray[Any],
+    *,
+    spacing_mm: Sequence[float],
+    structures: Sequence[Structure],
+    ignore_index: int | None = None,
+    settings: EvaluationSettings,
+) -> dict[str, float]:
+    """Overlap and surface distances of a label map; arguments as of :func:`evaluate_case`.
+
+    Args:
+        prediction: see there.
+        reference: see there.
+        spacing_mm: see there.
+        structures: see there.
+        ignore_index: see there.
+        settings: see there.
+
+    Raises:
+        ValueError: arrays of different shapes.
+    """
     if prediction.shape != reference.shape:
         raise ValueError(
             f"prediction {prediction.shape} and reference {reference.shape}: expected one shape"
@@ -93,23 +134,41 @@ def evaluate_case(
     row: dict[str, float] = {"diagonal_mm": float(np.linalg.norm(extent))}
     row.update(_overlap(prediction, reference, structures, spacing_mm, valid, settings))
     row.update(_means_of_labels(row, structures))
-    if settings.compat == "marginloss":
-        published = evaluate_case_marginloss(
-            prediction, reference, probabilities=probabilities,
-            labels={one.labels[0]: one.name for one in structures},
-        )  # fmt: skip
-        row.update({f"marginloss_{key}": value for key, value in published.items()})
-    if probabilities is None:
-        return CaseResult(row)
+    return row
+
+
+def evaluate_probabilities(
+    probabilities: NDArray[Any],
+    reference: NDArray[Any],
+    *,
+    structures: Sequence[Structure],
+    regions: bool = False,
+    ignore_index: int | None = None,
+    roi: NDArray[np.bool_] | None = None,
+    settings: EvaluationSettings,
+) -> CaseResult:
+    """Calibration of the probabilities of a case; arguments as of :func:`evaluate_case`.
+
+    Args:
+        probabilities: see there.
+        reference: see there.
+        structures: see there.
+        regions: see there.
+        ignore_index: see there.
+        roi: see there.
+        settings: see there.
+
+    Raises:
+        ValueError: a scope ``roi`` without a mask.
+    """
     masks = partial(_scopes, reference, probabilities, regions, ignore_index, roi, settings)
     if regions:
-        found = _region_calibration(
+        valid = None if ignore_index is None else reference != ignore_index
+        return _region_calibration(
             probabilities, reference, structures, dict(masks()), valid, settings
         )
-    else:
-        voxels = Voxels(probabilities, reference, masks(), ignore_index=ignore_index)
-        found = _calibration(voxels, settings)
-    return CaseResult({**row, **found.row}, found.calibration)
+    voxels = Voxels(probabilities, reference, masks(), ignore_index=ignore_index)
+    return _calibration(voxels, settings)
 
 
 def _calibration(voxels: Voxels, settings: EvaluationSettings) -> CaseResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,22 +85,7 @@ def pair(predictions: Path, references: Path) -> Pairing:
     wanted = scan(references, npz=False)
     if not wanted:
         raise ValueError(f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
-    found: dict[str, Path] = {}
-    volumes: dict[str, Path] = {}
-    for folder in _prediction_folders(predictions):
-        maps, arrays = scan(folder, npz=False), scan(folder, npz=True)
-        files = {**maps, **arrays}
-        folders = {k: v for k, v in _scan_folders(folder).items() if k in wanted or not files}
-        for name in sorted(folders.keys() & files.keys()):
-            raise ValueError(f"{folder}: folder {name} and {files[name].name} are one case twice")
-        here = {**files, **folders}
-        for name in sorted(found.keys() & here.keys()):
-            raise ValueError(
-                f"{predictions}: {found[name]} and {here[name]} are one case twice; give the "
-                "folder of one fold, or keep one of the two"
-            )
-        found.update(here)
-        volumes.update(maps)
+    found, volumes = find_predictions(predictions, wanted)
     both = sorted(set(found) & set(wanted))
     if not both:
         raise ValueError(
@@ -121,6 +106,41 @@ def pair(predictions: Path, references: Path) -> Pairing:
         sorted(set(wanted) - set(found)),
         [_hinted(name, wanted) for name in sorted(set(found) - set(wanted))],
     )
+
+
+def find_predictions(
+    predictions: Path, wanted: Collection[str] = ()
+) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Find predictions in a folder, as :func:`pair` does.
+
+    Args:
+        predictions: folder; of nnU-Net's results, the validation cases are found.
+        wanted: names of cases; a sub-folder of one of them is a case, too, where the folder also
+            holds files.
+
+    Returns:
+        what holds the prediction of each case, and the volumes among the files, by case.
+
+    Raises:
+        ValueError: a case that is there twice.
+    """
+    found: dict[str, Path] = {}
+    volumes: dict[str, Path] = {}
+    for folder in _prediction_folders(predictions):
+        maps, arrays = scan(folder, npz=False), scan(folder, npz=True)
+        files = {**maps, **arrays}
+        folders = {k: v for k, v in _scan_folders(folder).items() if k in wanted or not files}
+        for name in sorted(folders.keys() & files.keys()):
+            raise ValueError(f"{folder}: folder {name} and {files[name].name} are one case twice")
+        here = {**files, **folders}
+        for name in sorted(found.keys() & here.keys()):
+            raise ValueError(
+                f"{predictions}: {found[name]} and {here[name]} are one case twice; give the "
+                "folder of one fold, or keep one of the two"
+            )
+        found.update(here)
+        volumes.update(maps)
+    return found, volumes
 
 
 def with_rois(pairing: Pairing, folder: Path) -> Pairing:
@@ -166,9 +186,14 @@ def find_record(predictions: Path) -> dict[str, Any]:
     return content
 
 
+def find_plans(predictions: Path) -> Path | None:
+    """Look for nnU-Net's ``plans.json`` beside or above the predictions."""
+    return _beside("plans.json", predictions)
+
+
 def find_reader(predictions: Path) -> str | None:
     """Name of nnU-Net's reader in the ``plans.json`` beside or above the predictions, if any."""
-    path = _beside("plans.json", predictions)
+    path = find_plans(predictions)
     if path is None:
         return None
     content = read_json(path)
@@ -205,7 +230,10 @@ def _scan_folders(folder: Path) -> dict[str, Path]:
     return {
         path.name: path
         for path in sorted(folder.iterdir())
-        if path.is_dir() and not path.name.startswith(".") and any(map(case_name, path.iterdir()))
+        if path.is_dir()
+        and not path.name.startswith((".", "fold_"))
+        and path.name != LOGITS_FOLDER
+        and any(map(case_name, path.iterdir()))
     }
 
 

@@ -20,12 +20,12 @@ from segcal.io.nnunet_v1 import KEY, Crop, read_crop
 from segcal.io.volumes import (
     Array,
     Geometry,
-    canonical_shape,
     check_place,
     from_canonical,
     put_on,
     read_volume,
     stored_axes,
+    to_canonical,
 )
 from segcal.tensors import PROBABILITY_TOLERANCE
 
@@ -278,6 +278,15 @@ class StoredProbabilities:
             return from_canonical(self.array, geometry, reader=str(reader))
         return self.array
 
+    def frame(self, geometry: Geometry, *, reader: str | None = None) -> Geometry:
+        """Geometry whose axes are those of the array, of a case with a reference in `geometry`.
+
+        Only the shape is another one where the array is the crop of nnU-Net v1.
+        """
+        if self.key != KEY and _reorients(reader):
+            return to_canonical(geometry, reader=str(reader))
+        return geometry
+
 
 def read_stored(path: Path) -> StoredProbabilities:
     """Read the array of an ``.npz`` as it is, whatever frame it lies in.
@@ -353,7 +362,7 @@ def _check_frame(
                 f"{crop.full_shape or 'unknown'} is not of the reference, {geometry.shape}"
             )
     elif _reorients(reader):
-        expected, frame = canonical_shape(geometry, reader=str(reader)), "the reference in RAS"
+        expected, frame = to_canonical(geometry, reader=str(reader)).shape, "the reference in RAS"
     else:
         expected = geometry.shape
     if len(shape) != 4 or shape[1:] != expected:

@@ -370,9 +370,9 @@ def from_canonical(array: Array, geometry: Geometry, *, reader: str) -> Array:
     return _reorder(array, back)
 
 
-def canonical_shape(geometry: Geometry, *, reader: str) -> tuple[int, ...]:
-    """Size ``(z, y, x)`` of a grid in the frame of :func:`from_canonical`."""
-    return geometry.reordered(_to_canonical(geometry, reader)).shape
+def to_canonical(geometry: Geometry, *, reader: str) -> Geometry:
+    """Geometry of a grid in the frame of :func:`from_canonical`."""
+    return geometry.reordered(_to_canonical(geometry, reader))
 
 
 def _to_canonical(geometry: Geometry, reader: str) -> NDArray[Any]:

@@ -247,21 +247,28 @@ class PointwiseCalibrator(Calibrator):
         """See :meth:`Calibrator.fit`."""
         return self.fit_rows(self.collect(_cases(logits, labels), ignore_index))
 
-    def collect(self, cases: Cases, ignore_index: int | None = None) -> list[Rows]:
+    def collect(
+        self,
+        cases: Cases,
+        ignore_index: int | None = None,
+        *,
+        voxels_per_case: int | None = None,
+    ) -> list[Rows]:
         """Go through the cases once, and keep voxels of each as rows.
 
         Args:
             cases: see :meth:`fit`.
             ignore_index: label of voxels that are left out.
+            voxels_per_case: how many are kept of each; None takes the default of the class.
 
         Returns:
-            rows of all channels together, or per channel those of each.
+            rows of all channels together, or per channel those of each; empty without a case.
 
         Raises:
             ValueError: as :meth:`fit`.
         """
         many = len(cases) if isinstance(cases, Sequence) else 0
-        most = MOST_VOXELS // many if many else VOXELS_PER_CASE
+        most = voxels_per_case or (MOST_VOXELS // many if many else VOXELS_PER_CASE)
         parts: list[list[Rows]] = []
         known = 0
         for i, given in enumerate(cases):
@@ -272,10 +279,7 @@ class PointwiseCalibrator(Calibrator):
             known = k
             for element in _elements(_checked(i, case, ignore_index, self.per_channel)):
                 parts.append(self._rows(element, ignore_index, most, seed=len(parts)))
-        rows = [Rows.joined(of_channel) for of_channel in zip(*parts, strict=True)]
-        if not rows or not all(map(len, rows)):
-            raise ValueError("labels: expected at least one voxel that is not ignored, got none")
-        return rows
+        return [Rows.joined(of_channel) for of_channel in zip(*parts, strict=True)]
 
     def _rows(self, case: HeldOut, ignore_index: int | None, most: int, *, seed: int) -> list[Rows]:
         """Rows of one case, or of samples that have no spatial axes; of each channel."""
@@ -320,7 +324,12 @@ class PointwiseCalibrator(Calibrator):
 
         Args:
             rows: of all channels together, or per channel those of each.
+
+        Raises:
+            ValueError: no row.
         """
+        if not rows or not all(map(len, rows)):
+            raise ValueError("labels: expected at least one voxel that is not ignored, got none")
         self.facts = {}
         if self.per_channel:
             self.channels = [self._twin().fit_rows([one]) for one in rows]

@@ -13,8 +13,8 @@ import pytest
 import SimpleITK as sitk  # noqa: N813
 
 from segcal.io.volumes import (
+    to_canonical,
     Geometry,
-    canonical_shape,
     check_place,
     from_canonical,
     put_on,
@@ -190,7 +190,7 @@ def test_from_canonical_undoes_nibabel(axes):
         np.asarray(canonical.dataobj).transpose(), geometry, reader="NibabelIOWithReorient"
     )
     np.testing.assert_array_equal(back, array)
-    shape = canonical_shape(geometry, reader="NibabelIOWithReorient")
+    shape = to_canonical(geometry, reader="NibabelIOWithReorient").shape
     assert shape == canonical.shape[2::-1]
 
 

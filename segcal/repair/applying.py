@@ -1,0 +1,473 @@
+"""Apply a calibrator to a folder of predictions: the same files, with calibrated probabilities."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from segcal import __version__
+from segcal.evaluation.api import Runner
+from segcal.evaluation.engine import default_jobs, run
+from segcal.evaluation.labels import find_labels
+from segcal.io.class_files import find_class_files, read_class_files
+from segcal.io.files import read_json, remove_leftovers, whole_file, write_json
+from segcal.io.label_sets import LabelSet
+from segcal.io.pairing import (
+    RECORD_NAME,
+    find_dataset_json,
+    find_logits,
+    find_plans,
+    find_predictions,
+    find_reader,
+    scan,
+)
+from segcal.io.probabilities import (
+    LOGITS_KEY,
+    StoredProbabilities,
+    check_probabilities,
+    holds_probabilities,
+    read_stored,
+)
+from segcal.io.volumes import Geometry, read_geometry, read_labels, read_volume, write_nifti
+from segcal.posthoc.decision import Offsets, decide
+from segcal.posthoc.links import logits_of
+from segcal.repair.saved import SavedCalibrator, model_of
+
+__all__ = ["Applied", "ApplyJob", "apply_job", "plan_apply"]
+
+Decision = Literal["argmax", "dice", "offsets"]
+Precision = Literal["same", "float16", "float32"]
+WRITTEN_NAME = "segcal_calibrate.json"
+"""File beside calibrated predictions that says what was done to each case."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Predictions of one case.
+
+    Attributes:
+        name: of the case.
+        members: files of the networks whose mean is the prediction; mostly one.
+        label_map: beside it, or None.
+        logits: that were saved of it, or None.
+    """
+
+    name: str
+    members: tuple[Path, ...]
+    label_map: Path | None = None
+    logits: Path | None = None
+
+
+@dataclass(frozen=True)
+class ApplyJob:
+    """Predictions that a calibrator is applied to, checked.
+
+    Attributes:
+        predictions: folder.
+        output: folder.
+        saved: the calibrator.
+        sources: by case.
+        label_set: what the labels mean, or None.
+        reader: of nnU-Net that the predictions were made with, or None.
+        decide: how the label map is made.
+        precision: of what is written.
+        record: of the predictions that are written.
+        notes: what is odd, and matters less.
+    """
+
+    predictions: Path
+    output: Path
+    saved: SavedCalibrator
+    sources: list[Source]
+    label_set: LabelSet | None
+    reader: str | None
+    decide: Decision
+    precision: Precision
+    record: dict[str, Any]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What became of a case.
+
+    Attributes:
+        changed: voxels whose label has changed; None without a label map.
+        notes: what was odd.
+        failed: why nothing was written, or empty.
+    """
+
+    changed: int | None = None
+    notes: list[str] = field(default_factory=list)
+    failed: str = ""
+
+
+def plan_apply(
+    predictions: Path,
+    saved: SavedCalibrator,
+    output: Path,
+    *,
+    decide: Decision = "argmax",
+    precision: Precision = "same",
+    dataset_json: Path | None = None,
+    any_model: bool = False,
+) -> ApplyJob:
+    """Check all that is given, before the first case is read.
+
+    Args:
+        predictions: folder that ``segcal evaluate`` reads. With a sub-folder for each fold's own
+            predictions (``segcal nnunet predict --per-fold``) and a calibrator of single networks,
+            each fold's are calibrated and then averaged.
+        saved: the calibrator.
+        output: folder, another one.
+        decide: ``argmax``; ``dice``, the mask of the largest expected Dice; ``offsets``, those that
+            were chosen with the calibrator.
+        precision: of what is written; ``same`` is that of the file.
+        dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
+        any_model: apply it to predictions of another model, too.
+
+    Raises:
+        ValueError: no predictions, labels or a model other than the calibrator's, an output folder
+            that holds what is read, no offsets.
+    """
+    if not predictions.is_dir():
+        raise ValueError(f"{predictions}: no such folder")
+    if output.resolve() in (predictions.resolve(), *predictions.resolve().parents):
+        raise ValueError(f"{output}: holds the predictions; name another folder for the calibrated")
+    if decide == "offsets" and saved.offsets is None:
+        raise ValueError(
+            "decide offsets: the calibrator was fitted without them; fit it with --offsets"
+        )
+    record = model_of(predictions)
+    sources, members = _sources(predictions, saved.members)
+    if members > 1:
+        record = {**record, "members": 1}
+    notes = []
+    if any_model:
+        notes.append("applied whatever model the predictions are of")
+    else:
+        notes += saved.check_model(record, str(predictions))
+    if "calibrator" in record:
+        notes.append(f"{predictions}: was calibrated before ({record['calibrator']['method']})")
+    if saved.fitted_on.get("predictions") == str(predictions.resolve()):
+        notes.append(
+            f"{predictions}: is what the calibrator was fitted on; its calibration will look "
+            "better there than on new cases"
+        )
+    label_set = find_labels(dataset_json, predictions, predictions).label_set
+    if label_set is not None:
+        saved.check_labels(label_set, label_set.num_channels, str(predictions))
+    return ApplyJob(
+        predictions,
+        output,
+        saved,
+        sources,
+        label_set,
+        find_reader(predictions),
+        decide,
+        precision,
+        {
+            **record,
+            **({"members": members} if members > 1 else {}),
+            "segcal": __version__,
+            "calibrator": saved.summary(),
+            "decision": decide,
+            "precision": precision,
+        },
+        notes,
+    )
+
+
+def _sources(predictions: Path, fitted_members: int) -> tuple[list[Source], int]:
+    """Predictions by case, and how many networks are averaged in each after calibration."""
+    found, maps = find_predictions(predictions)
+    found = {k: p for k, p in found.items() if p.is_dir() or holds_probabilities(p)}
+    if not found:
+        raise ValueError(
+            f"{predictions}: holds no probabilities; nnU-Net writes them with --save_probabilities"
+        )
+    folds = [path for path in sorted(predictions.glob("fold_*")) if path.is_dir()]
+    of_folds = [scan(fold, npz=True) for fold in folds]
+    apart = fitted_members == 1 and len(folds) > 1 and all(of_folds)
+    sources = []
+    for name, path in sorted(found.items()):
+        members = (path,)
+        if apart:
+            if missing := [f.name for f, of in zip(folds, of_folds, strict=True) if name not in of]:
+                raise ValueError(f"{predictions / missing[0]}: holds no {name}.npz")
+            members = tuple(of[name] for of in of_folds)
+        npz = path.suffix == ".npz"
+        logits = find_logits(path, name) if npz and not apart else None
+        sources.append(Source(name, members, maps.get(name) if npz else None, logits))
+    return sources, len(folds) if apart else 1
+
+
+def apply_job(
+    job: ApplyJob,
+    *,
+    resume: bool = False,
+    processes: int | None = None,
+    runner: Runner = run,
+    progress: Callable[[str], None] = lambda name: None,
+) -> dict[str, Applied]:
+    """Write calibrated predictions of every case; one that fails does not stop the others.
+
+    Args:
+        job: see :func:`plan_apply`.
+        resume: keep cases that an interrupted run with the same calibrator has written.
+        processes: cases at the same time; None takes one a core, of four cases or more each.
+        runner: see :func:`segcal.evaluation.api.runner_of`.
+        progress: called with the name of each case that is done.
+
+    Returns:
+        what became of every case, those of the interrupted run included.
+    """
+    done = _begin(job, resume)
+    todo = [source for source in job.sources if source.name not in done]
+    for name in done:
+        progress(name)
+    one = partial(_apply_safely, job=job)
+    jobs = processes or default_jobs(len(todo) or 1)
+    for index, outcome in runner(one, todo, lost=_lost, jobs=jobs):
+        done[todo[index].name] = outcome
+        _write_state(job, done)
+        progress(todo[index].name)
+    return {source.name: done[source.name] for source in job.sources if source.name in done}
+
+
+def _begin(job: ApplyJob, resume: bool) -> dict[str, Applied]:
+    """Make the folder ready; give the cases that are there already."""
+    job.output.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(job.output)
+    done: dict[str, Applied] = {}
+    if resume and (job.output / WRITTEN_NAME).is_file():
+        before = read_json(job.output / WRITTEN_NAME)
+        if isinstance(before, dict) and before.get("made_of") == _made_of(job):
+            done = {
+                name: Applied(of["changed"], of["notes"])
+                for name, of in before.get("cases", {}).items()
+                if name in {source.name for source in job.sources}
+            }
+    for source in job.sources:  # what an earlier run wrote must not be taken for this one's
+        if source.name not in done:
+            for path in (f"{source.name}.npz", f"{source.name}.nii.gz"):
+                (job.output / path).unlink(missing_ok=True)
+    for found in (find_dataset_json(job.predictions, job.predictions), find_plans(job.predictions)):
+        if found is not None:
+            with whole_file(job.output / found.name) as temporary:
+                shutil.copyfile(found, temporary)
+    write_json(job.output / RECORD_NAME, job.record)
+    _write_state(job, done)
+    return done
+
+
+def _made_of(job: ApplyJob) -> dict[str, Any]:
+    """What calibrated files depend on."""
+    return {
+        "predictions": str(job.predictions.resolve()),
+        "state": job.saved.calibrator.state(),
+        "offsets": job.saved.offsets,
+        "decision": job.decide,
+        "precision": job.precision,
+        "segcal": __version__,
+    }
+
+
+def _write_state(job: ApplyJob, done: dict[str, Applied]) -> None:
+    cases = {
+        name: {"changed": one.changed, "notes": one.notes}
+        for name, one in sorted(done.items())
+        if not one.failed
+    }
+    write_json(job.output / WRITTEN_NAME, {"made_of": _made_of(job), "cases": cases})
+
+
+def _lost(source: Source, why: str) -> Applied:
+    return Applied(failed=f"{source.members[0]}: {why}")
+
+
+def _apply_safely(source: Source, *, job: ApplyJob) -> Applied:
+    try:
+        return _apply(source, job)
+    except (ValueError, OSError) as error:
+        text = str(error)
+        return Applied(failed=text if source.name in text else f"{source.members[0]}: {text}")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A prediction in its own frame.
+
+    Attributes:
+        array: probabilities, or logits, ``(K, z, y, x)``.
+        logits: whether it is logits.
+        geometry: of its frame; None where nothing says it.
+        stored: of an ``.npz``.
+    """
+
+    array: NDArray[Any]
+    logits: bool
+    geometry: Geometry | None
+    stored: StoredProbabilities | None = None
+
+
+def _apply(source: Source, job: ApplyJob) -> Applied:
+    notes: list[str] = []
+    first: _Read | None = None
+    before: NDArray[Any] | None = None
+    after: NDArray[Any] | None = None
+    for path in source.members:
+        read = _read(path, source, job, notes)
+        first = first or read
+        p = _probabilities(read, job.saved.regions)
+        calibrated = _calibrated(read, p, source, job)
+        before = p.astype(np.float32) if before is None else before + p
+        after = calibrated if after is None else after + calibrated
+    if first is None or before is None or after is None:
+        raise ValueError("no prediction")
+    count = len(source.members)
+    before, after = before / count, after / count
+    dtype = first.array.dtype if job.precision == "same" else np.dtype(job.precision)
+    after = after.astype(dtype)
+    labels, changed = _label_map(source, first, before, after, job, notes)
+    _write(source, first, after, labels, job, notes)
+    return Applied(changed, notes)
+
+
+def _read(path: Path, source: Source, job: ApplyJob, notes: list[str]) -> _Read:
+    regions = job.saved.regions
+    if path.is_dir():
+        files = sorted(scan(path, npz=False).values())
+        geometry, _ = read_geometry(files[0])
+        array = read_class_files(path, geometry, job.label_set, note=notes.append)
+        if array.ndim != 4:
+            raise ValueError(f"{path}: holds masks, not probabilities, which calibration is of")
+        read = _Read(array, False, geometry)
+    elif path.suffix == ".npz":
+        stored = read_stored(path)
+        geometry = None
+        if source.label_map is not None:
+            geometry = stored.frame(read_geometry(source.label_map)[0], reader=job.reader)
+        read = _Read(stored.array, stored.key == LOGITS_KEY, geometry, stored)
+    else:
+        volume = read_volume(path)
+        read = _Read(volume.array, False, volume.geometry)
+    if not read.logits:
+        check_probabilities(read.array, str(path), regions=regions)
+    elif not np.isfinite(read.array).all():
+        raise ValueError(f"{path}: some logits are NaN or infinite")
+    job.saved.check_labels(None, len(read.array), str(path))
+    return read
+
+
+def _probabilities(read: _Read, regions: bool) -> NDArray[Any]:
+    if not read.logits:
+        return read.array
+    logits = torch.from_numpy(read.array).float()
+    return (torch.sigmoid(logits) if regions else torch.softmax(logits, 0)).numpy()
+
+
+def _calibrated(
+    read: _Read, probabilities: NDArray[Any], source: Source, job: ApplyJob
+) -> NDArray[Any]:
+    if read.logits:
+        logits = torch.from_numpy(read.array)
+    elif source.logits is not None:
+        logits = torch.from_numpy(read_stored(source.logits).array)
+        if logits.shape != probabilities.shape:
+            raise ValueError(
+                f"{source.logits}: logits {tuple(logits.shape)} beside probabilities "
+                f"{probabilities.shape}; are they of another run?"
+            )
+    else:
+        logits = logits_of(torch.from_numpy(probabilities), regions=job.saved.regions)
+    spacing = None if read.geometry is None else read.geometry.spacing_mm
+    return job.saved.calibrator.apply(logits[None], spacing_mm=spacing)[0].numpy()
+
+
+def _label_map(
+    source: Source,
+    read: _Read,
+    before: NDArray[Any],
+    after: NDArray[Any],
+    job: ApplyJob,
+    notes: list[str],
+) -> tuple[NDArray[Any] | None, int | None]:
+    """The label map of the calibrated case, and how many of its voxels are new.
+
+    Voxels that were and are decided alike keep the label they have in the label map beside, which
+    may have been post-processed.
+    """
+    order = job.saved.class_order if job.saved.regions else None
+    rule: str | Offsets = job.decide
+    if job.decide == "offsets":
+        rule = Offsets.from_state(job.saved.offsets or {})
+    was, now = decide(before, "argmax", class_order=order), decide(after, rule, class_order=order)
+    if source.label_map is None:
+        if read.stored is None:
+            return now, int(np.count_nonzero(was != now))
+        notes.append("no label map beside it, so none is written")
+        return None, None
+    beside = read_labels(source.label_map)
+    if read.stored is not None:
+        of = read.stored
+        was, now = (
+            replace(of, array=x[None]).placed(beside.geometry, regions=True, reader=job.reader)[0]
+            for x in (was, now)
+        )
+    labels = np.where(was == now, beside.array, now)
+    return labels, int(np.count_nonzero(labels != beside.array))
+
+
+def _write(
+    source: Source,
+    read: _Read,
+    after: NDArray[Any],
+    labels: NDArray[Any] | None,
+    job: ApplyJob,
+    notes: list[str],
+) -> None:
+    """Write a case, its probabilities last: what has them is whole."""
+    into = job.output / source.name
+    volume = job.output / f"{source.name}.nii.gz"
+    beside = source.label_map
+    if read.stored is None and job.decide == "argmax":  # evaluation decides likewise
+        _write_volumes(source, read, after, job)
+        return
+    if labels is not None and read.geometry is not None:
+        if beside is not None and np.array_equal(labels, read_labels(beside).array):
+            with whole_file(job.output / beside.name) as temporary:
+                shutil.copyfile(beside, temporary)
+        else:
+            geometry = read.geometry if beside is None else read_geometry(beside)[0]
+            write_nifti(volume, labels, geometry)
+    if read.stored is None:
+        notes.append("written as .npz, since its label map needs the name of the volume")
+    key = read.stored.key if read.stored is not None and not read.logits else "probabilities"
+    if read.stored is not None and (crop := read.stored.path.with_suffix(".pkl")).is_file():
+        with whole_file(into.with_name(f"{source.name}.pkl")) as temporary:
+            shutil.copyfile(crop, temporary)  # of nnU-Net v1: where its crop lies
+    with whole_file(into.with_name(f"{source.name}.npz")) as temporary:
+        np.savez_compressed(temporary, **{key: after})
+
+
+def _write_volumes(source: Source, read: _Read, after: NDArray[Any], job: ApplyJob) -> None:
+    """Write a 4-D volume, or a file a class as they were given."""
+    if read.geometry is None:
+        raise ValueError(f"{source.members[0]}: has no place in space")
+    after = after.astype(np.float32, copy=False)  # NIfTI has no float16
+    path = source.members[0]
+    if not path.is_dir() or job.label_set is None:
+        write_nifti(job.output / f"{source.name}.nii.gz", after, read.geometry)
+        return
+    for k in find_class_files(path, job.label_set):
+        name = job.label_set.names[k]
+        write_nifti(job.output / source.name / f"{name}.nii.gz", after[k], read.geometry)

@@ -1,0 +1,432 @@
+"""Which repair helps: every method cross-validated over cases, and against cases from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from segcal.evaluation.api import Comparison, Report, Runner, comparison_of
+from segcal.evaluation.case import evaluate_mask, evaluate_probabilities
+from segcal.evaluation.cohort import Cohort
+from segcal.evaluation.compare import Difference, compare
+from segcal.evaluation.engine import default_jobs, run
+from segcal.evaluation.job import Job
+from segcal.evaluation.summary import summarise
+from segcal.io.pairing import Case
+from segcal.posthoc.calibrator import Calibrator, PointwiseCalibrator
+from segcal.posthoc.decision import decide
+from segcal.posthoc.rows import Rows
+from segcal.recipes import names
+from segcal.repair.fitting import build_calibrator, collect
+from segcal.repair.inputs import CaseLogits, HeldOutFiles, read_case_logits
+from segcal.tally import Tally
+
+__all__ = ["AS_IT_IS", "Entry", "Recommendation", "Repair", "compare_methods", "recommend"]
+
+AS_IT_IS = "as it is"
+"""Name of the predictions without a repair."""
+FOLDS = 5
+MOST_LOST = 0.002
+"""Of DSC, that a method may lose."""
+FEWEST = 5
+"""Patients below which nothing is recommended."""
+SIMPLEST = (
+    "temperature", "class_region", "vector", "beta", "histogram", "isotonic", "matrix", "dirichlet",
+    "local",
+)  # fmt: skip
+"""Methods from the simplest on."""
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the comparison: a method, and how its label map is decided.
+
+    Attributes:
+        name: of the row.
+        method: name of its config; empty for the predictions as they are.
+        decision: ``argmax`` or ``dice``.
+    """
+
+    name: str
+    method: str = ""
+    decision: str = "argmax"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to do.
+
+    Attributes:
+        method: name of its config; None recommends none.
+        reasons: sentences that say why.
+    """
+
+    method: str | None
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """How methods compare.
+
+    Attributes:
+        entries: rows, the predictions as they are first.
+        comparison: cross-validated over the cases.
+        recommendation: from it.
+        test: of methods that were fitted to all of the cases, on others; or None.
+        facts: of those fits, by method.
+        patients: number of groups of cases that the folds and intervals are of.
+        folds: of the cross-validation.
+    """
+
+    entries: list[Entry]
+    comparison: Comparison
+    recommendation: Recommendation
+    test: Comparison | None
+    facts: dict[str, dict[str, Any]]
+    patients: int
+    folds: int
+
+
+def compare_methods(
+    job: Job,
+    *,
+    methods: Sequence[str] | None = None,
+    test: Job | None = None,
+    patients: str | None = None,
+    resamples: int = 2000,
+    processes: int | None = None,
+    runner: Runner = run,
+    collected: Progress = lambda name: None,
+    fitted: Progress = lambda name: None,
+    evaluated: Progress = lambda name: None,
+) -> Repair:
+    """Fit every method to some of the cases and evaluate it on the others, each case once.
+
+    Args:
+        job: validation cases; see :func:`segcal.repair.fitting.plan_fit`.
+        methods: names of configs; None takes all.
+        test: cases from elsewhere, on which methods fitted to all validation cases are evaluated.
+        patients: regular expression that finds the patient in the name of a case (its first group,
+            or all of it); cases of one patient are never parted and count as one. None takes every
+            case for a patient.
+        resamples: of the bootstrap over patients.
+        processes: cases at the same time; None takes one a core, of four cases or more each.
+        runner: see :func:`segcal.evaluation.api.runner_of`.
+        collected: called with the name of each case whose voxels were read.
+        fitted: called with the name of each method that was fitted to a fold.
+        evaluated: called with the name of each case that was evaluated.
+
+    Raises:
+        ValueError: an unknown method, a file that cannot be read, fewer than two patients, a
+            pattern that does not find a patient in every name.
+    """
+    chosen = list(methods or _shipped())
+    entries = _entries(chosen)
+    owner = _patients([case.name for case in job.pairing.cases], patients)
+    groups = sorted(set(owner))
+    if len(groups) < 2:
+        raise ValueError(
+            f"{job.predictions}: {len(groups)} patient; to compare methods, they are fitted to "
+            "some patients and evaluated on others"
+        )
+    folds = min(FOLDS, len(groups))
+    fold_of = [groups.index(of) % folds for of in owner]
+    regions = job.label_set is not None and bool(job.label_set.regions)
+    build = partial(build_calibrator, regions=regions)
+    unfitted = {method: build(method) for method in chosen}
+    done = collect(job, processes=processes, runner=runner, progress=collected)
+    fits = _Fits(job, unfitted, done.rows)
+    by_fold = []
+    for fold in range(folds):
+        cases = [i for i, of in enumerate(fold_of) if of != fold]
+        by_fold.append(fits.to_cases(cases, fitted))
+    calibrators = [by_fold[fold] for fold in fold_of]
+    form = _Evaluation(entries, resamples, processes, runner, evaluated)
+    comparison = form.of(job, calibrators)
+    whole = fits.to_cases(range(len(owner)), fitted) if test is not None else {}
+    on_test = None if test is None else form.of(test, [whole] * len(test.pairing.cases))
+    names_of = [case.name for case in job.pairing.cases]
+    grouped = _by_patient(comparison, dict(zip(names_of, owner, strict=True)))
+    return Repair(
+        entries,
+        replace(comparison, differences=compare(grouped, resamples=resamples)),
+        recommend(grouped, entries, _near(job), resamples=resamples),
+        on_test,
+        {method: dict(one.facts) for method, one in whole.items()},
+        len(groups),
+        folds,
+    )
+
+
+@dataclass(frozen=True)
+class _Fits:
+    """Methods and what they are fitted to: voxels of the cases, or the files."""
+
+    job: Job
+    methods: dict[str, Calibrator]
+    rows: list[Rows]
+
+    def to_cases(self, numbers: Sequence[int], fitted: Progress) -> dict[str, Calibrator]:
+        """Every method, fitted to the cases of these numbers."""
+        found = {}
+        for name, method in self.methods.items():
+            one = deepcopy(method)
+            if isinstance(one, PointwiseCalibrator):
+                one.fit_rows([of.of_cases(numbers) for of in self.rows])
+            else:
+                files = HeldOutFiles(self.job, tuple(numbers))
+                ignored = read_case_logits(self.job.pairing.cases[0], self.job).ignore_index
+                one.fit(files, ignore_index=ignored)
+            found[name] = one
+            fitted(name)
+        return found
+
+
+@dataclass(frozen=True)
+class _Item:
+    case: Case
+    calibrators: Mapping[str, Calibrator]
+
+
+@dataclass(frozen=True)
+class _OfCase:
+    """Rows and sums of a case by entry, or why there are none."""
+
+    rows: dict[str, dict[str, float]]
+    tallies: dict[str, dict[str, Tally]]
+    notes: list[str]
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    entries: list[Entry]
+    resamples: int
+    processes: int | None
+    runner: Runner
+    progress: Progress
+
+    def of(self, job: Job, calibrators: Sequence[Mapping[str, Calibrator]]) -> Comparison:
+        """Evaluate every case with the calibrators of its own."""
+        items = [_Item(*one) for one in zip(job.pairing.cases, calibrators, strict=True)]
+        one = partial(_evaluate, job=job, entries=self.entries)
+        jobs = self.processes or default_jobs(len(items))
+        outcomes: dict[str, _OfCase] = {}
+        for index, outcome in self.runner(one, items, lost=_lost, jobs=jobs):
+            if outcome.failed:
+                raise ValueError(outcome.failed)
+            outcomes[items[index].case.name] = outcome
+            self.progress(items[index].case.name)
+        reports = {entry.name: self._report(job, entry, outcomes) for entry in self.entries}
+        return comparison_of(reports)
+
+    def _report(self, job: Job, entry: Entry, outcomes: Mapping[str, _OfCase]) -> Report:
+        rows = pd.DataFrame.from_dict(
+            {name: one.rows[entry.name] for name, one in outcomes.items()}, orient="index"
+        )
+        rows.index.name = "case"
+        total: dict[str, Tally] = {}
+        for one in outcomes.values():
+            for scope, tally in one.tallies[entry.name].items():
+                total[scope] = total[scope] + tally if scope in total else tally
+        notes = {name: one.notes for name, one in outcomes.items() if one.notes}
+        cohort = Cohort(rows, total, {}, notes, job.pairing)
+        named = replace(job, name=entry.name)
+        summary = {**named.header(), **summarise(cohort, resamples=self.resamples)}
+        return Report(named, cohort, summary, self.resamples)
+
+
+def _lost(item: _Item, why: str) -> _OfCase:
+    return _OfCase({}, {}, [], f"{item.case.prediction}: {why}")
+
+
+def _evaluate(item: _Item, *, job: Job, entries: Sequence[Entry]) -> _OfCase:
+    """Numbers of a case by entry; a label map that several share is measured once."""
+    notes: list[str] = []
+    try:
+        read = read_case_logits(item.case, job, note=notes.append)
+    except ValueError as error:
+        return _OfCase({}, {}, [], str(error))
+    arrays = read.arrays
+    masks: list[tuple[NDArray[Any], dict[str, float]]] = []
+    rows, tallies = {}, {}
+    calibrated: dict[str, tuple[NDArray[Any], dict[str, float], dict[str, Tally]]] = {}
+    for entry in entries:
+        if entry.method not in calibrated:
+            probs = _probabilities(read, item.calibrators.get(entry.method))
+            found = evaluate_probabilities(
+                probs, arrays.reference.array, structures=arrays.structures,
+                regions=arrays.regions, ignore_index=arrays.ignore_index, roi=arrays.roi,
+                settings=job.settings,
+            )  # fmt: skip
+            calibrated[entry.method] = (probs, found.row, found.calibration)
+        probs, row, sums = calibrated[entry.method]
+        label_map = arrays.prediction if not entry.method else _decided(entry, read, probs, job)
+        of_mask = next((of for mask, of in masks if np.array_equal(mask, label_map)), None)
+        if of_mask is None:
+            of_mask = evaluate_mask(
+                label_map, arrays.reference.array, spacing_mm=read.spacing_mm,
+                structures=arrays.structures, ignore_index=arrays.ignore_index,
+                settings=job.settings,
+            )  # fmt: skip
+            masks.append((label_map, of_mask))
+        rows[entry.name], tallies[entry.name] = {**of_mask, **row}, sums
+    return _OfCase(rows, tallies, notes)
+
+
+def _probabilities(read: CaseLogits, calibrator: Calibrator | None) -> NDArray[Any]:
+    if calibrator is None:
+        if read.arrays.probabilities is None:
+            raise ValueError("no probabilities")
+        return read.arrays.probabilities
+    return calibrator.apply(read.logits, spacing_mm=read.spacing_mm)[0].numpy()
+
+
+def _decided(entry: Entry, read: CaseLogits, probs: NDArray[Any], job: Job) -> NDArray[Any]:
+    """The label map, new where the calibrated probabilities decide otherwise than the first."""
+    order = None
+    if job.label_set is not None and job.label_set.regions:
+        order = job.label_set.class_order
+    was = decide(read.arrays.probabilities, "argmax", class_order=order)
+    now = decide(probs, entry.decision, class_order=order)
+    return np.where(was == now, read.arrays.prediction, now)
+
+
+def _near(job: Job) -> str:
+    """Name of the scope near the foreground."""
+    return next((s for s in job.settings.scopes if s.startswith("dilated")), "all")
+
+
+def _shipped() -> list[str]:
+    known = names("posthoc")
+    return [name for name in SIMPLEST if name in known] + sorted(set(known) - set(SIMPLEST))
+
+
+def _entries(methods: Sequence[str]) -> list[Entry]:
+    known = names("posthoc")
+    if unknown := [name for name in methods if name not in known]:
+        raise ValueError(
+            f"methods: no post-hoc method {', '.join(unknown)}; there are {', '.join(known)}"
+        )
+    decided = "class_region" if "class_region" in methods else methods[0]
+    return [
+        Entry(AS_IT_IS),
+        *(Entry(name, name) for name in methods),
+        Entry(f"{decided}, dice", decided, "dice"),
+    ]
+
+
+def _patients(cases: Sequence[str], pattern: str | None) -> list[str]:
+    """Patient of every case."""
+    if pattern is None:
+        return list(cases)
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"patients: {pattern!r} is no regular expression ({error})") from None
+    found = [compiled.search(case) for case in cases]
+    if missing := [case for case, one in zip(cases, found, strict=True) if one is None]:
+        raise ValueError(f"patients: {pattern!r} finds nothing in {', '.join(missing[:3])}")
+    return [one[1] if compiled.groups else one[0] for one in found if one is not None]
+
+
+def _by_patient(comparison: Comparison, owner: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+    """Mean over the cases of every patient, so that intervals are over patients."""
+    return {
+        name: report.cases.groupby(lambda case: owner[str(case)]).mean()
+        for name, report in comparison.reports.items()
+    }
+
+
+def recommend(
+    tables: Mapping[str, pd.DataFrame],
+    entries: Sequence[Entry],
+    near: str,
+    *,
+    resamples: int = 2000,
+) -> Recommendation:
+    """Choose the method to take, or none.
+
+    A method helps if its NLL over all voxels is lower than that of the predictions as they are with
+    95 % certainty (the paired bootstrap interval over patients lies below 0); or if its ECE near
+    the foreground is, and its NLL is not higher on average. It must not lose more than 0.002 of
+    DSC. Among methods that help, those are left whose NLL is not higher with certainty than the
+    lowest; of these the one of the lowest ECE near the foreground is recommended.
+
+    Args:
+        tables: rows by entry, a patient each.
+        entries: of the comparison.
+        near: name of the scope whose ECE decides.
+        resamples: of the bootstrap.
+    """
+    base = tables[AS_IT_IS]
+    if len(base) < FEWEST:
+        return Recommendation(
+            None,
+            [f"{len(base)} patients are too few to tell a repair from chance; {FEWEST} or more"],
+        )
+    candidates = [one.method for one in entries if one.method and one.decision == "argmax"]
+    differences = {
+        (d.method, d.metric): d
+        for d in compare({k: tables[k] for k in (AS_IT_IS, *candidates)}, resamples=resamples)
+    }
+    nll, ece = "nll_all", f"ece_{near}"
+    helping, reasons = [], []
+    for method in candidates:
+        of_nll, of_ece, of_dsc = (differences[method, key] for key in (nll, ece, "dsc"))
+        loses = of_dsc.mean is not None and of_dsc.mean < -MOST_LOST
+        if loses:
+            reasons.append(f"{method} loses {-(of_dsc.mean or 0):.4f} of DSC.")
+        elif _below(of_nll) or (_below(of_ece) and of_nll.mean is not None and of_nll.mean <= 0):
+            helping.append(method)
+    if not helping:
+        return Recommendation(
+            None,
+            [
+                "No method lowers NLL, or ECE near the foreground at no cost in NLL, with 95 % "
+                "certainty: leave the probabilities as they are.",
+                *reasons,
+            ],
+        )
+    best = min(helping, key=lambda m: tables[m][nll].mean())
+    against = {
+        d.method: d
+        for d in compare({m: tables[m] for m in (best, *helping) if m}, resamples=resamples)
+        if d.metric == nll
+    }
+    level = [m for m in helping if m == best or not _above(against[m])]
+    chosen = min(level, key=lambda m: tables[m][ece].mean())
+    for key, what in ((nll, "NLL over all voxels"), (ece, "ECE near the foreground")):
+        one = differences[chosen, key]
+        reasons.insert(
+            0,
+            f"{chosen}: {what} {base[key].mean():.4f} -> {tables[chosen][key].mean():.4f}, "
+            f"difference {_interval(one)}.",
+        )
+    if others := [m for m in level if m != chosen]:
+        reasons.append(f"Not clearly different in NLL: {', '.join(others)}.")
+    return Recommendation(chosen, reasons)
+
+
+def _below(difference: Difference) -> bool:
+    return difference.ci95 is not None and difference.ci95[1] < 0
+
+
+def _above(difference: Difference) -> bool:
+    return difference.ci95 is not None and difference.ci95[0] > 0
+
+
+def _interval(one: Difference) -> str:
+    if one.mean is None or one.ci95 is None:
+        return "undefined"
+    return f"{one.mean:+.4f} (95 % interval {one.ci95[0]:+.4f} to {one.ci95[1]:+.4f})"

@@ -1,0 +1,287 @@
+"""Fit a calibrator to files: validation predictions and their reference labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from segcal.components import Component, build_component
+from segcal.evaluation.api import Runner
+from segcal.evaluation.engine import default_jobs, run
+from segcal.evaluation.job import Job, named, plan
+from segcal.evaluation.labels import FoundLabels
+from segcal.evaluation.settings import EvaluationSettings
+from segcal.io.pairing import Case
+from segcal.posthoc.calibrator import MOST_VOXELS, Calibrator, PointwiseCalibrator
+from segcal.posthoc.decision import Offsets
+from segcal.posthoc.rows import Rows
+from segcal.recipes import load_component
+from segcal.repair.inputs import HeldOutFiles, read_case_logits
+from segcal.repair.saved import SavedCalibrator, channel_names, model_of
+
+__all__ = ["Collected", "build_calibrator", "collect", "fit_calibrator", "plan_fit"]
+
+METHOD = "class_region"
+"""What is fitted where nothing else is asked for."""
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Voxels of the cases of a job, and what was odd about them.
+
+    Attributes:
+        rows: by channel as of :meth:`PointwiseCalibrator.collect`, the cases in the job's order.
+        saved: number of cases whose logits had been saved.
+        floored: share of voxels in which a probability was below its floor.
+        floor: which it is; None with saved logits.
+        notes: by case.
+    """
+
+    rows: list[Rows]
+    saved: int
+    floored: float
+    floor: float | None
+    notes: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class _OfCase:
+    rows: list[Rows]
+    floor: float | None
+    floored: float
+    notes: list[str]
+
+
+def plan_fit(
+    predictions: Path,
+    references: Path,
+    *,
+    dataset_json: Path | None = None,
+    tolerance: float = 1e-2,
+    found: Callable[[FoundLabels], None] = lambda labels: None,
+) -> Job:
+    """Check what a calibrator is to be fitted to, before the first case is read.
+
+    Args:
+        predictions: folder of validation predictions, or of a model that nnU-Net trained.
+        references: folder of their label maps.
+        dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
+        tolerance: how far, in voxels, a prediction may lie off its reference.
+        found: called with what the labels mean.
+
+    Raises:
+        ValueError: files that do not fit each other.
+    """
+    (job,) = plan(
+        named([predictions]), references, settings=EvaluationSettings(tolerance=tolerance),
+        dataset_json=dataset_json, found=found,
+    )  # fmt: skip
+    return job
+
+
+def build_calibrator(
+    method: str, *, regions: bool = False, arguments: Mapping[str, Any] | None = None
+) -> Calibrator:
+    """Build a post-hoc method that is not fitted yet.
+
+    Args:
+        method: name of its config.
+        regions: whether channels are regions that may overlap.
+        arguments: of the method, where they differ from those of its config.
+
+    Raises:
+        ValueError: an unknown method, or arguments that it does not take.
+    """
+    component = load_component("posthoc", method)
+    changed = Component(target=component.target, args={**component.args, **(arguments or {})})
+    found = build_component(changed, per_channel=regions or None)
+    if not isinstance(found, Calibrator):
+        raise ValueError(f"{method}: {component.target} is no post-hoc method")
+    return found
+
+
+def fit_calibrator(
+    predictions: Path,
+    references: Path,
+    *,
+    method: str = METHOD,
+    arguments: Mapping[str, Any] | None = None,
+    offsets: bool = False,
+    dataset_json: Path | None = None,
+    processes: int | None = None,
+    progress: Progress = lambda name: None,
+) -> SavedCalibrator:
+    """Fit a calibrator to validation predictions and their labels.
+
+    Args:
+        predictions: see :func:`plan_fit`.
+        references: see :func:`plan_fit`.
+        method: name of its config.
+        arguments: of the method, where they differ from those of its config.
+        offsets: also choose an offset of the decision for every structure, see
+            :class:`segcal.posthoc.decision.Offsets`; the cases are read once more.
+        dataset_json: see :func:`plan_fit`.
+        processes: cases read at the same time; None takes one a core.
+        progress: called with the name of each case that was read.
+
+    Raises:
+        ValueError: naming the file: one that cannot be read, labels that do not fit; an unknown
+            method or argument.
+    """
+    job = plan_fit(predictions, references, dataset_json=dataset_json)
+    return fit_job(
+        job, method=method, arguments=arguments, offsets=offsets, processes=processes,
+        progress=progress,
+    )  # fmt: skip
+
+
+def fit_job(
+    job: Job,
+    *,
+    method: str = METHOD,
+    arguments: Mapping[str, Any] | None = None,
+    offsets: bool = False,
+    processes: int | None = None,
+    runner: Runner = run,
+    progress: Progress = lambda name: None,
+) -> SavedCalibrator:
+    """Fit a calibrator to what has been planned; arguments as of :func:`fit_calibrator`.
+
+    Args:
+        job: see :func:`plan_fit`.
+        method: see :func:`fit_calibrator`.
+        arguments: see there.
+        offsets: see there.
+        processes: see there.
+        runner: see :func:`segcal.evaluation.api.runner_of`.
+        progress: see there.
+
+    Raises:
+        ValueError: as there.
+    """
+    regions = job.label_set is not None and bool(job.label_set.regions)
+    calibrator = build_calibrator(method, regions=regions, arguments=arguments)
+    model = model_of(job.predictions)
+    reader = calibrator if isinstance(calibrator, PointwiseCalibrator) else None
+    collected = collect(job, reader, processes=processes, runner=runner, progress=progress)
+    if isinstance(calibrator, PointwiseCalibrator):
+        calibrator.fit_rows(collected.rows)
+    else:
+        ignored = read_case_logits(job.pairing.cases[0], job).ignore_index
+        calibrator.fit(HeldOutFiles(job), ignore_index=ignored)
+    channels = calibrator.facts["num_classes"]
+    saved = SavedCalibrator(
+        method,
+        calibrator,
+        channel_names(job.label_set, channels),
+        regions,
+        () if job.label_set is None else job.label_set.class_order,
+        model,
+        facts_of(job, collected),
+    )
+    if not offsets:
+        return saved
+    return with_offsets(saved, job)
+
+
+def collect(
+    job: Job,
+    calibrator: PointwiseCalibrator | None = None,
+    *,
+    processes: int | None = None,
+    runner: Runner = run,
+    progress: Progress = lambda name: None,
+) -> Collected:
+    """Read every case once, and keep voxels of each.
+
+    Args:
+        job: see :func:`plan_fit`.
+        calibrator: whose regions the voxels are parted into; None takes the default.
+        processes: see :func:`fit_calibrator`.
+        runner: see :func:`fit_job`.
+        progress: see :func:`fit_calibrator`.
+
+    Raises:
+        ValueError: a case that cannot be read: a calibrator of the others would be another one.
+    """
+    cases = job.pairing.cases
+    regions = job.label_set is not None and bool(job.label_set.regions)
+    form = calibrator or build_calibrator("temperature", regions=regions)
+    one = partial(_rows_of, job=job, form=form, most=MOST_VOXELS // len(cases))
+    jobs = processes or default_jobs(len(cases))
+    found: list[_OfCase] = []
+    for index, outcome in runner(one, cases, lost=_lost, jobs=jobs):
+        if isinstance(outcome, str):
+            raise ValueError(outcome)
+        found.append(outcome)
+        if (k := len(outcome.rows)) != len(found[0].rows) or (
+            outcome.rows[0].num_classes != found[0].rows[0].num_classes
+        ):
+            raise ValueError(
+                f"{cases[index].prediction}: {k if regions else outcome.rows[0].num_classes} "
+                "channels, unlike the cases before"
+            )
+        progress(cases[index].name)
+    rows = [Rows.joined(of) for of in zip(*(c.rows for c in found), strict=True)]
+    if not all(map(len, rows)):
+        raise ValueError(f"{job.references}: holds no voxel that is not ignored")
+    sizes = [float(c.rows[0].weights.sum()) for c in found]
+    return Collected(
+        rows,
+        sum(c.floor is None for c in found),
+        float(np.average([c.floored for c in found], weights=np.maximum(sizes, 1))),
+        max((c.floor for c in found if c.floor is not None), default=None),
+        {case.name: c.notes for case, c in zip(cases, found, strict=True) if c.notes},
+    )
+
+
+def _rows_of(case: Case, *, job: Job, form: PointwiseCalibrator, most: int) -> _OfCase | str:
+    """Voxels of a case, or why there are none."""
+    notes: list[str] = []
+    try:
+        read = read_case_logits(case, job, note=notes.append)
+        held_out = read.held_out
+        rows = form.collect([held_out], read.ignore_index, voxels_per_case=most)
+    except ValueError as error:
+        text = str(error)
+        return text if str(case.prediction.parent) in text else f"{case.prediction}: {text}"
+    return _OfCase(rows, read.floor, read.floored, notes)
+
+
+def _lost(case: Case, why: str) -> str:
+    return f"{case.prediction}: {why}"
+
+
+def facts_of(job: Job, collected: Collected) -> dict[str, Any]:
+    """What a calibrator remembers of the files it was fitted on."""
+    return {
+        "predictions": str(job.predictions.resolve()),
+        "references": str(job.references.resolve()),
+        "cases": [case.name for case in job.pairing.cases],
+        "saved_logits": collected.saved,
+        "floor": collected.floor,
+        "floored_share": collected.floored,
+        "notes": collected.notes,
+    }
+
+
+def with_offsets(saved: SavedCalibrator, job: Job) -> SavedCalibrator:
+    """The same with an offset of the decision for every structure, chosen on the job's cases."""
+    cases = job.pairing.cases
+    ignored = read_case_logits(cases[0], job).ignore_index
+
+    def calibrated() -> Iterator[tuple[Tensor, Tensor]]:
+        for case in cases:
+            read = read_case_logits(case, job)
+            probs = saved.calibrator.apply(read.logits, spacing_mm=read.spacing_mm)
+            yield probs[0], read.held_out.labels[0]
+
+    offsets = Offsets(per_channel=saved.regions).fit(calibrated(), ignored)
+    return replace(saved, offsets=offsets.state())

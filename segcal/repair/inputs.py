@@ -1,0 +1,144 @@
+"""Logits of a case from the files that an evaluation reads, beside its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segcal.evaluation.job import Job
+from segcal.evaluation.reading import CaseArrays, read_case
+from segcal.io.pairing import Case
+from segcal.io.probabilities import read_logits
+from segcal.posthoc.calibrator import HeldOut
+from segcal.posthoc.links import floor_of, floored_share, logits_of
+
+__all__ = ["CaseLogits", "HeldOutFiles", "read_case_logits"]
+
+IGNORED = 255
+"""Stands for the ignore label among the 0 and 1 of a region."""
+DISAGREEMENT = 0.01
+"""Share of voxels of which logits may predict another class than the probabilities beside."""
+
+
+@dataclass(frozen=True)
+class CaseLogits:
+    """A case as calibrators take it.
+
+    Attributes:
+        arrays: what its files hold.
+        logits: ``(1, K, z, y, x)``: saved ones, or the logarithm of the probabilities.
+        floor: what smaller probabilities were taken for, see
+            :func:`segcal.posthoc.links.floor_of`; None of logits that were saved.
+        floored: share of voxels with such a probability.
+    """
+
+    arrays: CaseArrays
+    logits: Tensor
+    floor: float | None
+    floored: float
+
+    @property
+    def spacing_mm(self) -> tuple[float, ...]:
+        """Voxel size along the axes of the arrays."""
+        return self.arrays.reference.geometry.spacing_mm
+
+    @property
+    def ignore_index(self) -> int | None:
+        """Label of :attr:`held_out` that is left out."""
+        if self.arrays.ignore_index is None:
+            return None
+        return IGNORED if self.arrays.regions else self.arrays.ignore_index
+
+    @property
+    def held_out(self) -> HeldOut:
+        """Logits and labels; of regions a label for each."""
+        reference = self.arrays.reference.array
+        if not self.arrays.regions:
+            labels = reference[None].astype(np.int64)
+        else:
+            inside = [np.isin(reference, one.labels) for one in self.arrays.structures]
+            labels = np.stack(inside)[None].astype(np.uint8)
+            if self.arrays.ignore_index is not None:
+                labels[:, :, reference == self.arrays.ignore_index] = IGNORED
+        return HeldOut(self.logits, torch.from_numpy(labels), self.spacing_mm)
+
+
+def read_case_logits(
+    case: Case, job: Job, *, note: Callable[[str], None] = lambda text: None
+) -> CaseLogits:
+    """Read one case.
+
+    Args:
+        case: files to read.
+        job: which it is one of.
+        note: called with what is odd and was decided.
+
+    Raises:
+        ValueError: naming the file: what :func:`segcal.evaluation.reading.read_case` refuses, a
+            label map without probabilities, logits that are not those of the probabilities.
+    """
+    arrays = read_case(
+        case, job.label_set, tolerance=job.settings.tolerance, reader=job.reader, note=note
+    )
+    if arrays.probabilities is None:
+        raise ValueError(
+            f"{case.prediction}: holds no probabilities, which calibration is of; nnU-Net writes "
+            "them with --save_probabilities, and in validation with --npz"
+        )
+    if case.logits is None:
+        probs = torch.from_numpy(arrays.probabilities)
+        logits = logits_of(probs, regions=arrays.regions)
+        return CaseLogits(arrays, logits[None], floor_of(probs.dtype), floored_share(probs))
+    array = read_logits(
+        case.logits,
+        arrays.reference.geometry,
+        num_classes=len(arrays.probabilities),
+        regions=arrays.regions,
+        reader=job.reader,
+    )
+    _check_same(case, array, arrays.probabilities, arrays.regions)
+    return CaseLogits(arrays, torch.from_numpy(array)[None], None, 0.0)
+
+
+def _check_same(
+    case: Case, logits: NDArray[Any], probabilities: NDArray[Any], regions: bool
+) -> None:
+    """Refuse logits that an earlier run left beside other probabilities."""
+    if regions:
+        differ = float(np.mean((logits > 0) != (probabilities > 0.5)))
+    else:
+        differ = float(np.mean(logits.argmax(0) != probabilities.argmax(0)))
+    if differ > DISAGREEMENT:
+        raise ValueError(
+            f"{case.logits}: predicts another class than {case.prediction} in {differ:.1%} of the "
+            "voxels; are these the logits of another run? Remove them, or predict again"
+        )
+
+
+@dataclass(frozen=True)
+class HeldOutFiles(Sequence[HeldOut]):
+    """The cases of a job, read when they are asked for and not kept.
+
+    Attributes:
+        job: what is read.
+        chosen: numbers of the cases; None takes all.
+    """
+
+    job: Job
+    chosen: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.job.pairing.cases) if self.chosen is None else len(self.chosen)
+
+    def __getitem__(self, index: Any) -> Any:
+        numbers = range(len(self.job.pairing.cases)) if self.chosen is None else self.chosen
+        return read_case_logits(self.job.pairing.cases[numbers[index]], self.job).held_out
+
+    def __iter__(self) -> Iterator[HeldOut]:
+        return (self[i] for i in range(len(self)))
