@@ -16,7 +16,7 @@ from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
 from segcal.io.probabilities import holds_probabilities, read_probabilities
 from segcal.io.volumes import Geometry, Volume, check_place, put_on, read_labels
-from segcal.tally import predicted_classes
+from segcal.posthoc.decision import decide_argmax
 
 Note = Callable[[str], None]
 
@@ -114,11 +114,8 @@ def _read_prediction(
         )
     else:
         return _read_on(case.prediction, at, tolerance, note), None
-    prediction = (
-        predicted_classes(probabilities)
-        if label_set is None or not regions
-        else _regions_to_labels(probabilities, label_set.class_order)
-    )
+    class_order = label_set.class_order if label_set is not None and regions else None
+    prediction = decide_argmax(probabilities, class_order=class_order)
     if case.label_map is None:
         return prediction, probabilities
     label_map = _read_on(case.label_map, at, tolerance, note)
@@ -146,16 +143,6 @@ def _structures(
         values = [int(v) for v in found if v > 0]
     names = {v: str(v) for v in values}
     return [Structure(name, (v,), v) for v, name in names.items()], names, {0, *values}
-
-
-def _regions_to_labels(
-    probabilities: NDArray[Any], class_order: tuple[int, ...]
-) -> NDArray[np.int32]:
-    """Label map of overlapping regions, later ones over earlier, as nnU-Net makes it."""
-    labels = np.zeros(probabilities.shape[1:], np.int32)
-    for channel, value in zip(probabilities, class_order, strict=True):
-        labels[channel > 0.5] = value
-    return labels
 
 
 def _read_on(path: Path, reference: Geometry, tolerance: float, note: Note) -> NDArray[Any]:

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from segcal.commands.main import app
 from segcal.evaluation.case import Structure, evaluate_case
 from segcal.evaluation.cohort import evaluate_cohort, evaluate_files
-from segcal.evaluation.reading import _regions_to_labels
 from segcal.evaluation.reported import label_means
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.summary import summarise
@@ -32,6 +31,7 @@ from segcal.metrics.ece import ece
 from segcal.metrics.hausdorff import assd, hausdorff, nsd
 from segcal.metrics.nll import nll
 from segcal.metrics.tace import tace
+from segcal.posthoc.decision import regions_to_labels
 from segcal.reproduction.crac import tace_ref
 from tests.conftest import close
 from tests.data_paths import real_data
@@ -214,7 +214,7 @@ def test_regions_are_questions_of_their_own():
     y = np.array([2, 3, 0, 1]).reshape(1, 2, 2)
     names = {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
     structures = [Structure(name, labels, i) for i, (name, labels) in enumerate(names.items())]
-    prediction = _regions_to_labels(p, (1, 2, 3))
+    prediction = regions_to_labels(p, (1, 2, 3))
     assert prediction.ravel().tolist() == [2, 3, 2, 0]
     result = evaluate_case(
         prediction, y, spacing_mm=(1, 1, 1), structures=structures, probabilities=p, regions=True,

@@ -1,0 +1,665 @@
+"""The decision apart from the probability: label maps from probabilities that stay as they are.
+
+Probabilities ``(K, *S)`` are those of one case, a softmax whose channel 0 is the background; with a
+`class_order` every channel is a region of its own, a sigmoid, and the class order says which label
+each leaves in the map, later ones over earlier.
+
+The mask of the largest expected Dice
+-------------------------------------
+For marginal probabilities p, the expected Dice of a mask M is taken as the ratio of expectations::
+
+    D(M) = 2 sum_{M} p / (|M| + sum p)
+
+Let D* be its maximum. ``2 sum_{M} p - D* (|M| + sum p)`` is at most 0, and 0 where D(M) = D*, so
+the best masks are those that maximise ``sum_{M} (2 p - D*)``: ``{p > D* / 2}``, with or without
+voxels of just that probability. And ``M -> {p > D(M) / 2}`` never lowers D (Dinkelbach 1967): it
+reaches the maximum in a handful of rounds, exact, without a sort, and as D grows each mask lies in
+the one before, so that a round looks at what is left of the last. The smallest best mask is taken.
+
+The ratio prefers the empty mask only where all p are 0, for it does not know that a structure may
+be absent altogether: then its mask of many small probabilities has a tiny expected Dice and a tiny
+threshold. The empty mask is right if the structure is absent, with probability ``1 - max p`` at
+most (if the voxels err together). A structure whose expected Dice is below that is left out.
+
+Offsets
+-------
+:class:`Offsets` are chosen on a grid, so a voxel's part in it is the order in which classes take it
+over as the offsets grow by whole steps: of ``log p`` in steps, the integer below, and the order of
+what is left. Few voxels can change hands at all and many share all these, so that cases become
+counts of distinct rows of integers, exact, which are small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from segcal.tally import predicted_classes
+from segcal.tensors import PROBABILITY_TOLERANCE, as_array, as_tensor, check_label_values
+
+__all__ = [
+    "Decision", "Offsets", "best_expected_dice", "decide", "decide_argmax", "decide_dice",
+    "regions_to_labels",
+]  # fmt: skip
+
+PIECE = 1 << 18
+"""Numbers that are computed with at a time."""
+STEP = 0.1
+"""Between neighbouring offsets, of log p."""
+STEPS = 30
+"""Largest offset, in steps; the smallest is the negative of it."""
+GRID = np.arange(-STEPS, STEPS + 1)
+SWEEPS = 20
+"""Times that all structures are gone through at most."""
+LEAVE_ONE_OUT = 10
+"""Cases up to which each is a fold of its own."""
+FOLDS = 5
+"""Folds of more cases."""
+STATE_VERSION = 1
+
+Rule = Literal["argmax", "dice"]
+Numbers = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Label map of one case by expected Dice.
+
+    Attributes:
+        labels: ``(*S)``, classes 0 to K - 1 (uint8, int32 for more than 256), or what the class
+            order leaves (int32).
+        thresholds: float64, by structure (classes 1 to K - 1, or all regions): its mask is where
+            its probability is above. Infinite where it was left out as absent.
+        expected_dice: float64, by structure, of its best mask on its own; NaN where all its
+            probabilities are 0.
+    """
+
+    labels: NDArray[Any]
+    thresholds: Numbers
+    expected_dice: Numbers
+
+
+def decide(
+    probs: Any, rule: Rule | Offsets, *, class_order: Sequence[int] | None = None
+) -> NDArray[Any]:
+    """Return the integer label map ``(*S)`` of one case.
+
+    Args:
+        probs: floating ``(K, *S)``, array or tensor.
+        rule: "argmax", "dice" (:func:`decide_dice`), or fitted :class:`Offsets`.
+        class_order: label that each region leaves; None where channels are the classes of a
+            softmax.
+
+    Raises:
+        ValueError: an unknown rule, or what the rule refuses.
+    """
+    if isinstance(rule, Offsets):
+        return rule.apply(probs, class_order=class_order)
+    if rule == "argmax":
+        return decide_argmax(probs, class_order=class_order)
+    if rule == "dice":
+        return decide_dice(probs, class_order=class_order).labels
+    raise ValueError(f"rule: expected one of {get_args(Rule)}, or Offsets, got {rule!r}")
+
+
+def decide_argmax(probs: Any, *, class_order: Sequence[int] | None = None) -> NDArray[Any]:
+    """Return the label map ``(*S)`` of the likeliest classes, the lowest of equals.
+
+    Args:
+        probs: floating ``(K, *S)``.
+        class_order: label that each region leaves where it has more than 0.5; None of a softmax.
+
+    Raises:
+        ValueError: not floating, or a class order of another length.
+    """
+    p = _checked(probs, class_order)
+    return predicted_classes(p) if class_order is None else regions_to_labels(p, class_order)
+
+
+def regions_to_labels(
+    probs: NDArray[Any],
+    class_order: Sequence[int],
+    thresholds: Sequence[float] | Numbers | None = None,
+) -> NDArray[np.int32]:
+    """Return the label map ``(*S)`` of overlapping regions, later ones over earlier (nnU-Net's).
+
+    Args:
+        probs: floating ``(K, *S)``.
+        class_order: label that each region leaves in the map.
+        thresholds: a region is where its probability is above; None takes 0.5.
+    """
+    above = np.full(len(probs), 0.5) if thresholds is None else np.asarray(thresholds, float)
+    labels = np.zeros(probs.shape[1:], np.int32)
+    for channel, value, t in zip(probs, class_order, above, strict=True):
+        labels[channel > t] = value  # as float64, which rounds neither
+    return labels
+
+
+def decide_dice(probs: Any, *, class_order: Sequence[int] | None = None) -> Decision:
+    """Return the masks of the largest expected Dice, see the top of the module.
+
+    Where masks of classes overlap, a voxel goes to the class whose probability is largest in terms
+    of its threshold, the lowest of equals.
+
+    Args:
+        probs: floating ``(K, *S)``.
+        class_order: label that each region leaves; None of a softmax.
+
+    Raises:
+        ValueError: not floating, not in [0, 1] (NaN is refused), a class order of another length,
+            or a softmax of fewer than two classes.
+    """
+    p = _checked(probs, class_order)
+    if class_order is None and len(p) < 2:
+        raise ValueError("probs: a softmax needs at least 2 classes, got 1")
+    found = [_best_mask(channel) for channel in (p if class_order is not None else p[1:])]
+    dice = np.array([one for one, _ in found])
+    absent = np.array([1 - most for _, most in found])
+    thresholds = np.where(dice >= absent, dice / 2, np.inf)
+    if class_order is not None:
+        return Decision(regions_to_labels(p, class_order, thresholds), thresholds, dice)
+    return Decision(_by_share(p, 1 / thresholds, thresholds), thresholds, dice)
+
+
+def best_expected_dice(probs: Any) -> float:
+    """Return the largest ratio ``2 sum_{M} p / (|M| + sum p)``; the mask is p above half of it.
+
+    Args:
+        probs: floating, marginal probabilities of one structure, any shape.
+
+    Returns:
+        a fraction of 1; NaN where all are 0.
+
+    Raises:
+        ValueError: not floating, or not in [0, 1] (NaN is refused).
+    """
+    p = as_array(probs)
+    return _best_mask(_checked(p.reshape(1, -1), (1,))[0])[0]
+
+
+class Offsets:
+    """An offset by structure on log-probabilities, chosen on held-out cases by their mean DSC.
+
+    A voxel goes to the largest ``log p_k + o_k`` with 0 for the background; per channel a region is
+    where ``log(p / (1 - p)) + o`` is above 0. The mean is over cases and structures; a structure
+    that is in neither map of a case is left out of it, as in :func:`segcal.metrics.dice.dice`.
+    Offsets between -3 and 3 by 0.1 are tried for one structure after the other until none changes;
+    of equals the smallest is taken. A structure that is in no held-out case keeps 0.
+
+    They are taken if they win on cases that they were not chosen on: in cross-validation (each case
+    by itself up to 10, else 5 folds), by more than the standard error over cases. Otherwise, or
+    with one case, all stay 0: the decision is argmax.
+
+    Args:
+        per_channel: every channel is a region of its own; it is judged on its own, and taken or
+            not. What one region hides of another in a label map is not looked at.
+
+    Attributes:
+        values: offsets by channel, that of the background is 0. Empty before the fit.
+        facts: of the fit, plain values: ``num_classes``, ``cases``, ``voxels``, ``rows`` (distinct
+            ones that were kept), ``folds``, ``taken``; mean DSC on all cases ``dsc_before`` and
+            ``dsc_after`` (of what was taken), ``gain``, the mean gain on cases that were left out,
+            whether or not it was taken, and its standard error ``gain_error`` (None where it cannot
+            be told); ``notes`` of what was odd, and ``versions``. Per channel, ``taken`` is a list,
+            and the others are means.
+    """
+
+    def __init__(self, *, per_channel: bool = False) -> None:
+        self.per_channel = per_channel
+        self.values: list[float] = []
+        self.facts: dict[str, Any] = {}
+
+    def fit(self, cases: Iterable[tuple[Any, Any]], ignore_index: int | None = None) -> Self:
+        """Choose offsets, and return itself.
+
+        Args:
+            cases: pairs of probabilities, floating ``(K, *S)``, and labels, integer ``(*S)``, per
+                channel ``(K, *S)`` of 0 and 1. Gone through once; one case is held at a time.
+            ignore_index: label of voxels that are left out.
+
+        Raises:
+            ValueError: shapes, values or numbers of classes that do not fit, or no case.
+        """
+        parts: list[list[_Rows]] = []
+        known = 0
+        for i, (probs, labels) in enumerate(cases):
+            try:
+                p, y = self._pair(probs, labels)
+                if parts and len(p) != known:
+                    raise ValueError(f"{len(p)} classes, the cases before have {known}")
+                known = len(p)
+                parts.append([_rows_of(*one, ignore_index) for one in self._questions(p, y)])
+            except ValueError as error:
+                raise ValueError(f"case {i}: {error}") from None
+        if not parts:
+            raise ValueError("cases: expected at least one, got none")
+        fits = [_fit(_Cases.of(rows)) for rows in zip(*parts, strict=True)]
+        rows = sum(len(one.labels) for case in parts for one in case)
+        voxels = sum(int(case[0].counts.sum()) for case in parts)
+        if self.per_channel:
+            self.values = [offsets[1] for offsets, _ in fits]
+        else:
+            self.values = fits[0][0]
+        self.facts = {
+            "num_classes": known,
+            "cases": len(parts),
+            "voxels": voxels,
+            "rows": rows,
+            **(_mean_facts([facts for _, facts in fits]) if self.per_channel else fits[0][1]),
+            "versions": {"numpy": np.__version__},
+        }
+        return self
+
+    def _pair(self, probs: Any, labels: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        p = _checked(probs, None)
+        y = as_array(labels)
+        expected = p.shape if self.per_channel else p.shape[1:]
+        if y.shape != expected or y.dtype.kind not in "iub":
+            raise ValueError(
+                f"labels: expected integers {expected} for probs {p.shape}, got {y.dtype} {y.shape}"
+            )
+        if len(p) < 2 and not self.per_channel:
+            raise ValueError("probs: a softmax needs at least 2 classes, got 1")
+        return p, y
+
+    def _questions(
+        self, p: NDArray[Any], y: NDArray[Any]
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Channels and labels of what has offsets of its own: all together, or each channel."""
+        flat = p.reshape(len(p), -1)
+        if not self.per_channel:
+            yield flat, y.reshape(-1)
+            return
+        yield from ((flat[c : c + 1], y[c].reshape(-1)) for c in range(len(flat)))
+
+    def apply(self, probs: Any, *, class_order: Sequence[int] | None = None) -> NDArray[Any]:
+        """Return the label map ``(*S)``; that of :func:`decide_argmax` where all offsets are 0.
+
+        Args:
+            probs: floating ``(K, *S)``, K as in the fit.
+            class_order: label that each region leaves, if fitted per channel, else None.
+
+        Raises:
+            ValueError: not fitted yet, another number of channels, or a class order where there
+                are no regions.
+        """
+        if not self.values:
+            raise ValueError("Offsets: not fitted yet; call fit, or from_state")
+        if self.per_channel != (class_order is not None):
+            raise ValueError(
+                "class_order: expected one with offsets per channel, and with them alone, got "
+                f"{class_order}"
+            )
+        p = _checked(probs, class_order)
+        if len(p) != len(self.values):
+            raise ValueError(
+                f"probs: expected ({len(self.values)}, *S) as in the fit, got {p.shape}"
+            )
+        if not any(self.values):
+            return decide_argmax(p, class_order=class_order)
+        factors = np.exp(self.values)
+        if class_order is not None:
+            return regions_to_labels(p, class_order, 1 / (1 + factors))
+        return _by_share(p, factors[1:])
+
+    def state(self) -> dict[str, Any]:
+        """All there is to save, ready for JSON."""
+        return {
+            "method": type(self).__name__,
+            "version": STATE_VERSION,
+            "arguments": {"per_channel": self.per_channel},
+            "learned": {"values": list(self.values)},
+            "facts": dict(self.facts),
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """Build what :meth:`state` described.
+
+        Raises:
+            ValueError: the state of another method or version, or one that is damaged.
+        """
+        if not isinstance(state, dict):
+            raise ValueError(f"state: expected a dict, got {type(state).__name__}")
+        if (state.get("method"), state.get("version")) != (cls.__name__, STATE_VERSION):
+            raise ValueError(
+                f"state: expected that of {cls.__name__}, version {STATE_VERSION}, got "
+                f"{state.get('method')!r}, version {state.get('version')!r}"
+            )
+        try:
+            offsets = cls(**state["arguments"])
+            offsets.facts = dict(state["facts"])
+            offsets.values = [float(value) for value in state["learned"]["values"]]
+            if len(offsets.values) != offsets.facts["num_classes"]:
+                raise TypeError(f"{len(offsets.values)} offsets")
+            if not all(map(math.isfinite, offsets.values)):
+                raise TypeError(f"offsets {offsets.values}")
+            if offsets.values[0] and not offsets.per_channel:
+                raise TypeError("an offset of the background")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"state: of {cls.__name__}, but damaged ({error!r})") from None
+        return offsets
+
+
+def _checked(probs: Any, class_order: Sequence[int] | None) -> NDArray[Any]:
+    p = as_array(probs)
+    if p.dtype.kind != "f" or p.ndim < 1 or not len(p):
+        raise ValueError(f"probs: expected floating (K, *S), got {p.dtype} {p.shape}")
+    if class_order is not None and len(class_order) != len(p):
+        raise ValueError(
+            f"class_order: expected a label for each of {len(p)} channels, got {list(class_order)}"
+        )
+    return p
+
+
+def _check_range(p: NDArray[Any]) -> None:
+    """Raise ValueError unless probabilities lie in [0, 1]."""
+    inside = (p >= -PROBABILITY_TOLERANCE) & (p <= 1 + PROBABILITY_TOLERANCE)
+    if not inside.all():  # comparisons with NaN are False
+        raise ValueError(
+            "probs: expected values in [0, 1] (logits need a softmax first; NaN and inf are "
+            f"refused), got others in {np.count_nonzero(~inside)} voxels"
+        )
+
+
+def _pieces(count: int, channels: int = 1) -> Iterator[slice]:
+    """Parts of `count` voxels, of which copies are small."""
+    size = max(1024, PIECE // channels)
+    return (slice(begin, begin + size) for begin in range(0, count, size))
+
+
+def _widened(p: NDArray[Any]) -> NDArray[Any]:
+    """In a type that there is fast arithmetic for; no copy where it is in one already."""
+    return p.astype(np.float32) if p.dtype.itemsize < 4 else p
+
+
+def _best_mask(channel: NDArray[Any]) -> tuple[float, float]:
+    """Largest expected Dice of a mask, NaN where all is 0; and the largest probability."""
+    p = channel.reshape(-1)
+    total = in_half = most = 0.0
+    half = 0
+    for part in _pieces(len(p)):
+        piece = _widened(p[part])
+        _check_range(piece)
+        chosen = piece[piece > 0.5]
+        half += len(chosen)
+        in_half += float(chosen.sum(dtype=np.float64))
+        total += float(np.maximum(piece, 0).sum(dtype=np.float64))
+        most = max(most, float(piece.max()))
+    if not total:
+        return math.nan, most
+    best = 2 * in_half / (half + total)  # of one mask, so that of the best is not below
+    at = np.float64(best / 2)
+    kept = [piece[piece > at] for piece in (_widened(p[part]) for part in _pieces(len(p)))]
+    while True:
+        value = 2 * math.fsum(float(one.sum(dtype=np.float64)) for one in kept)
+        value /= sum(map(len, kept)) + total
+        if not value > best:
+            return best, most
+        best = value
+        kept = [piece[piece > np.float64(best / 2)] for piece in kept]
+
+
+def _by_share(
+    probs: NDArray[Any], factors: Numbers, thresholds: Numbers | None = None
+) -> NDArray[Any]:
+    """Class of the largest ``factor * p``, the lowest of equals.
+
+    The background's factor is 1; with thresholds it takes what no class is above its own of.
+    """
+    k = len(probs)
+    p = probs.reshape(k, -1)
+    labels = np.zeros(p.shape[1], np.uint8 if k <= 256 else np.int32)
+    for part in _pieces(p.shape[1]):
+        best = np.zeros(labels[part].shape) if thresholds is not None else p[0, part].astype(float)
+        for c in range(1, k):
+            one = p[c, part]
+            share = one * factors[c - 1]
+            takes = share > best
+            if thresholds is not None:
+                takes &= one > thresholds[c - 1]
+            np.copyto(best, share, where=takes)
+            labels[part][takes] = c
+    return labels.reshape(probs.shape[1:])
+
+
+class _Rows(NamedTuple):
+    """Voxels of a case by what matters of them when offsets change by whole steps.
+
+    Attributes:
+        values: integer ``(n, K)``; with offsets of m steps the largest ``value + K m`` wins. All of
+            a row are distinct, unless they never win.
+        labels: int64 ``(n,)``.
+        counts: int64 ``(n,)``, voxels that are so.
+    """
+
+    values: NDArray[Any]
+    labels: Counts
+    counts: Counts
+
+    def distinct(self) -> _Rows:
+        """Return every row once."""
+        code = self.labels
+        for column in self.values.T.astype(np.int64):  # one column after the other, never too large
+            low = column.min()
+            code = np.unique(code * (column.max() - low + 1) + column - low, return_inverse=True)[1]
+        _, first, code = np.unique(code, return_index=True, return_inverse=True)
+        counts = np.bincount(code, weights=self.counts).astype(np.int64)
+        return _Rows(self.values[first], self.labels[first], counts)
+
+    @staticmethod
+    def joined(parts: Sequence[_Rows]) -> _Rows:
+        """Return rows of several as one."""
+        return _Rows(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _rows_of(p: NDArray[Any], y: NDArray[Any], ignore_index: int | None) -> _Rows:
+    """Rows of one case; of channels `p` ``(K, n)``, or ``(1, n)`` for a region."""
+    k = max(len(p), 2)
+    never = -8 * STEPS * k
+    kind = np.int16 if 9 * STEPS * k < 2**15 else np.int32  # offsets are added to them
+    parts = [_Rows(np.zeros((0, k), kind), np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    for part in _pieces(len(y), k):
+        labels = y[part].astype(np.int64)
+        check_label_values(as_tensor(labels), k, ignore_index)
+        piece = p[:, part].astype(np.float64)
+        if ignore_index is not None:
+            valid = labels != ignore_index
+            labels, piece = labels[valid], piece[:, valid]
+        _check_range(piece)
+        piece = np.concatenate([1 - piece, piece]) if len(p) == 1 else piece
+        parts.extend(_of_piece(np.clip(piece, 0, 1), labels, kind(never)))
+    found = _Rows.joined(parts)
+    return found.distinct() if len(found.labels) else found
+
+
+def _of_piece(p: Numbers, labels: Counts, never: np.signedinteger[Any]) -> Iterator[_Rows]:
+    """Rows of a piece ``(K, n)``: of voxels that one class keeps, and of the others."""
+    k = len(p)
+    # what a class can lose and win; a little more, so that rounding keeps what is at the edge
+    reach = np.exp(np.r_[0, np.full(k - 1, STEP * STEPS)])[:, None]
+    able = (p > 0) & (p * reach * (1 + 1e-9) >= (p / reach).max(0))
+    top = p.argmax(0)
+    able[top, np.arange(len(top))] = True
+    contested = able.sum(0) > 1
+    kept = np.bincount(top[~contested] * k + labels[~contested], minlength=k * k)
+    pairs = np.flatnonzero(kept)
+    values = np.full((len(pairs), k), never)
+    values[np.arange(len(pairs)), pairs // k] = k - 1
+    yield _Rows(values, pairs % k, kept[pairs])
+    if not contested.any():
+        return
+    q, able, labels = p[:, contested], able[:, contested], labels[contested]
+    steps = np.where(able, np.log(np.where(able, q / q.max(0), 1)) / STEP, 0)
+    whole = np.floor(steps)
+    left = np.where(able, steps - whole, -1)
+    rank = k - 1 - np.argsort(np.argsort(-left, axis=0, kind="stable"), axis=0)
+    values = np.where(able, whole * k + rank, never).T.astype(never.dtype)
+    yield _Rows(values, labels, np.ones(len(labels), np.int64)).distinct()
+
+
+@dataclass(frozen=True)
+class _Cases:
+    """Rows of all cases, and what offsets make of them; `m` are offsets in steps, ``(K,)``.
+
+    Attributes:
+        rows: of all cases.
+        case: int64 ``(n,)``, number of the case of a row.
+        number: of cases.
+        true: voxels of every class, float64 ``(cases, K)``.
+    """
+
+    rows: _Rows
+    case: Counts
+    number: int
+    true: Numbers
+
+    @classmethod
+    def of(cls, parts: Sequence[_Rows]) -> _Cases:
+        """Join the cases."""
+        rows = _Rows.joined(parts)
+        case = np.repeat(np.arange(len(parts)), [len(one.labels) for one in parts])
+        k = rows.values.shape[1]
+        true = np.bincount(case * k + rows.labels, rows.counts, len(parts) * k)
+        return cls(rows, case, len(parts), true.reshape(-1, k))
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.rows.values.shape[1]
+
+    def dsc(self, m: Counts) -> Numbers:
+        """DSC of all structures ``(cases, K - 1)``; NaN where one is in neither map."""
+        return self._dice(*self._counts(self._scores(m).argmax(1)))[:, 1:]
+
+    def along(self, m: Counts, c: int) -> Numbers:
+        """DSC ``(cases, K - 1, offsets)`` for every offset of structure c in the grid."""
+        k, places = self.num_classes, len(GRID) + 1
+        scores = self._scores(m)
+        scores[:, c] = np.iinfo(scores.dtype).min
+        other = scores.argmax(1)
+        against = scores[np.arange(len(other)), other].astype(np.int64)
+        takes = (against - self.rows.values[:, c]) // k + 1  # the first that c wins with
+        place = np.clip(takes + STEPS, 0, places - 1)
+        predicted, right = self._counts(other)
+        gone, gone_right = (
+            np.bincount(
+                (self.case * k + other) * places + place, weights, self.number * k * places
+            ).reshape(self.number, k, places).cumsum(2)[:, :, :-1]
+            for weights in (self.rows.counts, self.rows.counts * (self.rows.labels == other))
+        )  # fmt: skip
+        own = np.bincount(
+            self.case * places + place,
+            self.rows.counts * (self.rows.labels == c),
+            self.number * places,
+        ).reshape(self.number, places).cumsum(1)[:, :-1]  # fmt: skip
+        won = gone.sum(1)
+        predicted, right = predicted[..., None] - gone, right[..., None] - gone_right
+        predicted[:, c], right[:, c] = won, own
+        return self._dice(predicted, right)[:, 1:]
+
+    def _scores(self, m: Counts) -> NDArray[Any]:
+        values = self.rows.values
+        return values + (self.num_classes * m).astype(values.dtype)
+
+    def _counts(self, winner: NDArray[Any]) -> tuple[Numbers, Numbers]:
+        """Voxels that are predicted as every class, and of them those of that label."""
+        k = self.num_classes
+        place, counts = self.case * k + winner, self.rows.counts
+        both = (counts, counts * (self.rows.labels == winner))
+        predicted, right = (np.bincount(place, one, self.number * k) for one in both)
+        return predicted.reshape(-1, k), right.reshape(-1, k)
+
+    def _dice(self, predicted: Numbers, right: Numbers) -> Numbers:
+        true = self.true if predicted.ndim == 2 else self.true[..., None]
+        total = predicted + true
+        return np.divide(2 * right, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+
+def _search(cases: _Cases, chosen: NDArray[np.bool_]) -> Counts:
+    """Offsets in steps with the best mean DSC of the chosen cases, one structure at a time."""
+    m = np.zeros(cases.num_classes, np.int64)
+    present = np.flatnonzero(cases.true[chosen].sum(0) > 0)
+    for _ in range(SWEEPS):
+        before = m.copy()
+        for c in present[present > 0]:
+            means = _mean(cases.along(m, c)[chosen])
+            equals = GRID[means == means.max()]
+            m[c] = min(equals.tolist(), key=lambda value: (abs(value), -value))
+        if (m == before).all():
+            break
+    return m
+
+
+def _fit(cases: _Cases) -> tuple[list[float], dict[str, Any]]:
+    """Offsets of all classes, and the facts of their fit."""
+    n = cases.number
+    m = _search(cases, np.ones(n, bool))
+    zero = np.zeros_like(m)
+    before, held_out = cases.dsc(zero), cases.dsc(zero)
+    folds = 1 if n == 1 else n if n <= LEAVE_ONE_OUT else FOLDS
+    fold = np.arange(n) % folds
+    for f in range(folds) if n > 1 else ():
+        held_out[fold == f] = cases.dsc(_search(cases, fold != f))[fold == f]
+    gain = float(_mean(held_out) - _mean(before))
+    by_case = np.array([_mean(a) - _mean(b) for a, b in zip(held_out, before, strict=True)])
+    by_case = by_case[~np.isnan(by_case)]
+    error = float(by_case.std(ddof=1)) / math.sqrt(len(by_case)) if len(by_case) > 1 else math.nan
+    taken = gain > error  # not where either is unknown
+    notes = [
+        f"structure {c}: in no held-out case, so its offset is 0"
+        for c in range(1, cases.num_classes)
+        if not cases.true[:, c].any()
+    ]
+    if n == 1:
+        notes.append("one case cannot tell what offsets do to others; they stay 0")
+    elif m.any() and not taken:
+        notes.append(
+            f"offsets {(m * STEP).round(1).tolist()} gain {gain:.4f} (standard error {error:.4f}) "
+            "in mean DSC of cases that they were not chosen on; not taken"
+        )
+    m = m if taken else zero
+    notes += [
+        f"structure {c}: its offset {m[c] * STEP:.1f} is the bound of what is looked for"
+        for c in np.flatnonzero(abs(m) == STEPS)
+    ]
+    return (m * STEP).round(6).tolist(), {
+        "folds": folds,
+        "taken": bool(taken),
+        "dsc_before": _plain(_mean(before)),
+        "dsc_after": _plain(_mean(cases.dsc(m))),
+        "gain": _plain(gain) if n > 1 else None,
+        "gain_error": _plain(error),
+        "notes": notes,
+    }
+
+
+def _mean(dsc: Numbers) -> Any:
+    """Mean over the first two axes (or the one there is) of what is known; NaN where none is."""
+    axes = tuple(range(min(dsc.ndim, 2)))
+    known = (~np.isnan(dsc)).sum(axes)
+    total = np.nansum(dsc, axes)
+    return np.divide(total, known, out=np.full(np.shape(total), np.nan), where=known > 0)
+
+
+def _plain(value: Any) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(value) else float(value)
+
+
+def _mean_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Facts of all channels: means where numbers are known, `taken` by channel."""
+    mean = {}
+    for key in ("dsc_before", "dsc_after", "gain", "gain_error"):
+        known = [one[key] for one in facts if one[key] is not None]
+        mean[key] = float(np.mean(known)) if known else None
+    notes = [f"channel {c}: {text}" for c, one in enumerate(facts) for text in one["notes"]]
+    taken = [one["taken"] for one in facts]
+    return {"folds": facts[0]["folds"], "taken": taken, **mean, "notes": notes}
