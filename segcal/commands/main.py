@@ -8,6 +8,7 @@ import typer
 
 from segcal import __version__
 from segcal.commands import (
+    calibrate,
     check,
     classify,
     convert,
@@ -35,6 +36,7 @@ app.command()(predict.predict)
 app.command()(phantom.phantom)
 app.command()(methods.methods)
 app.command()(study.study)
+app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(classify.app, name="classify")
 app.add_typer(nnunet.app, name="nnunet")
 app.add_typer(convert.app, name="convert")

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[str], None]]:
     """Show a bar on stderr; yield a function that advances it by one and names what was done."""
+    with progress_bars({what: total}) as (advance,):
+        yield advance
+
+
+@contextmanager
+def progress_bars(totals: Mapping[str, int]) -> Iterator[list[Callable[[str], None]]]:
+    """Show a bar for each step of a work, as :func:`progress_bar` does for one."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -20,5 +34,9 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[str], None]]:
         TextColumn("{task.fields[last]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(what, total=total, last="")
-        yield lambda name: progress.update(task, advance=1, last=name)
+        tasks = [progress.add_task(what, total=n, last="") for what, n in totals.items()]
+
+        def advancing(task: TaskID) -> Callable[[str], None]:
+            return lambda name: progress.update(task, advance=1, last=name)
+
+        yield [advancing(task) for task in tasks]

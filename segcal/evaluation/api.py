@@ -20,7 +20,6 @@ from segcal.evaluation.job import Job, named, plan
 from segcal.evaluation.labels import FoundLabels
 from segcal.evaluation.reported import compared_columns
 from segcal.evaluation.settings import EvaluationSettings
-from segcal.evaluation.store import CaseOutcome
 from segcal.evaluation.summary import summarise
 from segcal.tally import Tally
 from segcal.tensors import check_choice
@@ -37,7 +36,7 @@ __all__ = [
 
 PathLike = str | os.PathLike[str]
 Engine = Literal["processes", "dask"]
-Runner = Callable[..., Generator[tuple[int, CaseOutcome]]]
+Runner = Callable[..., Generator[tuple[int, Any]]]
 Progress = Callable[[str], None]
 RESAMPLES = 2000
 """Of the bootstrap over cases, unless something else is asked for."""

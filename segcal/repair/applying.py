@@ -37,7 +37,7 @@ from segcal.io.probabilities import (
     read_stored,
 )
 from segcal.io.volumes import Geometry, read_geometry, read_labels, read_volume, write_nifti
-from segcal.posthoc.decision import Offsets, decide
+from segcal.posthoc.decision import Offsets, Rule, decide
 from segcal.posthoc.links import logits_of
 from segcal.repair.saved import SavedCalibrator, model_of
 
@@ -199,7 +199,7 @@ def _sources(predictions: Path, fitted_members: int) -> tuple[list[Source], int]
     apart = fitted_members == 1 and len(folds) > 1 and all(of_folds)
     sources = []
     for name, path in sorted(found.items()):
-        members = (path,)
+        members: tuple[Path, ...] = (path,)
         if apart:
             if missing := [f.name for f, of in zip(folds, of_folds, strict=True) if name not in of]:
                 raise ValueError(f"{predictions / missing[0]}: holds no {name}.npz")
@@ -407,9 +407,11 @@ def _label_map(
     may have been post-processed.
     """
     order = job.saved.class_order if job.saved.regions else None
-    rule: str | Offsets = job.decide
+    rule: Rule | Offsets
     if job.decide == "offsets":
         rule = Offsets.from_state(job.saved.offsets or {})
+    else:
+        rule = job.decide
     was, now = decide(before, "argmax", class_order=order), decide(after, rule, class_order=order)
     if source.label_map is None:
         if read.stored is None:
@@ -456,7 +458,7 @@ def _write(
         with whole_file(into.with_name(f"{source.name}.pkl")) as temporary:
             shutil.copyfile(crop, temporary)  # of nnU-Net v1: where its crop lies
     with whole_file(into.with_name(f"{source.name}.npz")) as temporary:
-        np.savez_compressed(temporary, **{key: after})
+        np.savez_compressed(temporary, allow_pickle=False, **{key: after})
 
 
 def _write_volumes(source: Source, read: _Read, after: NDArray[Any], job: ApplyJob) -> None:

@@ -22,14 +22,22 @@ from segcal.evaluation.job import Job
 from segcal.evaluation.summary import summarise
 from segcal.io.pairing import Case
 from segcal.posthoc.calibrator import Calibrator, PointwiseCalibrator
-from segcal.posthoc.decision import decide
+from segcal.posthoc.decision import Rule, decide
 from segcal.posthoc.rows import Rows
 from segcal.recipes import names
 from segcal.repair.fitting import build_calibrator, collect
 from segcal.repair.inputs import CaseLogits, HeldOutFiles, read_case_logits
 from segcal.tally import Tally
 
-__all__ = ["AS_IT_IS", "Entry", "Recommendation", "Repair", "compare_methods", "recommend"]
+__all__ = [
+    "AS_IT_IS",
+    "Entry",
+    "Recommendation",
+    "Repair",
+    "compare_methods",
+    "planned_fits",
+    "recommend",
+]
 
 AS_IT_IS = "as it is"
 """Name of the predictions without a repair."""
@@ -58,7 +66,7 @@ class Entry:
 
     name: str
     method: str = ""
-    decision: str = "argmax"
+    decision: Rule = "argmax"
 
 
 @dataclass(frozen=True)
@@ -130,20 +138,12 @@ def compare_methods(
         ValueError: an unknown method, a file that cannot be read, fewer than two patients, a
             pattern that does not find a patient in every name.
     """
-    chosen = list(methods or _shipped())
+    chosen = _chosen(methods)
     entries = _entries(chosen)
-    owner = _patients([case.name for case in job.pairing.cases], patients)
-    groups = sorted(set(owner))
-    if len(groups) < 2:
-        raise ValueError(
-            f"{job.predictions}: {len(groups)} patient; to compare methods, they are fitted to "
-            "some patients and evaluated on others"
-        )
-    folds = min(FOLDS, len(groups))
-    fold_of = [groups.index(of) % folds for of in owner]
+    owner, fold_of = _parted(job, patients)
+    folds = max(fold_of) + 1
     regions = job.label_set is not None and bool(job.label_set.regions)
-    build = partial(build_calibrator, regions=regions)
-    unfitted = {method: build(method) for method in chosen}
+    unfitted = {method: build_calibrator(method, regions=regions) for method in chosen}
     done = collect(job, processes=processes, runner=runner, progress=collected)
     fits = _Fits(job, unfitted, done.rows)
     by_fold = []
@@ -163,9 +163,39 @@ def compare_methods(
         recommend(grouped, entries, _near(job), resamples=resamples),
         on_test,
         {method: dict(one.facts) for method, one in whole.items()},
-        len(groups),
+        len(set(owner)),
         folds,
     )
+
+
+def planned_fits(
+    job: Job, methods: Sequence[str] | None, patients: str | None, *, test: bool
+) -> int:
+    """How often :func:`compare_methods` will call `fitted`.
+
+    Args:
+        job: see there.
+        methods: see there.
+        patients: see there.
+        test: whether there are cases from elsewhere.
+
+    Raises:
+        ValueError: as there.
+    """
+    folds = max(_parted(job, patients)[1]) + 1
+    return len(_chosen(methods)) * (folds + test)
+
+
+def _parted(job: Job, pattern: str | None) -> tuple[list[str], list[int]]:
+    """Patient and fold of every case."""
+    owner = _patients([case.name for case in job.pairing.cases], pattern)
+    groups = sorted(set(owner))
+    if len(groups) < 2:
+        raise ValueError(
+            f"{job.predictions}: {len(groups)} patient; to compare methods, they are fitted to "
+            "some patients and evaluated on others"
+        )
+    return owner, [groups.index(of) % FOLDS for of in owner]
 
 
 @dataclass(frozen=True)
@@ -307,17 +337,18 @@ def _near(job: Job) -> str:
     return next((s for s in job.settings.scopes if s.startswith("dilated")), "all")
 
 
-def _shipped() -> list[str]:
+def _chosen(methods: Sequence[str] | None) -> list[str]:
     known = names("posthoc")
-    return [name for name in SIMPLEST if name in known] + sorted(set(known) - set(SIMPLEST))
-
-
-def _entries(methods: Sequence[str]) -> list[Entry]:
-    known = names("posthoc")
+    if methods is None:
+        return [name for name in SIMPLEST if name in known] + sorted(set(known) - set(SIMPLEST))
     if unknown := [name for name in methods if name not in known]:
         raise ValueError(
             f"methods: no post-hoc method {', '.join(unknown)}; there are {', '.join(known)}"
         )
+    return list(dict.fromkeys(methods))
+
+
+def _entries(methods: Sequence[str]) -> list[Entry]:
     decided = "class_region" if "class_region" in methods else methods[0]
     return [
         Entry(AS_IT_IS),

@@ -21,6 +21,7 @@ from segcal.io.pairing import Case
 from segcal.posthoc.calibrator import MOST_VOXELS, Calibrator, PointwiseCalibrator
 from segcal.posthoc.decision import Offsets
 from segcal.posthoc.rows import Rows
+from segcal.posthoc.temperature import Temperature
 from segcal.recipes import load_component
 from segcal.repair.inputs import HeldOutFiles, read_case_logits
 from segcal.repair.saved import SavedCalibrator, channel_names, model_of
@@ -213,7 +214,7 @@ def collect(
     """
     cases = job.pairing.cases
     regions = job.label_set is not None and bool(job.label_set.regions)
-    form = calibrator or build_calibrator("temperature", regions=regions)
+    form = calibrator or Temperature(per_channel=regions)
     one = partial(_rows_of, job=job, form=form, most=MOST_VOXELS // len(cases))
     jobs = processes or default_jobs(len(cases))
     found: list[_OfCase] = []

@@ -1,0 +1,443 @@
+"""``segcal calibrate``: repair probabilities that exist, without training."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from segcal.commands.console import comparison_table, say
+from segcal.commands.errors import user_errors
+from segcal.commands.evaluate import Engine, say_labels
+from segcal.commands.progress import progress_bar, progress_bars
+
+if TYPE_CHECKING:  # torch is imported when there is work to do
+    from segcal.evaluation.job import Job
+    from segcal.repair.applying import Applied
+    from segcal.repair.comparing import Repair
+    from segcal.repair.saved import SavedCalibrator
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Repair probabilities of a finished model: fit a calibrator to validation predictions, "
+    "apply it to others, or compare what helps.",
+)
+OPTIONS = {
+    "method": "--method", "methods": "--methods", "patients": "--patients", "decide": "--decide",
+    "scheduler": "--scheduler",
+}  # fmt: skip
+"""Options by the arguments they become."""
+
+Predictions = Annotated[
+    Path,
+    typer.Argument(
+        metavar="VALIDATION",
+        help="Folder of predictions of cases that the network was not trained on, all that "
+        "segcal evaluate reads; or the folder of a model that nnU-Net trained with --npz, whose "
+        "validation cases are taken, each predicted by the fold that did not see it.",
+    ),
+]
+Labels = Annotated[
+    Path, typer.Argument(metavar="LABELS", help="Folder of their reference label maps.")
+]
+DatasetJson = Annotated[
+    Path | None,
+    typer.Option(
+        help="nnU-Net dataset.json with label names, regions and 'ignore'; default: looked for "
+        "beside the predictions and above the labels."
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option("--processes", "-p", min=1, help="Cases at the same time; default: one a core."),
+]
+
+
+class Decide(str, Enum):
+    """How the label map is made of calibrated probabilities."""
+
+    argmax = "argmax"
+    dice = "dice"
+    offsets = "offsets"
+
+
+class Precision(str, Enum):
+    """Type of the probabilities that are written."""
+
+    same = "same"
+    float16 = "float16"
+    float32 = "float32"
+
+
+@app.command()
+def fit(
+    predictions: Predictions,
+    labels: Labels,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File of the calibrator, JSON.")
+    ] = Path("calibrator.json"),
+    method: Annotated[
+        str,
+        typer.Option(
+            help="Post-hoc method: class_region, a temperature per predicted class and region; "
+            "temperature; ... segcal methods lists them."
+        ),
+    ] = "class_region",
+    set_arguments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Argument of the method, e.g. --set bands=[1,3] (mm); segcal methods NAME lists "
+            "them. May be given several times.",
+        ),
+    ] = None,
+    offsets: Annotated[
+        bool,
+        typer.Option(
+            "--offsets",
+            help="Also choose an offset of the decision for every structure by the mean DSC of "
+            "these cases, for calibrate apply --decide offsets.",
+        ),
+    ] = False,
+    dataset_json: DatasetJson = None,
+    processes: Processes = None,
+) -> None:
+    """Fit a calibrator to validation predictions and their labels.
+
+    Examples: segcal calibrate fit predictions_validation labelsTr -o calibrator.json
+
+    segcal calibrate fit results/Dataset027_ACDC/nnUNetTrainer__nnUNetPlans__2d labelsTr
+
+    A calibrator turns the network's probabilities into better ones; the network stays as it is.
+    Logits that segcal nnunet predict --save-logits left in logits/ beside the predictions are used
+    where they are; else the logarithm of the probabilities. The file says what it was fitted on
+    and is refused for another model. Never fit on the cases that you report. Then: segcal
+    calibrate apply PREDICTIONS calibrator.json -o OUT
+    """
+    console = _console()
+    with user_errors(OPTIONS):
+        from segcal.repair.fitting import fit_job, plan_fit
+        from segcal.repair.saved import write_calibrator
+
+        if output.suffix != ".json":
+            raise ValueError(f"--output: {output}: expected a file that ends in .json")
+        job = plan_fit(
+            predictions, labels, dataset_json=dataset_json,
+            found=lambda found: say_labels(console, found),
+        )  # fmt: skip
+        for names, what in (
+            (job.pairing.without_prediction, "labels without a prediction"),
+            (job.pairing.without_reference, "predictions without labels"),
+        ):
+            if names:
+                say(console, f"{len(names)} {what}, left out: {', '.join(names[:9])}", "yellow")
+        with progress_bar("Reading", len(job.pairing.cases)) as advance, _warnings(console):
+            saved = fit_job(
+                job, method=method, arguments=_arguments(set_arguments or []), offsets=offsets,
+                processes=processes, progress=advance,
+            )  # fmt: skip
+        write_calibrator(output, saved)
+    _say_fit(console, saved)
+    say(console, f"Written: {output}")
+
+
+@app.command()
+def apply(
+    predictions: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PREDICTIONS",
+            help="Folder of predictions with probabilities: .npz (nnU-Net), 4-D volumes, or a "
+            "folder a case with one file per class.",
+        ),
+    ],
+    calibrator: Annotated[
+        Path, typer.Argument(metavar="CALIBRATOR", help="File that calibrate fit wrote.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the calibrated predictions.")
+    ],
+    decide: Annotated[
+        Decide,
+        typer.Option(
+            help="Label map: argmax, the most probable class; dice, the mask of the largest "
+            "expected Dice; offsets, those that fit --offsets chose. Probabilities are the same."
+        ),
+    ] = Decide.argmax,
+    precision: Annotated[
+        Precision,
+        typer.Option("--dtype", help="Type that is written; same: that of each file."),
+    ] = Precision.same,
+    any_model: Annotated[
+        bool,
+        typer.Option(
+            "--any-model",
+            help="Apply it to predictions of another model or another kind of average, too.",
+        ),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Take up an interrupted run with the same calibrator."),
+    ] = False,
+    dataset_json: DatasetJson = None,
+    processes: Processes = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(help="What runs the cases: processes of this machine, or a Dask cluster."),
+    ] = Engine.processes,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="With --engine dask: tcp://HOST:PORT of a scheduler that you trust."),
+    ] = None,
+) -> None:
+    """Write calibrated copies of predictions, in their formats and geometry.
+
+    Example: segcal calibrate apply predictions calibrator.json -o calibrated --decide dice
+
+    A label map beside the probabilities is copied, and rewritten only where the decision changed;
+    how many voxels that are is counted. Then: segcal evaluate calibrated labelsTs -o report
+
+    Exit code 0: all written. 1: some case failed. 2: wrong usage.
+    """
+    console = _console()
+    with user_errors(OPTIONS):
+        from segcal.evaluation.api import runner_of
+        from segcal.repair.applying import apply_job, plan_apply
+        from segcal.repair.saved import read_calibrator
+
+        job = plan_apply(
+            predictions, read_calibrator(calibrator), output, decide=decide.value,
+            precision=precision.value, dataset_json=dataset_json, any_model=any_model,
+        )  # fmt: skip
+        runner = runner_of(engine.value, scheduler)
+    for note in job.notes:
+        say(console, f"Note: {note}", "yellow")
+    with progress_bar("Calibrating", len(job.sources)) as advance:
+        try:
+            done = apply_job(
+                job, resume=resume, processes=processes, runner=runner, progress=advance
+            )
+        except KeyboardInterrupt:
+            say(console, "Interrupted. The same command with --resume goes on from there.", "red")
+            raise typer.Exit(130) from None
+    _say_applied(console, done)
+    say(console, f"Written to {output}")
+    if any(one.failed for one in done.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    predictions: Predictions,
+    labels: Labels,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the report: HTML, CSV, JSON, PNG.")
+    ],
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Post-hoc methods, with commas; default: all (segcal methods)."),
+    ] = None,
+    patients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Finds the patient in the name of a case, whose cases are never parted, e.g. "
+            '"patient[0-9]+"; default: every case is a patient.',
+        ),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            "--test",
+            metavar="PREDICTIONS",
+            help="Predictions of other cases, of another scanner, say: does the repair hold there?",
+        ),
+    ] = None,
+    test_labels: Annotated[
+        Path | None, typer.Option("--test-labels", help="Their label maps; default: LABELS.")
+    ] = None,
+    bootstrap: Annotated[
+        int, typer.Option(min=2, help="Resamplings of the patients for 95 % intervals.")
+    ] = 2000,
+    dataset_json: DatasetJson = None,
+    processes: Processes = None,
+) -> None:
+    """Say which repair helps, cross-validated over cases, or that none does.
+
+    Examples: segcal calibrate compare predictions_validation labelsTr -o repair
+
+    segcal calibrate compare validation labelsTr --test predictionsTs --test-labels labelsTs -o out
+
+    Each method is fitted to four fifths of the cases and evaluated on the rest, until every case
+    was evaluated once: NLL, ECE in every scope, TACE, DSC, with paired intervals. NLL (negative
+    log-likelihood, in nats) judges probabilities as a whole; ECE says whether they keep what they
+    promise. A method is recommended only where it helps with 95 % certainty.
+    """
+    console = _console()
+    with user_errors(OPTIONS):
+        from segcal.repair.fitting import plan_fit
+        from segcal.reporting.repair import write_repair
+        from segcal.reporting.report import check_output
+
+        check_output(output, [predictions, labels])
+        job = plan_fit(
+            predictions, labels, dataset_json=dataset_json,
+            found=lambda found: say_labels(console, found),
+        )  # fmt: skip
+        on = None
+        if test is not None:
+            on = plan_fit(test, test_labels or labels, dataset_json=dataset_json)
+            _say_overlap(console, job, on)
+        chosen = None if methods is None else [name.strip() for name in methods.split(",")]
+        with _warnings(console):
+            repair = _compared(job, chosen, on, patients, bootstrap, processes)
+        written = write_repair(repair, output)
+    _say_repair(console, repair)
+    say(console, f"Written to {output}: {', '.join(written.files)}")
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=100)  # a pipe or a log has no width
+
+
+@contextmanager
+def _warnings(console: Console) -> Iterator[None]:
+    """Print each warning of a fit once, as a sentence."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for text in dict.fromkeys(str(one.message) for one in caught):
+        say(console, f"Note: {text}", "yellow")
+
+
+def _arguments(settings: list[str]) -> dict[str, Any]:
+    """Arguments of a method from NAME=VALUE."""
+    from segcal.training.experiments import put
+
+    found: dict[str, Any] = {}
+    for setting in settings:
+        put(found, setting)
+    return found
+
+
+def _say_fit(console: Console, saved: SavedCalibrator) -> None:
+    facts, made_of = saved.calibrator.facts, saved.fitted_on
+    say(
+        console,
+        f"{saved.method}: fitted to {len(made_of['cases'])} cases, {facts['voxels']:,} voxels "
+        f"(looked at {facts['sampled']:,})",
+    )
+    say(
+        console,
+        f"NLL, mean -log p of the label in nats: {facts['nll_before']:.5f} -> "
+        f"{facts['nll_after']:.5f}",
+    )
+    if made_of["saved_logits"] < len(made_of["cases"]):
+        say(
+            console,
+            f"Logits are log-probabilities of {len(made_of['cases']) - made_of['saved_logits']} "
+            f"cases; {made_of['floored_share']:.2%} of their voxels had a probability below "
+            f"{made_of['floor']:.2g}, which was taken for that",
+        )
+    learned = saved.calibrator.state()["learned"]
+    if isinstance(learned, dict) and "temperatures" in learned:
+        console.print(_temperatures(saved, learned))
+    elif isinstance(learned, dict) and "value" in learned:
+        say(console, f"Temperature: {learned['value']:.4g} (above 1: it was overconfident)")
+
+
+def _temperatures(saved: SavedCalibrator, learned: dict[str, Any]) -> Table:
+    """Temperatures by predicted class and region."""
+    rows = learned["temperatures"]
+    bands = saved.calibrator.state()["arguments"]["bands"]
+    regions = ["inside", "boundary"]
+    if bands is not None:
+        regions = [f"to {end:g} mm" for end in bands] + [f"beyond {bands[-1]:g} mm"]
+    table = Table(
+        title="Temperatures (above 1: it was overconfident)", box=box.SIMPLE_HEAD,
+        pad_edge=False, title_justify="left",
+    )  # fmt: skip
+    table.add_column("predicted as")
+    for region in regions:
+        table.add_column(region, justify="right")
+    for name, of in zip(saved.channels, rows, strict=True):
+        table.add_row(Text(name), *(f"{value:.3f}" for value in of))
+    table.add_row("all", f"{learned['global_temperature']:.3f}", end_section=True)
+    return table
+
+
+def _say_applied(console: Console, done: dict[str, Applied]) -> None:
+    for name, one in done.items():
+        if one.failed:
+            say(console, f"FAILED {name}: {one.failed}", "red")
+        elif one.notes:
+            say(console, f"Note on {name}: {'; '.join(one.notes)}", "yellow")
+    whole = [one for one in done.values() if not one.failed]
+    changed = [one.changed for one in whole if one.changed]
+    say(
+        console,
+        f"{len(whole)} cases calibrated; label maps changed in {len(changed)} of them, by "
+        f"{sum(changed):,} voxels",
+    )
+
+
+def _say_overlap(console: Console, job: Job, test: Job) -> None:
+    """Say if the other cases are the ones that methods are fitted to."""
+    names = {case.name for case in job.pairing.cases}
+    shared = sorted(names & {case.name for case in test.pairing.cases})
+    if job.predictions.resolve() == test.predictions.resolve() or shared:
+        say(
+            console,
+            f"Note: {len(shared)} cases of --test have the name of one that methods are fitted "
+            f"to ({', '.join(shared[:3])}): a repair looks better on these than on new ones",
+            "yellow",
+        )
+
+
+def _compared(
+    job: Job,
+    methods: list[str] | None,
+    test: Job | None,
+    patients: str | None,
+    bootstrap: int,
+    processes: int | None,
+) -> Repair:
+    """Compare with a bar for each of the steps."""
+    from segcal.repair.comparing import compare_methods, planned_fits
+
+    cases = len(job.pairing.cases)
+    steps = {
+        "Reading": cases,
+        "Fitting": planned_fits(job, methods, patients, test=test is not None),
+        "Evaluating": cases + (0 if test is None else len(test.pairing.cases)),
+    }
+    with progress_bars(steps) as (collected, fitted, evaluated):
+        return compare_methods(
+            job, methods=methods, test=test, patients=patients, resamples=bootstrap,
+            processes=processes, collected=collected, fitted=fitted, evaluated=evaluated,
+        )  # fmt: skip
+
+
+def _say_repair(console: Console, repair: Repair) -> None:
+    from segcal.reporting.repair import shown_differences
+
+    for title, comparison in (("Cross-validated", repair.comparison), ("--test", repair.test)):
+        if comparison is not None:
+            say(console, title, "bold")
+            console.print(comparison_table(list(comparison.reports), shown_differences(comparison)))
+    method = repair.recommendation.method
+    say(console, f"Recommended: {method or 'none'}", "bold")
+    for reason in repair.recommendation.reasons:
+        say(console, reason)
