@@ -22,8 +22,6 @@ from segcal.reporting.report import Written, check_output
 
 __all__ = ["shown_columns", "shown_differences", "write_repair"]
 
-SHOWN = ("nll", "ece", "tace")
-"""Calibration metrics that a repair is judged by, in every scope."""
 MASKS = ("dsc", "hd95_penalised_mm")
 """Metrics of the label map."""
 
@@ -32,16 +30,27 @@ def shown_columns(comparison: Comparison) -> list[str]:
     """Columns that a repair is judged by."""
     settings = next(iter(comparison.reports.values())).job.settings
     rows = {row.key: row for row in calibration_metrics()}
+    wide = settings.scopes[-2:]
     return [
         *MASKS,
-        *(rows[key].column(scope) for key in SHOWN for scope in settings.scopes),
+        *(rows["nll"].column(scope) for scope in wide),
+        *(rows["ece"].column(scope) for scope in settings.scopes),
+        rows["tace"].column(wide[-1]),
     ]
 
 
-def shown_differences(comparison: Comparison) -> list[Difference]:
-    """Differences to the predictions as they are of what a repair is judged by."""
+def shown_differences(repair: Repair, comparison: Comparison) -> list[Difference]:
+    """Differences to the predictions as they are of what a repair is judged by.
+
+    Of a row whose label map alone is another one, only the metrics of the label map.
+    """
     columns = shown_columns(comparison)
-    found = [d for d in comparison.differences if d.metric in columns and d.mean is not None]
+    decided = {entry.name for entry in repair.entries if entry.decision != "argmax"}
+    found = [
+        d
+        for d in comparison.differences
+        if d.mean is not None and d.metric in (MASKS if d.method in decided else columns)
+    ]
     return sorted(found, key=lambda d: columns.index(d.metric))
 
 
@@ -65,7 +74,7 @@ def write_repair(repair: Repair, folder: Path) -> Written:
     sections = [_verdict(repair)]
     sections += _sections(output, repair, comparison, "cross-validated", "")
     if repair.test is not None:
-        sections += _sections(output, repair, repair.test, "on the other cases", "test_")
+        sections += _sections(output, repair, repair.test, "on the other cases", "_test")
     write_json(
         output.place("comparison.json"),
         {
@@ -103,19 +112,19 @@ def _verdict(repair: Repair) -> page.Section:
 
 
 def _sections(
-    output: ReportFolder, repair: Repair, comparison: Comparison, where: str, prefix: str
+    output: ReportFolder, repair: Repair, comparison: Comparison, where: str, suffix: str
 ) -> list[page.Section]:
     reports = comparison.reports
     conventions = next(iter(reports.values())).job.settings.conventions()
     rows = {name: report.cases for name, report in reports.items()}
-    write_csv(output.place(f"{prefix or 'comparison_'}cases.csv"), compared_cases(rows))
+    write_csv(output.place(f"comparison{suffix}_cases.csv"), compared_cases(rows))
     means = tables.method_table(shared_means(rows, shown_columns(comparison)), conventions)
-    shown = shown_differences(comparison)
+    shown = shown_differences(repair, comparison)
     picture = draw(plot_comparison(shown), f"Differences to the probabilities as they are, {where}")
-    picture.save(output.place(f"reliability_{prefix}differences.png"))
+    picture.save(output.place(f"comparison{suffix}.png"))
     diagrams = _diagrams(repair, comparison, where)
     for name, one in diagrams.items():
-        one.save(output.place(f"reliability_{prefix}{name}.png"))
+        one.save(output.place(f"reliability{suffix}_{name}.png"))
     return [
         page.Section(f"{means.title} ({where})", (), means, [picture]),
         page.Section(f"Reliability before and after, {where}", (), None, list(diagrams.values())),

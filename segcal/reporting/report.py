@@ -34,7 +34,7 @@ MOST_CLASSES = 16
 WORST = 3
 FILES = (
     "index.html", "summary.json", "cases.csv", "reliability*.png", "confidence.png", "worst/*.png",
-    "comparison.*", "tables.*",
+    "comparison.*", "comparison_*.*", "tables.*",
 )  # fmt: skip
 """What a report may write."""
 

@@ -13,7 +13,6 @@ import pytest
 import SimpleITK as sitk  # noqa: N813
 
 from segcal.io.volumes import (
-    to_canonical,
     Geometry,
     check_place,
     from_canonical,
@@ -23,6 +22,7 @@ from segcal.io.volumes import (
     read_volume,
     reads_alike,
     stored_axes,
+    to_canonical,
     write_nifti,
 )
 from tests.data_paths import real_data
