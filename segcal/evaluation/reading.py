@@ -159,7 +159,7 @@ def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: No
     differs = argmax != label_map
     foreground = int(np.count_nonzero(label_map))
     elsewhere = int(np.count_nonzero(differs & (label_map != 0)))
-    if elsewhere > 0.5 * foreground:
+    if elsewhere > 0.5 * foreground and case.decision == "argmax":
         raise ValueError(
             f"{case.prediction}: {elsewhere} of the {foreground} foreground voxels of "
             f"{case.label_map} beside it have another label here; predicted with a reader that "
@@ -168,9 +168,10 @@ def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: No
         )
     differ = int(np.count_nonzero(differs))
     if differ:
+        why = "post-processed?" if case.decision == "argmax" else f"decided by {case.decision}"
         note(
             f"{case.prediction.name}: {differ} voxels have another label in the label map beside "
-            "it (post-processed?); overlap and surfaces are of the label map, calibration of the "
+            f"it ({why}); overlap and surfaces are of the label map, calibration of the "
             "probabilities"
         )
 

@@ -27,6 +27,7 @@ class Case:
         label_map: label map that lies beside a ``.npz`` of the same name, or None.
         roi: mask of the region of interest, or None.
         logits: ``.npz`` with the logits that the prediction was made of, or None.
+        decision: rule that the label map beside was made by, of ``segcal calibrate apply``.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Case:
     label_map: Path | None = None
     roi: Path | None = None
     logits: Path | None = None
+    decision: str = "argmax"
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,13 @@ def pair(predictions: Path, references: Path) -> Pairing:
         if predictions.suffix == ".npz":
             beside = scan(predictions.parent, npz=False).get(predicted)
         logits = find_logits(predictions, predicted)
-        return Pairing([Case(name, predictions, references, beside, logits=logits)])
+        case = Case(name, predictions, references, beside, None, logits, _decision(predictions))
+        return Pairing([case])
     wanted = scan(references, npz=False)
     if not wanted:
         raise ValueError(f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
     found, volumes = find_predictions(predictions, wanted)
+    decision = _decision(predictions)
     both = sorted(set(found) & set(wanted))
     if not both:
         raise ValueError(
@@ -100,6 +104,7 @@ def pair(predictions: Path, references: Path) -> Pairing:
                 wanted[name],
                 volumes.get(name) if found[name].suffix == ".npz" else None,
                 logits=find_logits(found[name], name),
+                decision=decision,
             )
             for name in both
         ],
@@ -184,6 +189,10 @@ def find_record(predictions: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
+
+
+def _decision(predictions: Path) -> str:
+    return str(find_record(predictions).get("decision", "argmax"))
 
 
 def find_plans(predictions: Path) -> Path | None:

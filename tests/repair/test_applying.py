@@ -1,0 +1,299 @@
+"""Calibrated folders: the same files, which an evaluation reads, and nothing half written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from segcal.evaluation.api import evaluate
+from segcal.io.volumes import from_canonical, read_labels, read_volume, to_canonical, write_nifti
+from segcal.posthoc.decision import decide_dice
+from segcal.repair import applying
+from segcal.repair.applying import apply_job, plan_apply
+from segcal.repair.fitting import fit_calibrator
+from segcal.repair.saved import write_calibrator
+from tests.conftest import close
+from tests.repair.conftest import CLASSES, SHAPE, cohort, geometry, record, softmax
+
+
+@pytest.fixture(scope="module")
+def saved(shared):
+    return fit_calibrator(shared.predictions, shared.labels, processes=1)
+
+
+@pytest.fixture
+def test_set(tmp_path):
+    return cohort(tmp_path / "test", cases=3, seed=5, first=50)
+
+
+def applied(folder, saved, out, **options):
+    job = plan_apply(folder, saved, out, **options)
+    return apply_job(job, processes=1)
+
+
+def stored(path):
+    with np.load(path) as file:
+        return {key: file[key] for key in file.files}
+
+
+def expected(saved, probabilities, spacing=(3.0, 1.0, 1.0)):
+    x = torch.from_numpy(probabilities).log()[None]
+    return saved.calibrator.apply(x, spacing_mm=spacing)[0].numpy()
+
+
+def test_nnunets_files(test_set, saved, tmp_path):
+    out = tmp_path / "out"
+    done = applied(test_set.predictions, saved, out)
+    assert [one.changed for one in done.values()] == [0, 0, 0]
+    for name in test_set.reference:
+        before, after = test_set.stored(name), stored(out / f"{name}.npz")
+        assert list(after) == ["probabilities"]
+        assert after["probabilities"].dtype == np.float32
+        close(after["probabilities"], expected(saved, before), rtol=1e-6)
+        ours, theirs = (f / f"{name}.nii.gz" for f in (out, test_set.predictions))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert (out / "dataset.json").read_text() == (test_set.predictions / "dataset.json").read_text()
+    made = json.loads((out / "segcal_predict.json").read_text())
+    assert made["calibrator"]["method"] == "class_region"
+    assert made["decision"] == "argmax"
+    before, after = (evaluate(f, test_set.labels) for f in (test_set.predictions, out))
+    assert not after.failed
+    assert (
+        after.summary["metrics"]["nll_all"]["mean"] < before.summary["metrics"]["nll_all"]["mean"]
+    )
+    assert after.summary["metrics"]["dsc"]["mean"] == before.summary["metrics"]["dsc"]["mean"]
+
+
+@pytest.mark.parametrize("precision", ["same", "float16", "float32"])
+def test_types(tmp_path, saved, precision):
+    half = cohort(tmp_path / "half", cases=1, dtype=np.float16)
+    applied(half.predictions, saved, tmp_path / "out", precision=precision)
+    array = stored(tmp_path / "out" / "case_00.npz")["probabilities"]
+    assert array.dtype == (np.float32 if precision == "float32" else np.float16)
+
+
+def test_a_post_processed_label_map_stays_where_the_decision_does(test_set, saved, tmp_path):
+    path = test_set.predictions / "case_50.nii.gz"
+    label_map = read_labels(path).array.copy()
+    label_map[0] = 0
+    write_nifti(path, label_map, geometry())
+    applied(test_set.predictions, saved, tmp_path / "argmax")
+    assert (tmp_path / "argmax" / path.name).read_bytes() == path.read_bytes()
+    done = applied(test_set.predictions, saved, tmp_path / "dice", decide="dice")
+    p = expected(saved, test_set.stored("case_50"))
+    was, now = test_set.stored("case_50").argmax(0), decide_dice(p).labels
+    after = read_labels(tmp_path / "dice" / path.name).array
+    assert np.array_equal(after, np.where(was == now, label_map, now))
+    assert done["case_50"].changed == np.count_nonzero(after != label_map) > 0
+    report = evaluate(tmp_path / "dice", test_set.labels)
+    assert not report.failed
+    assert "decided by dice" in report.notes["case_50"][0]
+
+
+def test_a_decision_far_from_argmax_is_evaluated(tmp_path, saved):
+    """A structure that argmax never gives, which the evaluation took for another frame."""
+    p = np.full((3, *SHAPE), 0.001, np.float32)
+    p[1, :, 5:9] = 0.45
+    p[0] = 1 - p[1] - p[2]
+    y = np.zeros(SHAPE, np.uint8)
+    y[:, 5:9] = 1
+    folder = tmp_path / "p"
+    folder.mkdir()
+    np.savez(folder / "a.npz", probabilities=p)
+    write_nifti(folder / "a.nii.gz", np.zeros(SHAPE, np.uint8), geometry())
+    write_nifti(tmp_path / "gt" / "a.nii.gz", y, geometry())
+    identity = replace(saved, calibrator=type(saved.calibrator)(strength=0.0))
+    identity.calibrator.facts = {**saved.calibrator.facts}
+    identity.calibrator.improved = False
+    applied(folder, identity, tmp_path / "out", decide="dice")
+    report = evaluate(tmp_path / "out", tmp_path / "gt")
+    assert not report.failed
+    assert report.cases["dsc/1"]["a"] == 1
+
+
+def test_four_axes_and_files_a_class(test_set, saved, tmp_path):
+    volumes, classes = tmp_path / "volumes", tmp_path / "classes"
+    for name in test_set.reference:
+        p = test_set.stored(name)
+        write_nifti(volumes / f"{name}.nii.gz", p, geometry())
+        for k, label in enumerate(CLASSES[1:], start=1):  # background is what they leave
+            write_nifti(classes / name / f"{label}.nii.gz", p[k], geometry())
+    for folder in (volumes, classes):
+        shutil.copy(test_set.predictions / "dataset.json", folder)
+    applied(volumes, saved, tmp_path / "v")
+    applied(classes, saved, tmp_path / "c")
+    for name in test_set.reference:
+        wanted = expected(saved, test_set.stored(name))
+        close(read_volume(tmp_path / "v" / f"{name}.nii.gz").array, wanted, atol=1e-6)
+        assert sorted(f.name for f in (tmp_path / "c" / name).iterdir()) == [
+            "organ.nii.gz", "tumour.nii.gz",
+        ]  # fmt: skip
+        organ = read_volume(tmp_path / "c" / name / "organ.nii.gz").array
+        close(organ, wanted[1], atol=1e-5)
+    for out in ("v", "c"):
+        assert not evaluate(tmp_path / out, test_set.labels).failed
+    applied(volumes, saved, tmp_path / "dice", decide="dice")
+    assert (tmp_path / "dice" / "case_50.npz").is_file()
+    assert read_labels(tmp_path / "dice" / "case_50.nii.gz").array.shape == SHAPE
+    assert not evaluate(tmp_path / "dice", test_set.labels).failed
+
+
+@pytest.mark.parametrize("decide", ["argmax", "dice"])
+def test_frames_of_readers_that_reorient(tmp_path, saved, decide):
+    """The array lies in RAS, the label map as the image does; bands see the array's own axes."""
+    full = cohort(tmp_path / "all", cases=1)
+    at = replace(geometry(), direction=np.diag([-1.0, 1.0, 1.0])[:, [1, 0, 2]])
+    reader = "NibabelIOWithReorient"
+    folder = tmp_path / "p"
+    folder.mkdir()
+    p = full.stored("case_00")
+    ras = to_canonical(at, reader=reader)
+    (folder / "plans.json").write_text(json.dumps({"image_reader_writer": reader}))
+    shutil.copy(full.predictions / "dataset.json", folder)
+    rng = np.random.default_rng(0)
+    stored_p = softmax(rng.normal(size=(3, *ras.shape)) * 3).astype(np.float32)
+    p = from_canonical(stored_p, at, reader=reader)
+    np.savez(folder / "a.npz", probabilities=stored_p)
+    write_nifti(folder / "a.nii.gz", p.argmax(0).astype(np.uint8), at)
+    write_nifti(tmp_path / "gt" / "a.nii.gz", p.argmax(0).astype(np.uint8), at)
+    bands = fit_calibrator(
+        full.predictions, full.labels, arguments={"bands": [1.5, 2.5]}, processes=1
+    )
+    applied(folder, bands, tmp_path / "out", decide=decide)
+    after = stored(tmp_path / "out" / "a.npz")["probabilities"]
+    after = from_canonical(after, at, reader=reader).copy()
+    close(after, expected(bands, np.ascontiguousarray(p)), rtol=1e-5)
+    assert not evaluate(tmp_path / "out", tmp_path / "gt").failed
+    labels = read_labels(tmp_path / "out" / "a.nii.gz").array
+    wanted = p.argmax(0) if decide == "argmax" else decide_dice(after).labels
+    assert np.array_equal(labels, wanted)
+
+
+def test_saved_logits_are_taken_and_logits_alone_will_do(test_set, saved, tmp_path):
+    logits = test_set.predictions / "logits"
+    logits.mkdir()
+    for name, x in test_set.logits.items():
+        np.savez(logits / f"{name}.npz", logits=x)
+    applied(test_set.predictions, saved, tmp_path / "out")
+    x = torch.from_numpy(test_set.logits["case_50"])[None]
+    wanted = saved.calibrator.apply(x)[0].numpy()
+    close(stored(tmp_path / "out" / "case_50.npz")["probabilities"], wanted, rtol=1e-5)
+    applied(logits, saved, tmp_path / "alone")
+    close(stored(tmp_path / "alone" / "case_50.npz")["probabilities"], wanted, rtol=1e-5)
+
+
+def test_members_are_calibrated_before_they_are_averaged(test_set, saved, tmp_path):
+    members = {}
+    for fold in (0, 1):
+        other = cohort(tmp_path / f"f{fold}", cases=3, seed=10 + fold, first=50)
+        members[fold] = other
+        shutil.copytree(other.predictions, test_set.predictions / f"fold_{fold}")
+    record(test_set.predictions, trainer="T", folds=["fold_0", "fold_1"])
+    single = replace(saved, model={"trainer": "T", "folds": ["fold_0"]})
+    applied(test_set.predictions, single, tmp_path / "out")
+    wanted = sum(expected(saved, members[f].stored("case_51")) for f in (0, 1)) / 2
+    close(stored(tmp_path / "out" / "case_51.npz")["probabilities"], wanted, rtol=1e-5)
+    for fold in (0, 1):
+        shutil.rmtree(test_set.predictions / f"fold_{fold}")
+    with pytest.raises(ValueError, match="mean of 2 networks"):
+        plan_apply(test_set.predictions, single, tmp_path / "again")
+    assert plan_apply(test_set.predictions, single, tmp_path / "again", any_model=True).notes
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(test_set, saved, tmp_path):
+    predictions, out = test_set.predictions, tmp_path / "out"
+    with pytest.raises(ValueError, match="holds the predictions"):
+        plan_apply(predictions, saved, predictions)
+    with pytest.raises(ValueError, match="no such folder"):
+        plan_apply(tmp_path / "none", saved, out)
+    with pytest.raises(ValueError, match="fitted without them"):
+        plan_apply(predictions, saved, out, decide="offsets")
+    with pytest.raises(ValueError, match="holds no probabilities"):
+        plan_apply(test_set.labels, saved, out)
+    record(predictions, trainer="B")
+    with pytest.raises(ValueError, match="trainer B, but the calibrator was fitted to trainer A"):
+        plan_apply(predictions, replace(saved, model={"trainer": "A"}), out)
+    for labels in (
+        {"background": 0, "tumour": 1, "organ": 2},
+        {"background": 0, "organ": 1},
+        {"background": 0, "organ": [1, 2], "tumour": [2]},
+    ):
+        content = {"labels": labels, "regions_class_order": [1, 2]}
+        (predictions / "dataset.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match="the calibrator was fitted to"):
+            plan_apply(predictions, saved, out)
+    assert not out.exists()
+
+
+def test_a_case_that_fails_does_not_stop_the_others(test_set, saved, tmp_path):
+    (test_set.predictions / "dataset.json").unlink()
+    two = softmax(np.zeros((2, *SHAPE))).astype(np.float32)
+    np.savez(test_set.predictions / "case_51.npz", probabilities=two)
+    bad = test_set.stored("case_52")
+    bad[0, 0, 0, 0] = np.nan
+    np.savez(test_set.predictions / "case_52.npz", probabilities=bad)
+    done = applied(test_set.predictions, saved, tmp_path / "out")
+    assert "has 2 channels, but the calibrator was fitted to 3" in done["case_51"].failed
+    assert "NaN" in done["case_52"].failed
+    assert not done["case_50"].failed
+    written = {f.name for f in (tmp_path / "out").iterdir()}
+    assert "case_50.npz" in written
+    assert not written & {"case_51.npz", "case_52.npz", "case_51.nii.gz", "case_52.nii.gz"}
+
+
+def test_the_cases_of_the_fit_are_pointed_out(shared, saved, tmp_path):
+    notes = plan_apply(shared.predictions, saved, tmp_path / "out").notes
+    assert any("is what the calibrator was fitted on" in note for note in notes)
+
+
+def test_resume_takes_what_the_same_calibrator_wrote(test_set, saved, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    applied(test_set.predictions, saved, out)
+    times = {f.name: f.stat().st_mtime_ns for f in out.glob("*.npz")}
+    job = plan_apply(test_set.predictions, saved, out)
+    worked = []
+    monkeypatch.setattr(
+        applying, "_apply", lambda source, job: worked.append(source.name) or applying.Applied(0)
+    )
+    done = apply_job(job, resume=True, processes=1)
+    assert worked == []
+    assert list(done) == list(test_set.reference)
+    assert {f.name: f.stat().st_mtime_ns for f in out.glob("*.npz")} == times
+    other = plan_apply(test_set.predictions, saved, out, precision="float16")
+    apply_job(other, resume=True, processes=1)
+    assert worked == list(test_set.reference)
+    assert not list(out.glob("*.npz"))  # what was there is not of this run
+
+
+def test_a_killed_run_leaves_whole_files_and_goes_on(test_set, saved, tmp_path):
+    out, path = tmp_path / "out", tmp_path / "c.json"
+    write_calibrator(path, saved)
+    command = [
+        sys.executable, "-m", "segcal", "calibrate", "apply", str(test_set.predictions), str(path),
+        "-o", str(out), "-p", "1",
+    ]  # fmt: skip
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (out / "case_50.npz").exists() and running.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    for file in out.glob("case_*.npz"):
+        assert np.isfinite(stored(file)["probabilities"]).all()
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in test_set.reference:
+        got = stored(out / f"{name}.npz")["probabilities"]
+        close(got, expected(saved, test_set.stored(name)), rtol=1e-6)
+    assert not list(out.glob(".segcal-*"))
