@@ -19,7 +19,8 @@ the one before, so that a round looks at what is left of the last. The smallest 
 The ratio prefers the empty mask only where all p are 0, for it does not know that a structure may
 be absent altogether: then its mask of many small probabilities has a tiny expected Dice and a tiny
 threshold. The empty mask is right if the structure is absent, with probability ``1 - max p`` at
-most (if the voxels err together). A structure whose expected Dice is below that is left out.
+most (if the voxels err together). A structure whose expected Dice is below that is left out, which
+costs Dice where structures are faint but in every case, and saves false ones where they are not.
 
 Offsets
 -------
@@ -65,7 +66,7 @@ STATE_VERSION = 1
 
 Rule = Literal["argmax", "dice"]
 Numbers = NDArray[np.float64]
-Counts = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ def regions_to_labels(
     return labels
 
 
-def decide_dice(probs: Any, *, class_order: Sequence[int] | None = None) -> Decision:
+def decide_dice(
+    probs: Any, *, class_order: Sequence[int] | None = None, may_be_absent: bool = True
+) -> Decision:
     """Return the masks of the largest expected Dice, see the top of the module.
 
     Where masks of classes overlap, a voxel goes to the class whose probability is largest in terms
@@ -151,6 +154,8 @@ def decide_dice(probs: Any, *, class_order: Sequence[int] | None = None) -> Deci
     Args:
         probs: floating ``(K, *S)``.
         class_order: label that each region leaves; None of a softmax.
+        may_be_absent: leave a structure out whose expected Dice is below the largest probability
+            that it is absent; False where all structures are known to be in every case.
 
     Raises:
         ValueError: not floating, not in [0, 1] (NaN is refused), a class order of another length,
@@ -161,8 +166,8 @@ def decide_dice(probs: Any, *, class_order: Sequence[int] | None = None) -> Deci
         raise ValueError("probs: a softmax needs at least 2 classes, got 1")
     found = [_best_mask(channel) for channel in (p if class_order is not None else p[1:])]
     dice = np.array([one for one, _ in found])
-    absent = np.array([1 - most for _, most in found])
-    thresholds = np.where(dice >= absent, dice / 2, np.inf)
+    absent = np.array([1 - most if may_be_absent else 0 for _, most in found])
+    thresholds = np.where(dice >= absent, dice / 2, np.inf)  # infinite where Dice is NaN
     if class_order is not None:
         return Decision(regions_to_labels(p, class_order, thresholds), thresholds, dice)
     return Decision(_by_share(p, 1 / thresholds, thresholds), thresholds, dice)
@@ -437,12 +442,12 @@ class _Rows(NamedTuple):
         values: integer ``(n, K)``; with offsets of m steps the largest ``value + K m`` wins. All of
             a row are distinct, unless they never win.
         labels: int64 ``(n,)``.
-        counts: int64 ``(n,)``, voxels that are so.
+        counts: float64 ``(n,)``, voxels that are so, whole numbers.
     """
 
     values: NDArray[Any]
-    labels: Counts
-    counts: Counts
+    labels: Integers
+    counts: Numbers
 
     def distinct(self) -> _Rows:
         """Return every row once."""
@@ -451,7 +456,7 @@ class _Rows(NamedTuple):
             low = column.min()
             code = np.unique(code * (column.max() - low + 1) + column - low, return_inverse=True)[1]
         _, first, code = np.unique(code, return_index=True, return_inverse=True)
-        counts = np.bincount(code, weights=self.counts).astype(np.int64)
+        counts = _sums(code, self.counts, len(first))
         return _Rows(self.values[first], self.labels[first], counts)
 
     @staticmethod
@@ -463,9 +468,9 @@ class _Rows(NamedTuple):
 def _rows_of(p: NDArray[Any], y: NDArray[Any], ignore_index: int | None) -> _Rows:
     """Rows of one case; of channels `p` ``(K, n)``, or ``(1, n)`` for a region."""
     k = max(len(p), 2)
-    never = -8 * STEPS * k
+    never = _never(k)
     kind = np.int16 if 9 * STEPS * k < 2**15 else np.int32  # offsets are added to them
-    parts = [_Rows(np.zeros((0, k), kind), np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    parts = [_Rows(np.zeros((0, k), kind), np.zeros(0, np.int64), np.zeros(0))]
     for part in _pieces(len(y), k):
         labels = y[part].astype(np.int64)
         check_label_values(as_tensor(labels), k, ignore_index)
@@ -480,7 +485,12 @@ def _rows_of(p: NDArray[Any], y: NDArray[Any], ignore_index: int | None) -> _Row
     return found.distinct() if len(found.labels) else found
 
 
-def _of_piece(p: Numbers, labels: Counts, never: np.signedinteger[Any]) -> Iterator[_Rows]:
+def _never(k: int) -> int:
+    """Value of one of K classes that no offset lets win."""
+    return -8 * STEPS * k
+
+
+def _of_piece(p: Numbers, labels: Integers, never: np.signedinteger[Any]) -> Iterator[_Rows]:
     """Rows of a piece ``(K, n)``: of voxels that one class keeps, and of the others."""
     k = len(p)
     # what a class can lose and win; a little more, so that rounding keeps what is at the edge
@@ -493,7 +503,7 @@ def _of_piece(p: Numbers, labels: Counts, never: np.signedinteger[Any]) -> Itera
     pairs = np.flatnonzero(kept)
     values = np.full((len(pairs), k), never)
     values[np.arange(len(pairs)), pairs // k] = k - 1
-    yield _Rows(values, pairs % k, kept[pairs])
+    yield _Rows(values, pairs % k, kept[pairs].astype(np.float64))
     if not contested.any():
         return
     q, able, labels = p[:, contested], able[:, contested], labels[contested]
@@ -502,7 +512,7 @@ def _of_piece(p: Numbers, labels: Counts, never: np.signedinteger[Any]) -> Itera
     left = np.where(able, steps - whole, -1)
     rank = k - 1 - np.argsort(np.argsort(-left, axis=0, kind="stable"), axis=0)
     values = np.where(able, whole * k + rank, never).T.astype(never.dtype)
-    yield _Rows(values, labels, np.ones(len(labels), np.int64)).distinct()
+    yield _Rows(values, labels, np.ones(len(labels))).distinct()
 
 
 @dataclass(frozen=True)
@@ -517,7 +527,7 @@ class _Cases:
     """
 
     rows: _Rows
-    case: Counts
+    case: Integers
     number: int
     true: Numbers
 
@@ -527,7 +537,7 @@ class _Cases:
         rows = _Rows.joined(parts)
         case = np.repeat(np.arange(len(parts)), [len(one.labels) for one in parts])
         k = rows.values.shape[1]
-        true = np.bincount(case * k + rows.labels, rows.counts, len(parts) * k)
+        true = _sums(case * k + rows.labels, rows.counts, len(parts) * k)
         return cls(rows, case, len(parts), true.reshape(-1, k))
 
     @property
@@ -535,46 +545,60 @@ class _Cases:
         """K."""
         return self.rows.values.shape[1]
 
-    def dsc(self, m: Counts) -> Numbers:
+    def dsc(self, m: Integers) -> Numbers:
         """DSC of all structures ``(cases, K - 1)``; NaN where one is in neither map."""
-        return self._dice(*self._counts(self._scores(m).argmax(1)))[:, 1:]
+        return self._dice(*self._counts(self.winners(m)))[:, 1:]
 
-    def along(self, m: Counts, c: int) -> Numbers:
+    def winners(self, m: Integers) -> Integers:
+        """Class that every row goes to."""
+        return self._scores(m, slice(None)).argmax(1)
+
+    def along(self, m: Integers, c: int, winners: Integers) -> Numbers:
         """DSC ``(cases, K - 1, offsets)`` for every offset of structure c in the grid."""
         k, places = self.num_classes, len(GRID) + 1
-        scores = self._scores(m)
+        able = self._able(c)
+        scores = self._scores(m, able)
         scores[:, c] = np.iinfo(scores.dtype).min
         other = scores.argmax(1)
         against = scores[np.arange(len(other)), other].astype(np.int64)
-        takes = (against - self.rows.values[:, c]) // k + 1  # the first that c wins with
+        takes = (against - self.rows.values[able, c]) // k + 1  # the first that c wins with
         place = np.clip(takes + STEPS, 0, places - 1)
-        predicted, right = self._counts(other)
-        gone, gone_right = (
-            np.bincount(
-                (self.case * k + other) * places + place, weights, self.number * k * places
-            ).reshape(self.number, k, places).cumsum(2)[:, :, :-1]
-            for weights in (self.rows.counts, self.rows.counts * (self.rows.labels == other))
-        )  # fmt: skip
-        own = np.bincount(
-            self.case * places + place,
-            self.rows.counts * (self.rows.labels == c),
-            self.number * places,
-        ).reshape(self.number, places).cumsum(1)[:, :-1]  # fmt: skip
-        won = gone.sum(1)
-        predicted, right = predicted[..., None] - gone, right[..., None] - gone_right
-        predicted[:, c], right[:, c] = won, own
+        without = winners.copy()
+        without[able] = other
+        predicted, right = self._counts(without)
+        case, labels, counts = self.case[able], self.rows.labels[able], self.rows.counts[able]
+
+        def moved(weights: Numbers) -> Numbers:
+            """From every class by offsets up to each."""
+            index = (case * k + other) * places + place
+            sums = _sums(index, weights, self.number * k * places)
+            return sums.reshape(self.number, k, places).cumsum(2)[:, :, :-1]
+
+        gone, won_right = moved(counts), moved(counts * (labels == c)).sum(1)
+        predicted = predicted[..., None] - gone
+        right = right[..., None] - moved(counts * (labels == other))
+        predicted[:, c], right[:, c] = gone.sum(1), won_right
         return self._dice(predicted, right)[:, 1:]
 
-    def _scores(self, m: Counts) -> NDArray[Any]:
+    def update(self, winners: Integers, m: Integers, c: int) -> None:
+        """Change winners in place, after the offset of structure c has changed."""
+        able = self._able(c)
+        winners[able] = self._scores(m, able).argmax(1)
+
+    def _able(self, c: int) -> Integers:
+        """Rows that class c can win."""
+        return np.flatnonzero(self.rows.values[:, c] > _never(self.num_classes))
+
+    def _scores(self, m: Integers, rows: Integers | slice) -> NDArray[Any]:
         values = self.rows.values
-        return values + (self.num_classes * m).astype(values.dtype)
+        return values[rows] + (self.num_classes * m).astype(values.dtype)
 
     def _counts(self, winner: NDArray[Any]) -> tuple[Numbers, Numbers]:
         """Voxels that are predicted as every class, and of them those of that label."""
         k = self.num_classes
         place, counts = self.case * k + winner, self.rows.counts
         both = (counts, counts * (self.rows.labels == winner))
-        predicted, right = (np.bincount(place, one, self.number * k) for one in both)
+        predicted, right = (_sums(place, one, self.number * k) for one in both)
         return predicted.reshape(-1, k), right.reshape(-1, k)
 
     def _dice(self, predicted: Numbers, right: Numbers) -> Numbers:
@@ -583,16 +607,22 @@ class _Cases:
         return np.divide(2 * right, total, out=np.full(total.shape, np.nan), where=total > 0)
 
 
-def _search(cases: _Cases, chosen: NDArray[np.bool_]) -> Counts:
+def _sums(index: Integers, weights: Numbers, number: int) -> Numbers:
+    """Sums of weights by their index, float64 ``(number,)``."""
+    return np.bincount(index, weights, number).astype(np.float64, copy=False)
+
+
+def _search(cases: _Cases, chosen: NDArray[np.bool_]) -> Integers:
     """Offsets in steps with the best mean DSC of the chosen cases, one structure at a time."""
     m = np.zeros(cases.num_classes, np.int64)
     present = np.flatnonzero(cases.true[chosen].sum(0) > 0)
     for _ in range(SWEEPS):
-        before = m.copy()
+        before, winners = m.copy(), cases.winners(m)
         for c in present[present > 0]:
-            means = _mean(cases.along(m, c)[chosen])
+            means = _mean(cases.along(m, c, winners)[chosen])
             equals = GRID[means == means.max()]
             m[c] = min(equals.tolist(), key=lambda value: (abs(value), -value))
+            cases.update(winners, m, c)
         if (m == before).all():
             break
     return m

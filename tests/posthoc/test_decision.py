@@ -114,6 +114,10 @@ def test_a_structure_that_is_hardly_there_is_left_out():
     assert found.thresholds[1] == np.inf
     assert 0 < found.expected_dice[1] < 1e-3
     assert np.array_equal(found.labels, (np.arange(1000) < 100).astype(int))
+    found = decide_dice(p, may_be_absent=False)
+    close(found.thresholds, found.expected_dice / 2)
+    assert np.array_equal(found.labels == 2, p[2] > found.thresholds[1])
+    assert (found.labels[990:] == 2).all()
 
 
 def test_all_zeros_and_certain_masks():
@@ -190,6 +194,13 @@ def mean_dsc(cases, decided, number):
     return np.nanmean(values)
 
 
+def test_masks_of_calibrated_probabilities_have_a_larger_dice():
+    for noise, gain in ((0.5, 0.1), (1, 0.03), (2, 0.003)):
+        cases = [shifted(seed, (0, 0), noise=noise) for seed in range(20)]
+        dice_rule = mean_dsc(cases, lambda p: decide(p, "dice"), 3)
+        assert dice_rule > mean_dsc(cases, decide_argmax, 3) + gain
+
+
 def test_structures_that_are_segmented_too_small_grow():
     cases = [shifted(seed, (-2, -1), noise=3) for seed in range(6)]
     others = [shifted(seed, (-2, -1), noise=3) for seed in range(10, 14)]
@@ -237,7 +248,7 @@ def test_rows_count_what_every_offset_decides():
         expected = [[dice(decided, y, c) for c in (1, 2, 3)]]
         close(cases.dsc(m), expected, rtol=1e-12)
         for c in (1, 2, 3):
-            along = cases.along(m, c)
+            along = cases.along(m, c, cases.winners(m))
             close(along[:, :, np.flatnonzero(m[c] == GRID)[0]], expected, rtol=1e-12)
 
 
