@@ -430,9 +430,12 @@ def recommend(
             ],
         )
     best = min(helping, key=lambda m: tables[m][nll].mean())
+    others = [m for m in helping if m != best]
     against = {
         d.method: d
-        for d in compare({m: tables[m] for m in (best, *helping) if m}, resamples=resamples)
+        for d in (
+            compare({m: tables[m] for m in (best, *others)}, resamples=resamples) if others else ()
+        )
         if d.metric == nll
     }
     level = [m for m in helping if m == best or not _above(against[m])]
@@ -444,8 +447,8 @@ def recommend(
             f"{chosen}: {what} {base[key].mean():.4f} -> {tables[chosen][key].mean():.4f}, "
             f"difference {_interval(one)}.",
         )
-    if others := [m for m in level if m != chosen]:
-        reasons.append(f"Not clearly different in NLL: {', '.join(others)}.")
+    if alike := [m for m in level if m != chosen]:
+        reasons.append(f"Not clearly different in NLL: {', '.join(alike)}.")
     return Recommendation(chosen, reasons)
 
 

@@ -1,0 +1,116 @@
+"""What a user sees of ``segcal calibrate``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from segcal.commands.main import app
+from tests.repair.conftest import cohort, record
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["calibrate", *map(str, arguments)])
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return cohort(tmp_path)
+
+
+def test_fit_apply_and_evaluate(folders, tmp_path):
+    path, out = tmp_path / "calibrator.json", tmp_path / "out"
+    done = run("fit", folders.predictions, folders.labels, "-o", path, "-p", 1)
+    assert done.exit_code == 0, done.output
+    for text in ("class_region: fitted to 6 cases", "nats: ", "boundary", "tumour", "Written:"):
+        assert text in done.output
+    done = run("apply", folders.predictions, path, "-o", out, "-p", 1, "--decide", "dice")
+    assert done.exit_code == 0, done.output
+    assert "is what the calibrator was fitted on" in done.output
+    assert "6 cases calibrated; label maps changed in" in done.output
+    done = CliRunner().invoke(
+        app, ["evaluate", str(out), str(folders.labels), "-o", str(tmp_path / "report"), "-p", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "decided by dice" in done.output
+
+
+def test_fit_takes_methods_arguments_and_offsets(folders, tmp_path):
+    path = tmp_path / "c.json"
+    given = ("-o", path, "-p", 1, "--set", "bands=[1.5, 3]", "--offsets")
+    done = run("fit", folders.predictions, folders.labels, *given)
+    assert done.exit_code == 0, done.output
+    assert "to 1.5 mm" in done.output
+    content = json.loads(path.read_text())
+    assert content["state"]["arguments"]["bands"] == [1.5, 3.0]
+    assert content["offsets"] is not None
+    done = run(
+        "apply", folders.predictions, path, "-o", tmp_path / "o", "--decide", "offsets", "-p", 1
+    )
+    assert done.exit_code == 0, done.output
+    done = run("fit", folders.predictions, folders.labels, "--method", "temperature", "-o", path)
+    assert "Temperature: " in done.output
+
+
+def test_a_separable_fit_is_pointed_out(tmp_path):
+    perfect = cohort(tmp_path, sharpened=1.0, cases=2)
+    from segcal.io.volumes import write_nifti
+    from tests.repair.conftest import geometry
+
+    for name in perfect.reference:
+        write_nifti(perfect.labels / f"{name}.nii.gz", perfect.stored(name).argmax(0), geometry())
+    path = tmp_path / "c.json"
+    done = run("fit", perfect.predictions, perfect.labels, "--method", "temperature", "-o", path)
+    assert done.exit_code == 0, done.output
+    assert "Note: Temperature: temperature 0.05 is the bound" in done.output
+    assert json.loads(path.read_text())["state"]["facts"]["notes"]
+
+
+def test_compare_writes_a_report(folders, tmp_path):
+    out = tmp_path / "out"
+    other = cohort(tmp_path / "other", cases=2, seed=7)
+    given = ("--methods", "temperature,class_region", "-p", 1, "--bootstrap", 100, "-o", out)
+    done = run(
+        "compare", folders.predictions, folders.labels, *given,
+        "--test", other.predictions, "--test-labels", other.labels,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "2 cases of --test have the name of one" in done.output
+    assert "Recommended: " in done.output
+    for name in ("index.html", "comparison.json", "comparison_cases.csv", "reliability_before.png",
+                 "reliability_after.png", "comparison.png", "comparison_test.png"):  # fmt: skip
+        assert (out / name).is_file()
+    page = (out / "index.html").read_text()
+    assert "Recommended" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    content = json.loads((out / "comparison.json").read_text())
+    assert content["patients"] == 6
+    assert set(content["fits"]) == {"temperature", "class_region"}
+
+
+def test_what_is_wrong_is_said_at_once(folders, tmp_path):
+    path = tmp_path / "c.json"
+    for arguments, message in (
+        (("fit", folders.predictions, folders.labels, "-o", tmp_path / "c.txt"), "ends in .json"),
+        (("fit", folders.predictions, folders.labels, "--method", "platt"), "no config named"),
+        (("fit", folders.predictions, tmp_path / "none"), "no such file or folder"),
+        (("apply", folders.predictions, path, "-o", tmp_path / "o"), "no such file"),
+        (("compare", folders.predictions, folders.labels, "--methods", "a", "-o", tmp_path / "o"),
+         "--methods: no post-hoc method a"),
+    ):  # fmt: skip
+        done = run(*arguments)
+        assert done.exit_code == 2, done.output
+        assert message in done.stderr
+        assert "Traceback" not in done.output
+    assert not path.exists()
+    assert run("fit", folders.predictions, folders.labels, "-o", path, "-p", 1).exit_code == 0
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "model": {"trainer": "A"}}))
+    record(folders.predictions, trainer="B")
+    done = run("apply", folders.predictions, path, "-o", tmp_path / "o")
+    assert done.exit_code == 2
+    assert "--any-model" in done.stderr
+    given = ("apply", folders.predictions, path, "-o", tmp_path / "o", "--any-model", "-p", 1)
+    assert run(*given).exit_code == 0
