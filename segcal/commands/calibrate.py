@@ -451,7 +451,7 @@ def _repair_table(title: str, repair: Repair, comparison: Comparison) -> Table:
     table = Table(
         title=f"{title}, mean over cases", box=box.SIMPLE_HEAD, pad_edge=False,
         title_justify="left", caption_justify="left",
-        caption="* better, ! worse than as it is: the 95 % interval over patients leaves out 0",
+        caption="* better, ! worse than uncalibrated: the 95 % interval over patients leaves out 0",
     )  # fmt: skip
     table.add_column("", no_wrap=True)
     for column in columns:

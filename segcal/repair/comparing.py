@@ -30,7 +30,7 @@ from segcal.repair.inputs import CaseLogits, HeldOutFiles, read_case_logits
 from segcal.tally import Tally
 
 __all__ = [
-    "AS_IT_IS",
+    "UNCALIBRATED",
     "Entry",
     "Recommendation",
     "Repair",
@@ -39,7 +39,7 @@ __all__ = [
     "recommend",
 ]
 
-AS_IT_IS = "as it is"
+UNCALIBRATED = "uncalibrated"
 """Name of the predictions without a repair."""
 FOLDS = 5
 MOST_LOST = 0.002
@@ -351,7 +351,7 @@ def _chosen(methods: Sequence[str] | None) -> list[str]:
 def _entries(methods: Sequence[str]) -> list[Entry]:
     decided = "class_region" if "class_region" in methods else methods[0]
     return [
-        Entry(AS_IT_IS),
+        Entry(UNCALIBRATED),
         *(Entry(name, name) for name in methods),
         Entry(f"{decided}, dice", decided, "dice"),
     ]
@@ -400,7 +400,7 @@ def recommend(
         near: name of the scope whose ECE decides.
         resamples: of the bootstrap.
     """
-    base = tables[AS_IT_IS]
+    base = tables[UNCALIBRATED]
     if len(base) < FEWEST:
         return Recommendation(
             None,
@@ -409,7 +409,7 @@ def recommend(
     candidates = [one.method for one in entries if one.method and one.decision == "argmax"]
     differences = {
         (d.method, d.metric): d
-        for d in compare({k: tables[k] for k in (AS_IT_IS, *candidates)}, resamples=resamples)
+        for d in compare({k: tables[k] for k in (UNCALIBRATED, *candidates)}, resamples=resamples)
     }
     nll, ece = "nll_all", f"ece_{near}"
     helping, reasons = [], []

@@ -12,7 +12,7 @@ from segcal.evaluation.compare import case_table as compared_cases
 from segcal.evaluation.reported import calibration_metrics
 from segcal.io.files import write_json, write_text
 from segcal.io.tables import write_csv
-from segcal.repair.comparing import AS_IT_IS, Repair
+from segcal.repair.comparing import UNCALIBRATED, Repair
 from segcal.reporting import page, tables
 from segcal.reporting.comparison import plot_comparison
 from segcal.reporting.folder import ReportFolder
@@ -105,7 +105,7 @@ def _verdict(repair: Repair) -> page.Section:
     title = "Recommended: none" if method is None else f"Recommended: {method}"
     how = (
         f"Every method was fitted to some of the {repair.patients} patients and evaluated on the "
-        f"others, in {repair.folds} folds. Differences are to the probabilities as they are, with "
+        f"others, in {repair.folds} folds. Differences are to the uncalibrated probabilities, with "
         "95 % bootstrap intervals over patients."
     )
     return page.Section(title, [*repair.recommendation.reasons, how])
@@ -120,18 +120,24 @@ def _sections(
     write_csv(output.place(f"comparison{suffix}_cases.csv"), compared_cases(rows))
     means = tables.method_table(shared_means(rows, shown_columns(comparison)), conventions)
     shown = shown_differences(repair, comparison)
-    picture = draw(plot_comparison(shown), f"Differences to the probabilities as they are, {where}")
+    picture = draw(
+        plot_comparison(shown), f"Differences to the uncalibrated probabilities, {where}"
+    )
     picture.save(output.place(f"comparison{suffix}.png"))
+    differences = tables.difference_table(as_records(shown))
     diagrams = _diagrams(repair, comparison, where)
     for name, one in diagrams.items():
         one.save(output.place(f"reliability{suffix}_{name}.png"))
     return [
         page.Section(f"{means.title} ({where})", (), means, [picture]),
         page.Section(f"Reliability before and after, {where}", (), None, list(diagrams.values())),
-        page.table_section(
-            tables.difference_table(as_records(shown)),
-            "Click a heading to sort. Wilcoxon p is not corrected for the number of comparisons. "
-            "All metrics are in comparison.json.",
+        page.Section(
+            f"{differences.title} ({where})",
+            [
+                "Click a heading to sort. Wilcoxon p is not corrected for the number of comparisons. "
+                "All metrics are in comparison.json."
+            ],
+            differences,
         ),
     ]
 
@@ -140,7 +146,7 @@ def _diagrams(repair: Repair, comparison: Comparison, where: str) -> dict[str, P
     """Reliability diagrams of the probabilities as they are, and of one repair."""
     after = repair.recommendation.method or _best(repair, comparison)
     pictures = {}
-    for key, name in (("before", AS_IT_IS), ("after", after)):
+    for key, name in (("before", UNCALIBRATED), ("after", after)):
         report = comparison.reports[name]
         titles = report.job.settings.scope_titles
         title = f"Reliability of the top label, {name}, {where}"

@@ -13,7 +13,7 @@ from segcal.evaluation.api import evaluate
 from segcal.metrics.nll import nll
 from segcal.posthoc.temperature import Temperature
 from segcal.repair import comparing
-from segcal.repair.comparing import AS_IT_IS, Entry, compare_methods, planned_fits, recommend
+from segcal.repair.comparing import UNCALIBRATED, Entry, compare_methods, planned_fits, recommend
 from segcal.repair.fitting import fit_calibrator, plan_fit
 from tests.conftest import close
 from tests.repair.conftest import cohort
@@ -37,14 +37,14 @@ def test_a_repair_that_helps_is_recommended(done):
     assert any("NLL over all voxels" in text for text in done.recommendation.reasons)
     before, after = (
         done.comparison.reports[name].summary["metrics"]["nll_all"]["mean"]
-        for name in (AS_IT_IS, done.recommendation.method)
+        for name in (UNCALIBRATED, done.recommendation.method)
     )
     assert after < before
 
 
 def test_rows_as_they_are_equal_an_evaluation(done, shared):
     report = evaluate(shared.predictions, shared.labels)
-    ours = done.comparison.reports[AS_IT_IS].cases
+    ours = done.comparison.reports[UNCALIBRATED].cases
     expected = report.cases[ours.columns]
     pd.testing.assert_frame_equal(ours, expected)
 
@@ -157,8 +157,8 @@ def table(nll, ece, dsc=0.8, n=20, seed=0):
 
 
 def advice(**rows):
-    tables = {AS_IT_IS: table(0.5, 0.1), **{k: table(*v) for k, v in rows.items()}}
-    entries = [Entry(AS_IT_IS), *(Entry(name, name) for name in rows)]
+    tables = {UNCALIBRATED: table(0.5, 0.1), **{k: table(*v) for k, v in rows.items()}}
+    entries = [Entry(UNCALIBRATED), *(Entry(name, name) for name in rows)]
     return recommend(tables, entries, "near")
 
 
