@@ -149,7 +149,7 @@ class LocalTemperature(SampledCalibrator):
 
     def _fit(self, rows: Rows) -> None:
         generator = torch.Generator().manual_seed(self.seed)
-        with torch.enable_grad(), full_precision(rows.logits):
+        with torch.inference_mode(False), torch.enable_grad(), full_precision(rows.logits):
             train, held = _parted(rows.cases, generator)
             plain = replace(rows, around=None)
             scale = best_scale(plain.where(torch.isin(torch.arange(len(rows)), train)))
@@ -158,7 +158,7 @@ class LocalTemperature(SampledCalibrator):
                     f"the one best temperature, {1 / scale:g}, is the bound of what is looked for: "
                     "the cases do not identify it"
                 )
-            network = _Network.new(_around(rows)[train], rows.num_classes, 1 / scale, generator)
+            network = _Network.new(rows, train, 1 / scale, generator)
             steps = self.steps
             if not len(held) and steps > STEPS_OF_ONE_CASE:
                 steps = STEPS_OF_ONE_CASE
@@ -227,15 +227,17 @@ class _Network:
 
     @classmethod
     def new(
-        cls, around: Tensor, classes: int, temperature: float, generator: torch.Generator
+        cls, rows: Rows, train: Tensor, temperature: float, generator: torch.Generator
     ) -> _Network:
-        """One that gives about the same temperature everywhere."""
+        """One that gives about this temperature everywhere, with the inputs' statistics."""
+        around, classes = _around(rows), rows.num_classes
         channels, taps = around.shape[1:]
         outputs = TREES + GATES + (2 if channels > classes else 0)
         moments = []
         for c in range(channels):
-            values = around[:, c].flatten()
-            moments.append(torch.std_mean(values[values.isfinite()], correction=0))
+            values = around[train, c].flatten()  # a channel at a time, for the memory
+            values = values[values.isfinite()]
+            moments.append(torch.std_mean(values if len(values) else torch.zeros(1), correction=0))
         std, mean = (torch.stack(part) for part in zip(*moments, strict=True))
         gates = slice(TREES, TREES + GATES + 1)
         sees = torch.zeros((outputs, channels, 1))

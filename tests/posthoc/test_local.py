@@ -196,3 +196,18 @@ def test_a_damaged_state_is_refused(fitted):
     ):
         with pytest.raises(ValueError, match=f"state: .*{message}"):
             LocalTemperature.from_state({**state, "learned": {**learned, **change}})
+
+
+def test_values_of_the_image_that_are_unknown_are_as_the_mean():
+    cases = halves((12, 12), 4)
+    blank = [case._replace(image=torch.full_like(case.image, torch.nan)) for case in cases]
+    found = LocalTemperature(steps=40).fit(blank)
+    x, image = cases[0].logits, blank[0].image
+    assert torch.equal(found.apply(x, image=image), found.apply(x, image=torch.zeros_like(image)))
+    assert LocalTemperature.from_state(found.state()).state() == found.state()
+
+
+def test_fits_where_no_gradients_are_wanted():
+    expected = LocalTemperature(steps=40).fit(halves((12, 12), 4)).state()
+    with torch.inference_mode():
+        assert LocalTemperature(steps=40).fit(halves((12, 12), 4)).state() == expected
