@@ -22,7 +22,7 @@ from segcal.posthoc.regions import Regions
 from segcal.posthoc.rows import CHUNK, Rows, sampled
 from segcal.tensors import check_channels, check_logits_labels, full_precision, valid_mask
 
-__all__ = ["Calibrator", "HeldOut", "PointwiseCalibrator"]
+__all__ = ["Calibrator", "HeldOut", "PointwiseCalibrator", "SampledCalibrator"]
 
 STATE_VERSION = 2
 VOXELS_PER_CASE = 100_000
@@ -217,12 +217,11 @@ class Calibrator(ABC):
         """Take over what :meth:`_learned` returned."""
 
 
-class PointwiseCalibrator(Calibrator):
-    """A calibrator that looks at one voxel at a time: its logits, and its group.
+class SampledCalibrator(Calibrator):
+    """A calibrator that is fitted to a sample of voxels, kept as rows.
 
-    The group is the predicted class and the region of the predicted map. A method gives
-    :meth:`_fit` and :meth:`_log_probabilities`, and its state by :meth:`_learned` and
-    :meth:`_load`.
+    A method gives :meth:`_fit` and :meth:`_log_probabilities_of`, and its state by
+    :meth:`_learned` and :meth:`_load`.
 
     Of large cases a seeded sample of voxels is looked at, drawn in every group apart (2 million of
     all cases, or 100,000 of a case where their number is not known beforehand);
@@ -284,7 +283,7 @@ class PointwiseCalibrator(Calibrator):
     def _rows(self, case: HeldOut, ignore_index: int | None, most: int, *, seed: int) -> list[Rows]:
         """Rows of one case, or of samples that have no spatial axes; of each channel."""
         k = case.logits.shape[1]
-        most = max(1000, min(most, MOST_NUMBERS // k))
+        most = self._most(case, most)
         if not self.per_channel:
             return [self._of_softmax(case, ignore_index, most, seed)]
         return [
@@ -296,6 +295,10 @@ class PointwiseCalibrator(Calibrator):
             )
             for c in range(k)
         ]
+
+    def _most(self, case: HeldOut, most: int) -> int:
+        """Voxels that are kept of a case, where `most` are wanted."""
+        return max(1000, min(most, MOST_NUMBERS // case.logits.shape[1]))
 
     def _of_softmax(self, case: HeldOut, ignore_index: int | None, most: int, seed: int) -> Rows:
         samples = case.logits.ndim == 2
@@ -312,7 +315,18 @@ class PointwiseCalibrator(Calibrator):
             index if samples else torch.zeros_like(index),
             len(valid) if samples else 1,
             self.regions.count,
+            self._around(case, valid, index),
         )
+
+    def _around(self, case: HeldOut, valid: Tensor, index: Tensor) -> Tensor | None:
+        """What lies around voxels of a case, ``(n, ...)``, if the method looks at it.
+
+        Args:
+            case: of one element, or samples.
+            valid: bool ``(N, *S)``; what is not valid must not matter.
+            index: int64 ``(n,)``, of the voxels in the flattened labels.
+        """
+        return None
 
     def _groups(self, logits: Tensor, spacing_mm: Sequence[float] | None) -> Tensor:
         """Predicted class times regions, plus the region, ``(N, *S)``."""
@@ -338,8 +352,8 @@ class PointwiseCalibrator(Calibrator):
         (one,) = rows
         self.improved, self._notes = False, []
         before, error = self._nll(one)
-        self._fit(one)
         self.improved = True
+        self._fit(one)
         after = self.nll(one)
         if not after <= before:
             self._note(
@@ -386,7 +400,32 @@ class PointwiseCalibrator(Calibrator):
     def _calibrated(self, part: Rows) -> Tensor:
         if not self.improved:
             return torch.log_softmax(part.logits, 1)
-        return self._log_probabilities(part.logits, part.groups)
+        return self._log_probabilities_of(part)
+
+    def _note(self, text: str) -> None:
+        """Warn of what was odd about the fit, and keep it among its facts."""
+        self._notes.append(text)
+        warnings.warn(f"{type(self).__name__}: {text}", stacklevel=5)
+
+    @abstractmethod
+    def _fit(self, rows: Rows) -> None:
+        """Learn from rows of one softmax; what does not suit them sets `improved` to False."""
+
+    @abstractmethod
+    def _log_probabilities_of(self, rows: Rows) -> Tensor:
+        """Return log-probabilities ``(n, K)`` of rows of one softmax."""
+
+
+class PointwiseCalibrator(SampledCalibrator):
+    """A calibrator that looks at one voxel at a time: its logits, and its group.
+
+    The group is the predicted class and the region of the predicted map. A method gives
+    :meth:`_fit` and :meth:`_log_probabilities`, and its state by :meth:`_learned` and
+    :meth:`_load`.
+    """
+
+    def _log_probabilities_of(self, rows: Rows) -> Tensor:
+        return self._log_probabilities(rows.logits, rows.groups)
 
     def _probabilities(
         self, logits: Tensor, spacing_mm: Sequence[float] | None, image: Tensor | None
@@ -402,15 +441,6 @@ class PointwiseCalibrator(Calibrator):
                 log_p = self._log_probabilities(flat[n, :, part].T, groups[n, part])
                 out[n, :, part] = log_p.exp().T
         return out.view(logits.shape)
-
-    def _note(self, text: str) -> None:
-        """Warn of what was odd about the fit, and keep it among its facts."""
-        self._notes.append(text)
-        warnings.warn(f"{type(self).__name__}: {text}", stacklevel=5)
-
-    @abstractmethod
-    def _fit(self, rows: Rows) -> None:
-        """Learn from rows of one softmax."""
 
     @abstractmethod
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
@@ -460,7 +490,8 @@ def _elements(case: HeldOut) -> Iterator[HeldOut]:
         return
     for n in range(len(case.logits)):
         part = slice(n, n + 1)
-        yield HeldOut(case.logits[part], case.labels[part], case.spacing_mm, case.image)
+        image = None if case.image is None else case.image[part]
+        yield HeldOut(case.logits[part], case.labels[part], case.spacing_mm, image)
 
 
 def _mean_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:

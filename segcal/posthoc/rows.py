@@ -29,6 +29,7 @@ class Rows:
         cases: int64 ``(n,)``: number of the case.
         num_cases: how many there are.
         num_regions: of the predicted map.
+        around: ``(n, ...)``: what lies around each, for methods that look at it; or None.
     """
 
     logits: Tensor
@@ -38,6 +39,7 @@ class Rows:
     cases: Tensor
     num_cases: int
     num_regions: int
+    around: Tensor | None = None
 
     @property
     def num_classes(self) -> int:
@@ -59,9 +61,13 @@ class Rows:
 
     def where(self, mask: Tensor) -> Rows:
         """Rows that `mask`, bool ``(n,)``, is True of."""
+        return self._at(mask)
+
+    def _at(self, index: Tensor | slice) -> Rows:
         return replace(
-            self, logits=self.logits[mask], labels=self.labels[mask], weights=self.weights[mask],
-            groups=self.groups[mask], cases=self.cases[mask],
+            self, logits=self.logits[index], labels=self.labels[index],
+            weights=self.weights[index], groups=self.groups[index], cases=self.cases[index],
+            around=None if self.around is None else self.around[index],
         )  # fmt: skip
 
     def of_cases(self, chosen: Sequence[int]) -> Rows:
@@ -73,11 +79,8 @@ class Rows:
     def chunks(self) -> Iterator[Rows]:
         """The rows in parts, with logits in float64: no pass over them takes much memory."""
         for begin in range(0, len(self), CHUNK):
-            part = slice(begin, begin + CHUNK)
-            yield replace(
-                self, logits=self.logits[part].double(), labels=self.labels[part],
-                weights=self.weights[part], groups=self.groups[part], cases=self.cases[part],
-            )  # fmt: skip
+            part = self._at(slice(begin, begin + CHUNK))
+            yield replace(part, logits=part.logits.double())
 
     def of_label(self, values: Tensor) -> Tensor:
         """Entry ``(n,)`` of `values` ``(n, K)`` at the label of each row."""
@@ -92,6 +95,7 @@ class Rows:
         """
         if len({(one.num_classes, one.num_regions) for one in parts}) != 1:
             raise ValueError("parts: expected rows of the same classes and regions")
+        around = [one.around for one in parts if one.around is not None]
         first, cases = 0, []
         for one in parts:
             cases.append(one.cases + first)
@@ -104,6 +108,7 @@ class Rows:
             torch.cat(cases),
             first,
             parts[0].num_regions,
+            torch.cat(around) if around else None,
         )
 
 
