@@ -250,9 +250,7 @@ class Affine(PointwiseCalibrator):
     def _fit(self, rows: Rows) -> None:
         k = rows.num_classes
         scores = self._scores(k)
-        found = least_nll(
-            rows, scores, features=self._features, penalty=self._penalty(k)
-        )
+        found = least_nll(rows, scores, features=self._features, penalty=self._penalty(k))
         self.parameters = found.reshape(scores.shape)
         if all(
             bool((self._log_probabilities(part.logits, part.groups).argmax(1) == part.labels).all())
