@@ -31,6 +31,8 @@ MOST_VOXELS = 2_000_000
 """Kept of all cases where it is."""
 MOST_NUMBERS = 1 << 26
 """Of the logits that are kept of all cases."""
+FEWEST = 1000
+"""Voxels that are kept of a case, however many cases and classes there are."""
 
 
 class HeldOut(NamedTuple):
@@ -261,7 +263,6 @@ class PointwiseCalibrator(Calibrator):
             ValueError: as :meth:`fit`.
         """
         many = len(cases) if isinstance(cases, Sequence) else 0
-        most = MOST_VOXELS // many if many else VOXELS_PER_CASE
         parts: list[list[Rows]] = []
         known = 0
         for i, given in enumerate(cases):
@@ -270,8 +271,10 @@ class PointwiseCalibrator(Calibrator):
             if i and k != known:
                 raise ValueError(f"case {i}: {k} classes, the cases before have {known}")
             known = k
-            for element in _elements(_checked(i, case, ignore_index, self.per_channel)):
-                parts.append(self._rows(element, ignore_index, most, seed=len(parts)))
+            elements = _elements(_checked(i, case, ignore_index, self.per_channel))
+            most = _quota(many, k) // max(1, len(elements))
+            for element in elements:
+                parts.append(self._rows(element, ignore_index, max(FEWEST, most), seed=len(parts)))
         rows = [Rows.joined(of_channel) for of_channel in zip(*parts, strict=True)]
         if not rows or not all(map(len, rows)):
             raise ValueError("labels: expected at least one voxel that is not ignored, got none")
@@ -280,7 +283,6 @@ class PointwiseCalibrator(Calibrator):
     def _rows(self, case: HeldOut, ignore_index: int | None, most: int, *, seed: int) -> list[Rows]:
         """Rows of one case, or of samples that have no spatial axes; of each channel."""
         k = case.logits.shape[1]
-        most = max(1000, min(most, MOST_NUMBERS // k))
         if not self.per_channel:
             return [self._of_softmax(case, ignore_index, most, seed)]
         return [
@@ -296,13 +298,14 @@ class PointwiseCalibrator(Calibrator):
     def _of_softmax(self, case: HeldOut, ignore_index: int | None, most: int, seed: int) -> Rows:
         samples = case.logits.ndim == 2
         valid = valid_mask(case.labels, ignore_index)
-        groups = self._groups(case.logits, case.spacing_mm)[valid]
+        groups = self._groups(case.logits, case.spacing_mm)[valid].cpu()
         kept, weights = sampled(groups, len(groups) if samples else most, seed)
-        index = valid.flatten().nonzero()[:, 0][kept]
-        logits = case.logits.detach().movedim(1, -1).reshape(-1, case.logits.shape[1])[index]
+        index = valid.cpu().flatten().nonzero()[:, 0][kept]
+        there = index.to(case.logits.device)
+        logits = case.logits.detach().movedim(1, -1).reshape(-1, case.logits.shape[1])[there].cpu()
         return Rows(
             logits if logits.dtype == torch.float64 else logits.float(),
-            case.labels.flatten()[index].long(),
+            case.labels.flatten()[there].long().cpu(),
             weights,
             groups[kept],
             index if samples else torch.zeros_like(index),
@@ -444,14 +447,19 @@ def _checked(number: int, case: HeldOut, ignore_index: int | None, per_channel: 
     return case
 
 
-def _elements(case: HeldOut) -> Iterator[HeldOut]:
+def _quota(many: int, num_classes: int) -> int:
+    """Voxels that are kept of each of so many cases; of 0, their number is not known."""
+    if not many:
+        return min(VOXELS_PER_CASE, MOST_NUMBERS // num_classes)
+    return min(MOST_VOXELS, MOST_NUMBERS // num_classes) // many
+
+
+def _elements(case: HeldOut) -> list[HeldOut]:
     """The elements of a batch, each a case; samples without spatial axes stay together."""
     if case.logits.ndim == 2:
-        yield case
-        return
-    for n in range(len(case.logits)):
-        part = slice(n, n + 1)
-        yield HeldOut(case.logits[part], case.labels[part], case.spacing_mm, case.image)
+        return [case]
+    parts = [slice(n, n + 1) for n in range(len(case.logits))]
+    return [case._replace(logits=case.logits[part], labels=case.labels[part]) for part in parts]
 
 
 def _mean_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
