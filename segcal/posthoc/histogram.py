@@ -14,6 +14,9 @@ from segcal.posthoc.one_vs_rest import OneVsRest
 
 __all__ = ["HistogramBinning"]
 
+TIED = 1e-13
+"""An edge lies this share above the value it is made of, or rounding would part tied values."""
+
 
 class HistogramBinning(OneVsRest):
     """The share of hits in the bin that p falls into, for every class against the rest.
@@ -58,7 +61,7 @@ class HistogramBinning(OneVsRest):
             order = p.argsort(kind="stable")
             mass = w[order].cumsum() / w.sum()
             last = np.searchsorted(mass, np.arange(1, self.bins) / self.bins - 1e-12)
-            upper = np.unique([*p[order][last], 1.0])
+            upper = np.unique([*(p[order][last] * (1 + TIED)).clip(max=1), 1.0])
         index = np.searchsorted(upper, p)
         mass = np.bincount(index, w, len(upper))
         hit_mass = np.bincount(index, w * hits.numpy(), len(upper))

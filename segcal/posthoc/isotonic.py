@@ -17,6 +17,8 @@ Curve = NDArray[np.float64]
 
 LEVELS = 1 << 14
 """Of p, that a map is fitted to; more distinct values are pooled to as many of equal mass."""
+TIED = 1e-13
+"""Values of p are one that differ by no more than this share, by rounding."""
 POINTS = 1 << 13
 """Of the maps of all classes together."""
 FEWEST = 32
@@ -70,18 +72,17 @@ def _levels(
     p: NDArray[np.float64], hits: NDArray[np.bool_], weights: NDArray[np.float64]
 ) -> tuple[Curve, Curve, Curve]:
     """Distinct values of p, ascending, the share of hits and the mass of each; pooled if many."""
-    values, inverse = np.unique(p, return_inverse=True)
-    mass = np.bincount(inverse, weights)
-    hit_mass = np.bincount(inverse, weights * hits)
-    if len(values) > LEVELS:
-        middle = (np.cumsum(mass) - mass / 2) / mass.sum()
-        _, first = np.unique((middle * LEVELS).astype(np.int64), return_index=True)
-        last = np.append(first[1:], len(values)) - 1
-        pooled = np.add.reduceat(mass, first)
-        mean = np.add.reduceat(mass * values, first) / pooled
-        values = mean.clip(values[first], values[last])  # so that rounding lets none pass another
-        mass, hit_mass = pooled, np.add.reduceat(hit_mass, first)
-    return values, hit_mass / mass, mass
+    order = p.argsort(kind="stable")
+    p, mass, hit_mass = p[order], weights[order], (weights * hits)[order]
+    first = np.flatnonzero(np.append(True, p[1:] > p[:-1] * (1 + TIED)))
+    if len(first) > LEVELS:
+        begin = (mass.cumsum() - mass)[first] / mass.sum()
+        first = first[np.unique((begin * LEVELS).astype(np.int64), return_index=True)[1]]
+    last = np.append(first[1:], len(p)) - 1
+    pooled = np.add.reduceat(mass, first)
+    mean = np.add.reduceat(mass * p, first) / pooled
+    values = mean.clip(p[first], p[last])  # so that rounding lets none pass another
+    return values, np.add.reduceat(hit_mass, first) / pooled, pooled
 
 
 def _joined(blocks: NDArray[np.int64], mass: Curve, share: Curve, most: int) -> NDArray[np.int64]:
