@@ -16,7 +16,7 @@ from segcal.posthoc.calibrator import PointwiseCalibrator
 from segcal.posthoc.newton import TOLERANCE, Vector, minimised
 from segcal.posthoc.rows import Rows
 
-__all__ = ["Affine", "Diagonal", "Full", "FullAffine", "Scores", "least_nll"]
+__all__ = ["Affine", "Diagonal", "FullAffine", "Scores"]
 
 RIDGE = 1e-7
 """Weight of the squared distance to the identity, in nats a voxel: it moves no optimum that the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -103,7 +105,8 @@ class _Logistic:
         x[free] = minimised(first, lambda part: self.hessian(at(part))[np.ix_(free, free)], start)
         return x
 
-    def _parts(self):  # type: ignore[no-untyped-def]
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Features ``(3, n)``, hits and weights of so many rows at a time."""
         for begin in range(0, len(self.hits), AT_A_TIME):
             part = slice(begin, begin + AT_A_TIME)
             log_p = self.log_p[part]

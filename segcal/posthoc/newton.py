@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TOLERANCE", "Vector", "minimised"]
+__all__ = ["minimised"]
 
 TOLERANCE = 1e-8
 """Norm of the gradient at which a fit has ended, in nats a voxel."""

@@ -16,7 +16,7 @@ from segcal.posthoc.calibrator import PointwiseCalibrator
 from segcal.posthoc.regions import Regions
 from segcal.posthoc.rows import Rows
 
-__all__ = ["OneVsRest", "OwnLogs"]
+__all__ = ["OneVsRest"]
 
 
 @dataclass(frozen=True)
