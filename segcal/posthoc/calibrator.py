@@ -343,7 +343,7 @@ class PointwiseCalibrator(Calibrator):
             self.improved, after = False, before
         self.facts = {
             "num_classes": one.num_classes,
-            "cases": len(np.unique(one.cases)),
+            "cases": int(torch.bincount(one.cases).count_nonzero()),
             "voxels": one.voxels,
             "sampled": len(one),
             "nll_before": before,
