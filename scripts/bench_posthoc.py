@@ -17,13 +17,16 @@ What is the same method in both:
 - histogram: netcal's HistogramBinning, of equal width; in netcal an empty bin gives its centre and
   in segcal p.
 
-netcal has no Dirichlet calibration. It asks for older libraries than segcal has, so install it
-apart, and only with what it imports:
+netcal has no Dirichlet calibration. Install it beside segcal, or apart if what it brings along
+(pyro, gpytorch, tensorboard) is not wanted:
+
+    pip install "netcal>=1.4"        # or: pip install -e ".[bench]"
+    python scripts/bench_posthoc.py
+    python scripts/bench_posthoc.py --voxels 16000 --json bench.json
 
     pip install --target netcal-lib --no-deps netcal gpytorch linear_operator pyro-ppl pyro-api \
-        tikzplotlib jaxtyping wadler-lindig opt_einsum webcolors
+        jaxtyping wadler-lindig opt_einsum
     PYTHONPATH=netcal-lib python scripts/bench_posthoc.py
-    PYTHONPATH=netcal-lib python scripts/bench_posthoc.py --voxels 16000 --json bench.json
 """
 
 from __future__ import annotations
@@ -208,7 +211,9 @@ def main() -> None:
     console = Console(width=110)
     with_netcal = importlib.util.find_spec("netcal") is not None
     if not with_netcal:
-        console.print("netcal is not installed, so segcal stands alone; --help says how to add it")
+        console.print(
+            "netcal is not installed, so segcal stands alone; pip install netcal (or see --help)"
+        )
     console.print(
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch "
         f"{torch.__version__}"
