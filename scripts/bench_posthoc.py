@@ -15,7 +15,8 @@ What is the same method in both:
 - isotonic: netcal's IsotonicRegression. Segcal pools more than 16,384 values, hence a small
   difference; --voxels 16000 has none.
 - histogram: netcal's HistogramBinning, of equal width; in netcal an empty bin gives its centre and
-  in segcal p.
+  in segcal p, and in segcal a value up to a millionth of a bin above an edge counts as on it, which
+  one in some 100,000 voxels is.
 
 netcal has no Dirichlet calibration. Install it beside segcal, or apart if what it brings along
 (pyro, gpytorch, tensorboard) is not wanted:
