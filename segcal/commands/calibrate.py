@@ -417,14 +417,10 @@ def _compared(
     processes: int | None,
 ) -> Repair:
     """Compare with a bar for each of the steps."""
-    from segcal.repair.comparing import compare_methods, planned_fits
+    from segcal.repair.comparing import compare_methods, planned_steps
 
-    cases = len(job.pairing.cases)
-    steps = {
-        "Reading": cases,
-        "Fitting": planned_fits(job, methods, patients, test=test is not None),
-        "Evaluating": cases + (0 if test is None else len(test.pairing.cases)),
-    }
+    counts = planned_steps(job, methods, patients, test)
+    steps = dict(zip(("Reading", "Fitting", "Evaluating"), counts, strict=True))
     with progress_bars(steps) as (collected, fitted, evaluated):
         return compare_methods(
             job, methods=methods, test=test, patients=patients, resamples=bootstrap,

@@ -31,6 +31,8 @@ MOST_VOXELS = 2_000_000
 """Kept of all cases where it is."""
 MOST_NUMBERS = 1 << 26
 """Of the logits that are kept of all cases."""
+FEWEST = 1000
+"""Voxels that are kept of a case, however many cases and classes there are."""
 
 
 class HeldOut(NamedTuple):
@@ -251,14 +253,15 @@ class SampledCalibrator(Calibrator):
         cases: Cases,
         ignore_index: int | None = None,
         *,
-        voxels_per_case: int | None = None,
+        among: int | None = None,
     ) -> list[Rows]:
         """Go through the cases once, and keep voxels of each as rows.
 
         Args:
             cases: see :meth:`fit`.
             ignore_index: label of voxels that are left out.
-            voxels_per_case: how many are kept of each; None takes the default of the class.
+            among: how many cases there are in all, of which these are some: the more, the fewer
+                voxels are kept of each. None takes the number of these, where it is known.
 
         Returns:
             rows of all channels together, or per channel those of each; empty without a case.
@@ -266,8 +269,7 @@ class SampledCalibrator(Calibrator):
         Raises:
             ValueError: as :meth:`fit`.
         """
-        many = len(cases) if isinstance(cases, Sequence) else 0
-        most = voxels_per_case or (MOST_VOXELS // many if many else VOXELS_PER_CASE)
+        many = among or (len(cases) if isinstance(cases, Sequence) else 0)
         parts: list[list[Rows]] = []
         known = 0
         for i, given in enumerate(cases):
@@ -276,7 +278,9 @@ class SampledCalibrator(Calibrator):
             if i and k != known:
                 raise ValueError(f"case {i}: {k} classes, the cases before have {known}")
             known = k
-            for element in _elements(_checked(i, case, ignore_index, self.per_channel)):
+            elements = _elements(_checked(i, case, ignore_index, self.per_channel))
+            most = max(FEWEST, _quota(many, k) // max(1, len(elements)))
+            for element in elements:
                 parts.append(self._rows(element, ignore_index, most, seed=len(parts)))
         return [Rows.joined(of_channel) for of_channel in zip(*parts, strict=True)]
 
@@ -298,18 +302,19 @@ class SampledCalibrator(Calibrator):
 
     def _most(self, case: HeldOut, most: int) -> int:
         """Voxels that are kept of a case, where `most` are wanted."""
-        return max(1000, min(most, MOST_NUMBERS // case.logits.shape[1]))
+        return most
 
     def _of_softmax(self, case: HeldOut, ignore_index: int | None, most: int, seed: int) -> Rows:
         samples = case.logits.ndim == 2
         valid = valid_mask(case.labels, ignore_index)
-        groups = self._groups(case.logits, case.spacing_mm)[valid]
+        groups = self._groups(case.logits, case.spacing_mm)[valid].cpu()
         kept, weights = sampled(groups, len(groups) if samples else most, seed)
-        index = valid.flatten().nonzero()[:, 0][kept]
-        logits = case.logits.detach().movedim(1, -1).reshape(-1, case.logits.shape[1])[index]
+        index = valid.cpu().flatten().nonzero()[:, 0][kept]
+        there = index.to(case.logits.device)
+        logits = case.logits.detach().movedim(1, -1).reshape(-1, case.logits.shape[1])[there].cpu()
         return Rows(
             logits if logits.dtype == torch.float64 else logits.float(),
-            case.labels.flatten()[index].long(),
+            case.labels.flatten()[there].long().cpu(),
             weights,
             groups[kept],
             index if samples else torch.zeros_like(index),
@@ -363,7 +368,7 @@ class SampledCalibrator(Calibrator):
             self.improved, after = False, before
         self.facts = {
             "num_classes": one.num_classes,
-            "cases": len(np.unique(one.cases)),
+            "cases": int(torch.bincount(one.cases).count_nonzero()),
             "voxels": one.voxels,
             "sampled": len(one),
             "nll_before": before,
@@ -483,15 +488,27 @@ def _checked(number: int, case: HeldOut, ignore_index: int | None, per_channel: 
     return case
 
 
-def _elements(case: HeldOut) -> Iterator[HeldOut]:
+def _quota(many: int, num_classes: int) -> int:
+    """Voxels that are kept of each of so many cases; of 0, their number is not known."""
+    if not many:
+        return min(VOXELS_PER_CASE, MOST_NUMBERS // num_classes)
+    return min(MOST_VOXELS, MOST_NUMBERS // num_classes) // many
+
+
+def _elements(case: HeldOut) -> list[HeldOut]:
     """The elements of a batch, each a case; samples without spatial axes stay together."""
     if case.logits.ndim == 2:
-        yield case
-        return
-    for n in range(len(case.logits)):
-        part = slice(n, n + 1)
-        image = None if case.image is None else case.image[part]
-        yield HeldOut(case.logits[part], case.labels[part], case.spacing_mm, image)
+        return [case]
+    parts = [slice(n, n + 1) for n in range(len(case.logits))]
+    return [
+        HeldOut(
+            case.logits[part],
+            case.labels[part],
+            case.spacing_mm,
+            None if case.image is None else case.image[part],
+        )
+        for part in parts
+    ]
 
 
 def _mean_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -91,7 +91,9 @@ class LocalTemperature(SampledCalibrator):
         self._network: _Network | None = None
         self._form: tuple[int, int] | None = None
 
-    def collect(self, cases: Cases, ignore_index: int | None = None) -> list[Rows]:
+    def collect(
+        self, cases: Cases, ignore_index: int | None = None, *, among: int | None = None
+    ) -> list[Rows]:
         """See :meth:`segcal.posthoc.calibrator.SampledCalibrator.collect`.
 
         Raises:
@@ -99,7 +101,7 @@ class LocalTemperature(SampledCalibrator):
                 than the first, and an image that does not fit its logits.
         """
         self._form = None
-        return super().collect(cases, ignore_index)
+        return super().collect(cases, ignore_index, among=among)
 
     def _most(self, case: HeldOut, most: int) -> int:
         k, softmaxes = case.logits.shape[1], 1

@@ -76,10 +76,21 @@ class Rows:
         wanted[list(chosen)] = True
         return self.where(wanted[self.cases])
 
-    def chunks(self) -> Iterator[Rows]:
-        """The rows in parts, with logits in float64: no pass over them takes much memory."""
-        for begin in range(0, len(self), CHUNK):
-            part = self._at(slice(begin, begin + CHUNK))
+    def thinned(self, most: int) -> Rows:
+        """No more than `most` of the rows, drawn with a seed; weights stay."""
+        draw = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
+        mask = torch.zeros(len(self), dtype=torch.bool)
+        mask[draw[:most]] = True
+        return self.where(mask)
+
+    def chunks(self, size: int = CHUNK) -> Iterator[Rows]:
+        """The rows in parts, with logits in float64: no pass over them takes much memory.
+
+        Args:
+            size: rows of a part.
+        """
+        for begin in range(0, len(self), size):
+            part = self._at(slice(begin, begin + size))
             yield replace(part, logits=part.logits.double())
 
     def of_label(self, values: Tensor) -> Tensor:

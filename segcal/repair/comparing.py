@@ -21,12 +21,12 @@ from segcal.evaluation.engine import default_jobs, run
 from segcal.evaluation.job import Job
 from segcal.evaluation.summary import summarise
 from segcal.io.pairing import Case
-from segcal.posthoc.calibrator import Calibrator, PointwiseCalibrator
+from segcal.posthoc.calibrator import Calibrator, PointwiseCalibrator, SampledCalibrator
 from segcal.posthoc.decision import Rule, decide
 from segcal.posthoc.rows import Rows
 from segcal.recipes import names
 from segcal.repair.fitting import build_calibrator, collect
-from segcal.repair.inputs import CaseLogits, HeldOutFiles, read_case_logits
+from segcal.repair.inputs import CaseLogits, read_case_logits
 from segcal.tally import Tally
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "Recommendation",
     "Repair",
     "compare_methods",
-    "planned_fits",
+    "planned_steps",
     "recommend",
 ]
 
@@ -142,10 +142,7 @@ def compare_methods(
     entries = _entries(chosen)
     owner, fold_of = _parted(job, patients)
     folds = max(fold_of) + 1
-    regions = job.label_set is not None and bool(job.label_set.regions)
-    unfitted = {method: build_calibrator(method, regions=regions) for method in chosen}
-    done = collect(job, processes=processes, runner=runner, progress=collected)
-    fits = _Fits(job, unfitted, done.rows)
+    fits = _Fits.of(chosen, job, processes=processes, runner=runner, progress=collected)
     by_fold = []
     for fold in range(folds):
         cases = [i for i, of in enumerate(fold_of) if of != fold]
@@ -168,22 +165,30 @@ def compare_methods(
     )
 
 
-def planned_fits(
-    job: Job, methods: Sequence[str] | None, patients: str | None, *, test: bool
-) -> int:
-    """How often :func:`compare_methods` will call `fitted`.
+def planned_steps(
+    job: Job, methods: Sequence[str] | None, patients: str | None, test: Job | None
+) -> tuple[int, int, int]:
+    """How often :func:`compare_methods` will call `collected`, `fitted` and `evaluated`.
 
     Args:
         job: see there.
         methods: see there.
         patients: see there.
-        test: whether there are cases from elsewhere.
+        test: see there.
 
     Raises:
         ValueError: as there.
     """
+    chosen = _chosen(methods)
+    cases = len(job.pairing.cases)
+    pointwise = [isinstance(build_calibrator(name), PointwiseCalibrator) for name in chosen]
+    passes = pointwise.count(False) + any(pointwise)
     folds = max(_parted(job, patients)[1]) + 1
-    return len(_chosen(methods)) * (folds + test)
+    return (
+        cases * passes,
+        len(chosen) * (folds + (test is not None)),
+        cases + (0 if test is None else len(test.pairing.cases)),
+    )
 
 
 def _parted(job: Job, pattern: str | None) -> tuple[list[str], list[int]]:
@@ -200,24 +205,32 @@ def _parted(job: Job, pattern: str | None) -> tuple[list[str], list[int]]:
 
 @dataclass(frozen=True)
 class _Fits:
-    """Methods and what they are fitted to: voxels of the cases, or the files."""
+    """Methods, and the voxels of all cases that each is fitted to."""
 
-    job: Job
-    methods: dict[str, Calibrator]
-    rows: list[Rows]
+    methods: dict[str, SampledCalibrator]
+    rows: dict[str, list[Rows]]
+
+    @classmethod
+    def of(cls, methods: Sequence[str], job: Job, **options: Any) -> _Fits:
+        """Read the cases: once for all methods that look at one voxel at a time."""
+        regions = job.label_set is not None and bool(job.label_set.regions)
+        unfitted = {method: build_calibrator(method, regions=regions) for method in methods}
+        rows: dict[str, list[Rows]] = {}
+        shared: list[Rows] | None = None
+        for name, one in unfitted.items():
+            if not isinstance(one, PointwiseCalibrator):
+                rows[name] = collect(job, one, **options).rows
+                continue
+            shared = shared or collect(job, one, **options).rows
+            rows[name] = shared
+        return cls(unfitted, rows)
 
     def to_cases(self, numbers: Sequence[int], fitted: Progress) -> dict[str, Calibrator]:
         """Every method, fitted to the cases of these numbers."""
-        found = {}
+        found: dict[str, Calibrator] = {}
         for name, method in self.methods.items():
-            one = deepcopy(method)
-            if isinstance(one, PointwiseCalibrator):
-                one.fit_rows([of.of_cases(numbers) for of in self.rows])
-            else:
-                files = HeldOutFiles(self.job, tuple(numbers))
-                ignored = read_case_logits(self.job.pairing.cases[0], self.job).ignore_index
-                one.fit(files, ignore_index=ignored)
-            found[name] = one
+            of_cases = [of.of_cases(numbers) for of in self.rows[name]]
+            found[name] = deepcopy(method).fit_rows(of_cases)
             fitted(name)
         return found
 

@@ -18,12 +18,11 @@ from segcal.evaluation.job import Job, named, plan
 from segcal.evaluation.labels import FoundLabels
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.io.pairing import Case
-from segcal.posthoc.calibrator import MOST_VOXELS, Calibrator, PointwiseCalibrator
+from segcal.posthoc.calibrator import SampledCalibrator
 from segcal.posthoc.decision import Offsets
 from segcal.posthoc.rows import Rows
-from segcal.posthoc.temperature import Temperature
 from segcal.recipes import load_component
-from segcal.repair.inputs import HeldOutFiles, read_case_logits
+from segcal.repair.inputs import read_case_logits
 from segcal.repair.saved import SavedCalibrator, channel_names, model_of
 
 __all__ = ["Collected", "build_calibrator", "collect", "fit_calibrator", "plan_fit"]
@@ -38,7 +37,7 @@ class Collected:
     """Voxels of the cases of a job, and what was odd about them.
 
     Attributes:
-        rows: by channel as of :meth:`PointwiseCalibrator.collect`, the cases in the job's order.
+        rows: by channel as of :meth:`SampledCalibrator.collect`, the cases in the job's order.
         saved: number of cases whose logits had been saved.
         floored: share of voxels in which a probability was below its floor.
         floor: which it is; None with saved logits.
@@ -89,7 +88,7 @@ def plan_fit(
 
 def build_calibrator(
     method: str, *, regions: bool = False, arguments: Mapping[str, Any] | None = None
-) -> Calibrator:
+) -> SampledCalibrator:
     """Build a post-hoc method that is not fitted yet.
 
     Args:
@@ -103,7 +102,7 @@ def build_calibrator(
     component = load_component("posthoc", method)
     changed = Component(target=component.target, args={**component.args, **(arguments or {})})
     found = build_component(changed, per_channel=regions or None)
-    if not isinstance(found, Calibrator):
+    if not isinstance(found, SampledCalibrator):
         raise ValueError(f"{method}: {component.target} is no post-hoc method")
     return found
 
@@ -170,13 +169,8 @@ def fit_job(
     regions = job.label_set is not None and bool(job.label_set.regions)
     calibrator = build_calibrator(method, regions=regions, arguments=arguments)
     model = model_of(job.predictions)
-    reader = calibrator if isinstance(calibrator, PointwiseCalibrator) else None
-    collected = collect(job, reader, processes=processes, runner=runner, progress=progress)
-    if isinstance(calibrator, PointwiseCalibrator):
-        calibrator.fit_rows(collected.rows)
-    else:
-        ignored = read_case_logits(job.pairing.cases[0], job).ignore_index
-        calibrator.fit(HeldOutFiles(job), ignore_index=ignored)
+    collected = collect(job, calibrator, processes=processes, runner=runner, progress=progress)
+    calibrator.fit_rows(collected.rows)
     channels = calibrator.facts["num_classes"]
     saved = SavedCalibrator(
         method,
@@ -194,7 +188,7 @@ def fit_job(
 
 def collect(
     job: Job,
-    calibrator: PointwiseCalibrator | None = None,
+    calibrator: SampledCalibrator,
     *,
     processes: int | None = None,
     runner: Runner = run,
@@ -204,7 +198,7 @@ def collect(
 
     Args:
         job: see :func:`plan_fit`.
-        calibrator: whose regions the voxels are parted into; None takes the default.
+        calibrator: not fitted yet, which the voxels are for.
         processes: see :func:`fit_calibrator`.
         runner: see :func:`fit_job`.
         progress: see :func:`fit_calibrator`.
@@ -214,8 +208,7 @@ def collect(
     """
     cases = job.pairing.cases
     regions = job.label_set is not None and bool(job.label_set.regions)
-    form = calibrator or Temperature(per_channel=regions)
-    one = partial(_rows_of, job=job, form=form, most=MOST_VOXELS // len(cases))
+    one = partial(_rows_of, job=job, form=calibrator, among=len(cases))
     jobs = processes or default_jobs(len(cases))
     found: list[_OfCase] = []
     for index, outcome in runner(one, cases, lost=_lost, jobs=jobs):
@@ -243,13 +236,13 @@ def collect(
     )
 
 
-def _rows_of(case: Case, *, job: Job, form: PointwiseCalibrator, most: int) -> _OfCase | str:
+def _rows_of(case: Case, *, job: Job, form: SampledCalibrator, among: int) -> _OfCase | str:
     """Voxels of a case, or why there are none."""
     notes: list[str] = []
     try:
         read = read_case_logits(case, job, note=notes.append)
         held_out = read.held_out
-        rows = form.collect([held_out], read.ignore_index, voxels_per_case=most)
+        rows = form.collect([held_out], read.ignore_index, among=among)
     except ValueError as error:
         text = str(error)
         return text if str(case.prediction.parent) in text else f"{case.prediction}: {text}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from segcal.io.probabilities import read_logits
 from segcal.posthoc.calibrator import HeldOut
 from segcal.posthoc.links import floor_of, floored_share, logits_of
 
-__all__ = ["CaseLogits", "HeldOutFiles", "read_case_logits"]
+__all__ = ["CaseLogits", "read_case_logits"]
 
 IGNORED = 255
 """Stands for the ignore label among the 0 and 1 of a region."""
@@ -119,26 +119,3 @@ def _check_same(
             f"{case.logits}: predicts another class than {case.prediction} in {differ:.1%} of the "
             "voxels; are these the logits of another run? Remove them, or predict again"
         )
-
-
-@dataclass(frozen=True)
-class HeldOutFiles(Sequence[HeldOut]):
-    """The cases of a job, read when they are asked for and not kept.
-
-    Attributes:
-        job: what is read.
-        chosen: numbers of the cases; None takes all.
-    """
-
-    job: Job
-    chosen: tuple[int, ...] | None = None
-
-    def __len__(self) -> int:
-        return len(self.job.pairing.cases) if self.chosen is None else len(self.chosen)
-
-    def __getitem__(self, index: Any) -> Any:
-        numbers = range(len(self.job.pairing.cases)) if self.chosen is None else self.chosen
-        return read_case_logits(self.job.pairing.cases[numbers[index]], self.job).held_out
-
-    def __iter__(self) -> Iterator[HeldOut]:
-        return (self[i] for i in range(len(self)))

@@ -134,8 +134,8 @@ def _sections(
         page.Section(
             f"{differences.title} ({where})",
             [
-                "Click a heading to sort. Wilcoxon p is not corrected for the number of comparisons. "
-                "All metrics are in comparison.json."
+                "Click a heading to sort. Wilcoxon p is not corrected for the number of "
+                "comparisons. All metrics are in comparison.json."
             ],
             differences,
         ),

@@ -63,3 +63,40 @@ def test_a_damaged_temperature_is_refused():
     for value in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="positive temperature"):
             Temperature.from_state({**state, "learned": {"value": value}})
+
+
+@pytest.mark.parametrize(
+    ("logits", "accuracy", "expected"),
+    [
+        ((0.0, 4.0), 0.9, 1.820478),
+        ((0.0, 20.0), 0.99, 4.352444),
+        ((0.0, 60.0), 0.95, 20.377396),
+        ((3.0, 0.0, 0.0), 0.7, 1.947489),
+    ],
+)
+def test_the_temperature_at_which_confidence_is_accuracy(logits, accuracy, expected):
+    x = torch.tensor([logits] * 1000)
+    top = int(x[0].argmax())
+    others = [k for k in range(len(logits)) if k != top]
+    wrong = round(1000 * (1 - accuracy))
+    y = torch.full((1000,), top)
+    y[:wrong] = torch.tensor(others).repeat(wrong)[:wrong]
+    fitted = Temperature().fit(x, y)
+    close(fitted.value, expected, rtol=1e-6)
+    close(fitted.apply(x)[0, top], accuracy, rtol=1e-5)
+    if logits == (0.0, 4.0):
+        close(fitted.value, 4 / np.log(9), rtol=1e-8)
+        close(fitted.facts["nll_before"], 0.418150, atol=1e-6)
+        close(fitted.facts["nll_after"], 0.325083, atol=1e-6)
+    log_p = torch.log_softmax(x.double(), 1)
+    close(Temperature().fit(log_p, y).value, fitted.value, rtol=1e-9)
+
+
+def test_a_coin_has_no_temperature():
+    x, y = torch.tensor([[0.0, 4.0]] * 1000), torch.arange(1000) % 2
+    with pytest.warns(UserWarning, match="bound"):
+        fitted = Temperature().fit(x, y)
+    assert fitted.value == pytest.approx(BOUNDS[1])
+    assert fitted.facts["notes"]
+    assert fitted.facts["nll_after"] < fitted.facts["nll_before"]
+    close(fitted.facts["nll_after"], np.log(2), rtol=1e-3)

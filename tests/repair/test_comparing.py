@@ -13,7 +13,7 @@ from segcal.evaluation.api import evaluate
 from segcal.metrics.nll import nll
 from segcal.posthoc.temperature import Temperature
 from segcal.repair import comparing
-from segcal.repair.comparing import UNCALIBRATED, Entry, compare_methods, planned_fits, recommend
+from segcal.repair.comparing import UNCALIBRATED, Entry, compare_methods, planned_steps, recommend
 from segcal.repair.fitting import fit_calibrator, plan_fit
 from tests.conftest import close
 from tests.repair.conftest import cohort
@@ -110,7 +110,8 @@ def test_what_names_no_patient_is_refused(shared):
         with pytest.raises(ValueError, match=message):
             compared(shared, patients=pattern)
     job = plan_fit(shared.predictions, shared.labels)
-    assert planned_fits(job, METHODS, None, test=True) == 12
+    assert planned_steps(job, METHODS, None, job) == (6, 12, 12)
+    assert planned_steps(job, [*METHODS, "local"], None, None) == (12, 15, 6)
 
 
 def test_pairs_of_cases_are_one_patient(tmp_path, monkeypatch):

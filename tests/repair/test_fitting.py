@@ -135,9 +135,9 @@ def test_regions_have_a_calibrator_each(tmp_path, ignored):
 
 def test_memory_is_bounded_by_a_sample(shared, monkeypatch):
     job = plan_fit(shared.predictions, shared.labels)
-    whole = collect(job)
-    monkeypatch.setattr("segcal.repair.fitting.MOST_VOXELS", 6 * 1000)
-    some = collect(job)
+    whole = collect(job, Temperature())
+    monkeypatch.setattr("segcal.posthoc.calibrator.MOST_VOXELS", 6 * 1000)
+    some = collect(job, Temperature())
     (rows,), (every,) = some.rows, whole.rows
     assert len(rows) < 6 * 1100 < len(every)
     assert rows.voxels == every.voxels
