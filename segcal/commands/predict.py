@@ -113,7 +113,7 @@ def predict(
         check_output(folder, experiment.data, cases)
         beside = experiment.folder / CALIBRATOR_NAME
         if saved is not None:
-            for sentence in predictor.check_calibrator(saved, any_model=any_model):
+            for sentence in predictor.check_calibrator(saved, cases, any_model=any_model):
                 typer.echo(sentence)
         elif beside.is_file():
             typer.echo(f"Not calibrated; --calibrator {beside} does it")

@@ -10,17 +10,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from segcal.adapters.monai.experiment import load_experiment
-from segcal.adapters.monai.inference import Predictor
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.io.pairing import find_record
 from segcal.io.probabilities import read_probabilities
 from segcal.io.volumes import read_labels
-from segcal.posthoc.class_region import ClassRegionTemperature
 from segcal.posthoc.links import logits_of
 from segcal.posthoc.temperature import Temperature
-from segcal.repair.saved import SavedCalibrator, model_of, write_calibrator
+from segcal.repair.saved import SavedCalibrator, read_calibrator, write_calibrator
 from segcal.training.checkpoints import weights_digest
 from tests.adapters.monai_experiments import run, write_config
 from tests.conftest import close
@@ -59,26 +56,12 @@ def probabilities(path):
 
 @pytest.fixture(scope="module")
 def calibrator(trained):
-    """As ``segcal calibrate fit`` makes one of the validation predictions."""
-    folder, path = trained
-    labels = folder / "phantom" / "labelsTr"
-    cases = []
-    for file in (folder / "validation").glob("*.npz"):
-        truth = read_labels(labels / f"{file.stem}.nii.gz")
-        y = torch.from_numpy(truth.array.astype(np.int64))[None]
-        x = logits_of(probabilities(file), regions=False)[None]
-        cases.append((x, y, truth.geometry.spacing_mm))
-    fitted = ClassRegionTemperature(bands=(2.0, 6.0), strength=1e-3).fit(cases)
-    classes = Predictor(load_experiment(path), "best").classes
-    saved = SavedCalibrator(
-        "class_region",
-        fitted,
-        tuple(classes),
-        model=model_of(folder / "validation"),
-        fitted_on={"predictions": "validation"},
-    )
-    write_calibrator(folder / "calibrator.json", saved)
-    return folder / "calibrator.json", saved
+    """What ``segcal calibrate fit`` makes of the validation predictions."""
+    folder, _ = trained
+    file, labels = folder / "calibrator.json", folder / "phantom" / "labelsTr"
+    segcal("calibrate", "fit", folder / "validation", labels, "-o", file, "--method",
+           "class_region", "--set", "bands=[2,6]", "--set", "strength=1e-3", "-p", 1)  # fmt: skip
+    return file, read_calibrator(file)
 
 
 def test_what_is_written_is_calibrated(trained, calibrator):
@@ -101,6 +84,10 @@ def test_what_is_written_is_calibrated(trained, calibrator):
         assert np.array_equal(mask, volume.array)  # temperatures change no class
         stacked = folder / "nii" / name.replace(".npz", ".nii.gz")
         close(read_probabilities(stacked, volume.geometry, num_classes=len(raw)), found)
+    segcal("calibrate", "apply", folder / "raw", file, "-o", folder / "applied", "-p", 1)
+    for name in names:
+        found, applied = (probabilities(folder / kind / name) for kind in ("npz", "applied"))
+        close(found, applied)
     record = find_record(folder / "npz")
     assert record["calibrator"] == json.loads(json.dumps(saved.summary()))
     assert record["calibrator"]["members"] == 1
@@ -122,7 +109,16 @@ def test_a_moved_training_is_the_same_and_a_calibrator_in_it_is_mentioned(
     segcal(*moved, "--calibrator", tmp_path / "ce" / "calibrator.json")
     assert "calibrator" in find_record(tmp_path / "ce" / "predictions_calibrated")
     said = segcal(*moved, "--calibrator", file, "--set", "inference.overlap=0.25")
+    assert "among those that the calibrator was fitted to" not in said
     assert "overlap 0.25, but the calibrator was fitted with overlap 0.5" in said
+
+
+def test_cases_of_the_fit_are_told(trained, calibrator, tmp_path):
+    _, path = trained
+    said = segcal(
+        "predict", path, "--validation", "--calibrator", calibrator[0], "-o", tmp_path / "out"
+    )
+    assert "1 of 1 cases are among those that the calibrator was fitted to" in said
 
 
 def test_a_calibrator_of_another_network_is_refused(trained, calibrator, tmp_path):

@@ -97,12 +97,13 @@ class Predictor:
         return found
 
     def check_calibrator(
-        self, calibrator: SavedCalibrator, *, any_model: bool = False
+        self, calibrator: SavedCalibrator, cases: Sequence[CaseFiles], *, any_model: bool = False
     ) -> list[str]:
         """Check that a calibrator is of this network, before anything is predicted.
 
         Args:
             calibrator: what :func:`predict_cases` will apply.
+            cases: what will be predicted.
             any_model: whether one that was fitted to another network is taken as well.
 
         Returns:
@@ -114,7 +115,13 @@ class Predictor:
         what = str(self.path)
         labels = LabelSet(dict(enumerate(self.classes)), self.ignore_label, what)
         calibrator.check_labels(labels, len(self.classes), what)
-        return [] if any_model else calibrator.check_model(self.record(), what)
+        notes = [] if any_model else calibrator.check_model(self.record(), what)
+        if shared := {case.name for case in cases} & set(calibrator.fitted_on.get("cases", ())):
+            notes.append(
+                f"{len(shared)} of {len(cases)} cases are among those that the calibrator was "
+                "fitted to; its calibration will look better there than on new cases"
+            )
+        return notes
 
     def record(self) -> dict[str, Any]:
         """What made the predictions: the network, its state, and how its windows are averaged."""
