@@ -123,15 +123,15 @@ def evaluate(
 ) -> None:
     """Accuracy, rankings and calibration of a trained classifier.
 
-    Example: segcal classify evaluate runs/digits/cals_1 -o report
+    Examples: segcal classify evaluate runs/digits/cals_1 -o report
+
+    segcal classify evaluate runs/digits/cals_1 -o report --calibrate
 
     The report has index.html, summary.json, classes.csv (a row for each class or label),
     reliability.png, reliability_classes.png and predictions.npz (logits, probabilities, targets).
     Of labels, probabilities by the link of the loss (phi of focal and asymmetric losses) have rows
     of their own beside the sigmoid's, and retrieval.png shows how well samples are found by several
     conditions at once (this label and that one, not a third).
-
-    Example: segcal classify evaluate runs/digits/cals_1 -o report --calibrate
 
     With --calibrate, the report has calibrated probabilities as well, and calibrator.json. Of
     labels, each gets its own fit, to the log-odds of the posterior or, if the loss has none, to the
