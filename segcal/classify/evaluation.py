@@ -11,16 +11,25 @@ import numpy as np
 from torch import Tensor
 
 from segcal.classify.building import build_network, build_objective
+from segcal.classify.calibration import (
+    calibrated,
+    calibrated_log_odds,
+    fit_classifier,
+    kind_of,
+    sentences,
+)
 from segcal.classify.data import Part, Parted, check_data, load
 from segcal.classify.experiment import ClassificationExperiment
-from segcal.classify.measures import Measured, measure
+from segcal.classify.measures import Measured, measure, measure_classes, measure_labels
 from segcal.classify.prediction import label_loss, predict, probabilities
 from segcal.classify.readers.samples import PARTS
 from segcal.classify.training import ClassificationRun
 from segcal.io.files import whole_file
 from segcal.io.yaml import validated
 from segcal.losses.multilabel.posterior import MultiLabelLoss
-from segcal.training.checkpoints import BEST_NAME, read_checkpoint
+from segcal.recipes import names
+from segcal.repair.saved import SavedCalibrator
+from segcal.training.checkpoints import BEST_NAME, read_checkpoint, weights_digest
 from segcal.training.devices import choose_device
 from segcal.training.experiments import put
 
@@ -39,6 +48,7 @@ class Evaluated:
         logits: ``(N, K)``.
         loss: of labels; None of classes.
         outcomes: numbers by the kind of probabilities.
+        calibrator: fitted to the validation samples, of which the last kind comes; None without.
     """
 
     folder: Path
@@ -50,28 +60,34 @@ class Evaluated:
     logits: Tensor
     loss: MultiLabelLoss | None
     outcomes: dict[str, Measured]
+    calibrator: SavedCalibrator | None = None
 
     def notes(self) -> list[str]:
         """What a reader of the numbers should know."""
-        if self.loss is None or not self.loss.no_posterior:
-            return []
-        return [
-            f"No posterior goes with {self.experiment.recipe} ({self.loss.no_posterior}): "
-            "calibration of its sigmoid is shown for comparison alone."
-        ]
+        found = [] if self.calibrator is None else sentences(self.calibrator)
+        if self.loss is not None and self.loss.no_posterior:
+            found.append(
+                f"No posterior goes with {self.experiment.recipe} ({self.loss.no_posterior}): "
+                "calibration of its sigmoid is shown for comparison alone"
+                + (
+                    "; --calibrate fits probabilities to the validation samples."
+                    if self.calibrator is None
+                    else "."
+                )
+            )
+        return found
 
     def save(self, path: Path) -> None:
         """Write logits, probabilities of every kind, targets and numbers of the samples."""
-        kinds = {
-            f"probabilities_{kind}": p.numpy().astype(np.float32)
-            for kind, p in probabilities(self.logits, self.loss).items()
-        }
+        kinds = probabilities(self.logits, self.loss)
+        if self.calibrator is not None:
+            kinds["calibrated"] = calibrated(self.logits, self.loss, self.calibrator.calibrator)
         arrays: dict[str, Any] = {
             "logits": self.logits.numpy(),
             "targets": self.part.targets.numpy(),
             "index": self.part.index.numpy(),
             "names": np.array(self.data.names),
-            **kinds,
+            **{f"probabilities_{kind}": p.numpy().astype(np.float32) for kind, p in kinds.items()},
         }
         with whole_file(path) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
@@ -84,6 +100,7 @@ def evaluate_classifier(
     checkpoint: str = BEST_NAME,
     device: str = "auto",
     settings: Sequence[str] = (),
+    calibrate: str | None = None,
 ) -> Evaluated:
     """Evaluate a classifier.
 
@@ -93,10 +110,14 @@ def evaluate_classifier(
         checkpoint: name of the file.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``.
         settings: ``data.args.path=FILE`` and others of ``data.args``, where data have been moved.
+        calibrate: name of a post-hoc method, such as ``temperature``, that is fitted to the logits
+            of the validation samples; probabilities of the part are then shown without and with it.
 
     Raises:
-        ValueError: no such part, checkpoint or device; other settings; data that have changed.
+        ValueError: no such part, checkpoint, device or method; other settings; data that have
+            changed; validation samples that are to be calibrated by themselves.
     """
+    _check_calibrate(calibrate, part)
     if part not in PARTS:
         raise ValueError(f"part: expected one of {', '.join(PARTS)}, got {part!r}")
     place, file = choose_device(device), folder / checkpoint
@@ -116,5 +137,44 @@ def evaluate_classifier(
     chosen, loss = data.parts[part], label_loss(objective)
     logits = predict(network.to(place), chosen.to(place)).cpu()
     outcomes = measure(logits, chosen.targets, data.names, loss, retrieval=True)
-    epoch = int(content["epoch"]) - 1
-    return Evaluated(folder, experiment, epoch, data, part, chosen, logits, loss, outcomes)
+    epoch, saved = int(content["epoch"]) - 1, None
+    if calibrate is not None:
+        held_out = data.parts["validation"]
+        saved = fit_classifier(
+            calibrate,
+            predict(network, held_out.to(place)).cpu(),
+            held_out.targets,
+            data.names,
+            loss,
+            model={
+                "trainer": Path(experiment.recipe).stem,
+                "checkpoint": checkpoint,
+                "weights": weights_digest(content["network"]),
+                "members": 1,
+            },
+            fitted_on={"predictions": f"validation samples of {experiment.data.source}"},
+        )
+        outcomes[kind_of(saved)] = _measure_calibrated(saved, logits, chosen, loss)
+    return Evaluated(folder, experiment, epoch, data, part, chosen, logits, loss, outcomes, saved)
+
+
+def _check_calibrate(method: str | None, part: str) -> None:
+    if method is None:
+        return
+    if method not in names("posthoc"):
+        raise ValueError(f"method: expected one of {', '.join(names('posthoc'))}, got {method!r}")
+    if part == "validation":
+        raise ValueError(
+            "calibrate: is fitted to the validation samples, so they cannot show what it is worth; "
+            "evaluate the test part"
+        )
+
+
+def _measure_calibrated(
+    saved: SavedCalibrator, logits: Tensor, part: Part, loss: MultiLabelLoss | None
+) -> Measured:
+    """Numbers of the calibrated probabilities of logits ``(N, K)``."""
+    probs = calibrated(logits, loss, saved.calibrator)
+    if loss is None:
+        return measure_classes(probs, part.targets, saved.channels)
+    return measure_labels(calibrated_log_odds(probs), part.targets, saved.channels, retrieval=True)

@@ -23,6 +23,7 @@ from segcal.classify.measures import (
 )
 from segcal.io.files import write_json, write_text
 from segcal.io.tables import write_csv
+from segcal.repair.saved import CALIBRATOR_NAME, write_calibrator
 from segcal.reporting import markup, page
 from segcal.reporting.folder import ReportFolder
 from segcal.reporting.picture import Picture, draw
@@ -32,7 +33,7 @@ from segcal.reporting.tables import Cell, Column, Table, mark, number_cell
 PREDICTIONS_NAME = "predictions.npz"
 FILES = (
     "index.html", "summary.json", "classes.csv", "reliability*.png", "retrieval.png", "tables.*",
-    PREDICTIONS_NAME,
+    PREDICTIONS_NAME, CALIBRATOR_NAME,
 )  # fmt: skip
 """What a report may write."""
 MOST_CLASSES = 16
@@ -180,6 +181,8 @@ def write_classifier_report(
     for name, picture in pictures.items():
         picture.save(report.place(name))
     evaluated.save(report.place(PREDICTIONS_NAME))
+    if evaluated.calibrator is not None:
+        write_calibrator(report.place(CALIBRATOR_NAME), evaluated.calibrator)
     for form in forms:
         write_text(report.place(markup.FILES[form]), markup.render_tables(tables, form))
     sections.append(page.table_section(_class_table(per_class)))
@@ -207,7 +210,7 @@ def check_folder(folder: Path, training: Path) -> None:
 def _summary(evaluated: Evaluated, records: Mapping[str, Any]) -> dict[str, Any]:
     """What was evaluated, and the numbers."""
     experiment, count = evaluated.experiment, len(evaluated.part)
-    source = experiment.data.source
+    source, saved = experiment.data.source, evaluated.calibrator
     given = " ".join(f"{name}={value}" for name, value in experiment.data.args.items())
     return {
         "name": f"{experiment.recipe} on {source}",
@@ -220,6 +223,7 @@ def _summary(evaluated: Evaluated, records: Mapping[str, Any]) -> dict[str, Any]
         "versions": {"segcal": __version__},
         "cases": count_of(count, "sample"),
         "conventions": conventions(evaluated.data.multilabel),
+        **({} if saved is None else {"calibrator": {**saved.summary(), **saved.fitted_on}}),
         "outcomes": records,
         "classes": list(evaluated.data.names),
     }

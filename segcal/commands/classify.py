@@ -97,6 +97,21 @@ def evaluate(
             "data.args.path=FILE.",
         ),
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Fit a post-hoc method to the logits of the validation samples, and show the "
+            "probabilities with it beside those without.",
+        ),
+    ] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Of --calibrate: temperature (default), class_region (a temperature for each "
+            "predicted class), or another of segcal methods."
+        ),
+    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,20 +123,28 @@ def evaluate(
 ) -> None:
     """Accuracy, rankings and calibration of a trained classifier.
 
-    Example: segcal classify evaluate runs/digits/cals_1 -o report
+    Examples: segcal classify evaluate runs/digits/cals_1 -o report
+
+    segcal classify evaluate runs/digits/cals_1 -o report --calibrate
 
     The report has index.html, summary.json, classes.csv (a row for each class or label),
     reliability.png, reliability_classes.png and predictions.npz (logits, probabilities, targets).
     Of labels, probabilities by the link of the loss (phi of focal and asymmetric losses) have rows
     of their own beside the sigmoid's, and retrieval.png shows how well samples are found by several
     conditions at once (this label and that one, not a third).
+
+    With --calibrate, the report has calibrated probabilities as well, and calibrator.json. Of
+    labels, each gets its own fit, to the log-odds of the posterior or, if the loss has none, to the
+    logits; unknown targets are left out.
     """
     from segcal.classify.evaluation import evaluate_classifier
     from segcal.classify.report import check_folder, write_classifier_report
     from segcal.training.checkpoints import BEST_NAME, LAST_NAME
 
     console = Console()
-    with user_errors(OPTIONS):
+    with user_errors({**OPTIONS, "calibrate": "--calibrate", "method": "--method"}):
+        if method is not None and not calibrate:
+            raise ValueError("method: is of --calibrate, which was not given")
         forms = table_forms(formats or [])
         check_folder(output, folder)
         evaluated = evaluate_classifier(
@@ -130,6 +153,7 @@ def evaluate(
             checkpoint=LAST_NAME if last else BEST_NAME,
             device=device,
             settings=settings or [],
+            calibrate=(method or "temperature") if calibrate else None,
         )
         files = write_classifier_report(output, evaluated, forms=forms)
     console.print(_outcome_table(evaluated))

@@ -42,7 +42,7 @@ Output = Annotated[
         "--output",
         "-o",
         help="Folder to write to; default: predictions/ in the training's, with --validation "
-        "predictions_validation/.",
+        "predictions_validation/, with --calibrator that name and _calibrated.",
     ),
 ]
 
@@ -67,6 +67,17 @@ def predict(
             "4-D, class last.",
         ),
     ] = Form.npz,
+    calibrator: Annotated[
+        Path | None,
+        typer.Option(
+            help="calibrator.json of segcal calibrate fit, fitted to validation predictions of "
+            "this training; the probabilities that are written are the calibrated ones.",
+        ),
+    ] = None,
+    any_model: Annotated[
+        bool,
+        typer.Option("--any-model", help="Take a calibrator that was fitted to another network."),
+    ] = False,
 ) -> None:
     """Write probabilities of a trained experiment, on the grid of each image.
 
@@ -74,23 +85,38 @@ def predict(
 
     segcal predict my.yaml --set recipe=nacl_published --validation
 
+    segcal predict my.yaml -i imagesTs -o calibrated --calibrator calibrator.json
+
     Give the same file and --set as in training (or config.yaml of the training's folder): they
     name the folder of the training. Windows of data.size overlap by inference.overlap; their
     probabilities are averaged, in float32. Volumes that were resampled for the network are brought
     back to the image's own grid. Then: segcal evaluate predictions labelsTs -o report
+
+    A calibrator comes of predictions with --validation: segcal calibrate fit FOLDER labelsTr -o
+    calibrator.json. It is refused if the network is not the one that made them. One that lies in
+    the training's folder is mentioned and waits to be named.
     """
     with user_errors(OPTIONS):
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.inference import Predictor, check_output, predict_cases
+        from segcal.repair.saved import CALIBRATOR_NAME, read_calibrator
 
         if images is not None and validation:
             raise ValueError("--input and --validation: give one of the two")
         experiment = load_experiment(config, settings or [])
+        saved = None if calibrator is None else read_calibrator(calibrator)
         predictor = Predictor(experiment, checkpoint.value)
         cases = predictor.cases(images, validation=validation)
         name = "predictions_validation" if validation else "predictions"
+        name += "" if saved is None else "_calibrated"
         folder = output or experiment.folder / name
         check_output(folder, experiment.data, cases)
+        beside = experiment.folder / CALIBRATOR_NAME
+        if saved is not None:
+            for sentence in predictor.check_calibrator(saved, cases, any_model=any_model):
+                typer.echo(sentence)
+        elif beside.is_file():
+            typer.echo(f"Not calibrated; --calibrator {beside} does it")
         with progress_bar("Predicting", len(cases)) as advance:
-            predict_cases(predictor, cases, folder, form.value, progress=advance)
+            predict_cases(predictor, cases, folder, form.value, calibrator=saved, progress=advance)
     typer.echo(f"Written: {folder}")

@@ -23,7 +23,7 @@ __all__ = ["CALIBRATOR_NAME", "SavedCalibrator", "model_of", "read_calibrator", 
 CALIBRATOR_NAME = "calibrator.json"
 """Of a calibrator that lies beside the model it was fitted for."""
 FORMAT = 1
-IDENTITY = ("dataset", "trainer", "plans", "configuration", "checkpoint")
+IDENTITY = ("dataset", "trainer", "plans", "configuration", "checkpoint", "weights")
 """What tells one model from another in the record of predictions."""
 AVERAGING = ("average", "mirroring", "tile_step_size", "overlap", "blend")
 """How several looks of one model become its prediction."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,3 +42,20 @@ def read_checkpoint(path: Path, keys: Collection[str]) -> dict[str, Any]:
     if not isinstance(content, dict) or {"segcal", *keys} - content.keys():
         raise ValueError(f"{path}: not a checkpoint of a training of this kind")
     return content
+
+
+def weights_digest(state: Mapping[str, Any]) -> str:
+    """Short digest of a network's weights: where two are equal, so are the networks' outputs.
+
+    It stays when the checkpoint is copied or moved, and changes when training goes on.
+
+    Args:
+        state: ``state_dict`` of the network.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        if isinstance(tensor, torch.Tensor):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            raw = tensor.detach().cpu().flatten().contiguous().view(torch.uint8)
+            digest.update(raw.numpy().data)
+    return digest.hexdigest()[:16]

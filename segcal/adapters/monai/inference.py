@@ -22,9 +22,12 @@ from segcal.adapters.monai.data import Preprocess, resample
 from segcal.adapters.monai.dataset import CaseFiles, check_images, find_cases, find_images
 from segcal.adapters.monai.experiment import AXES, SegmentationExperiment, VolumeData
 from segcal.io.files import whole_file, write_json
+from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import RECORD_NAME
 from segcal.io.volumes import Geometry, write_nifti
-from segcal.training.checkpoints import BEST_NAME, LAST_NAME
+from segcal.posthoc.links import logits_of
+from segcal.repair.saved import SavedCalibrator
+from segcal.training.checkpoints import BEST_NAME, LAST_NAME, weights_digest
 from segcal.training.devices import choose_device
 from segcal.training.experiments import check_same
 
@@ -58,6 +61,8 @@ class Predictor:
         self.ignore_label: int | None = content["ignore_label"]
         self.channels: int = content["channels"]
         self.epoch: int = content["epoch"] - 1
+        self.recipe = Path(trained.recipe).stem
+        self.weights = weights_digest(content["network"])
         self.device = choose_device(experiment.training.device)
         self.network: nn.Module = build_network(trained, self.channels, len(self.classes))
         self.network.load_state_dict(content["network"])
@@ -90,6 +95,48 @@ class Predictor:
         for case in found:
             check_images(case)
         return found
+
+    def check_calibrator(
+        self, calibrator: SavedCalibrator, cases: Sequence[CaseFiles], *, any_model: bool = False
+    ) -> list[str]:
+        """Check that a calibrator is of this network, before anything is predicted.
+
+        Args:
+            calibrator: what :func:`predict_cases` will apply.
+            cases: what will be predicted.
+            any_model: whether one that was fitted to another network is taken as well.
+
+        Returns:
+            sentences on what differs and matters less.
+
+        Raises:
+            ValueError: other classes, or another network.
+        """
+        what = str(self.path)
+        labels = LabelSet(dict(enumerate(self.classes)), self.ignore_label, what)
+        calibrator.check_labels(labels, len(self.classes), what)
+        notes = [] if any_model else calibrator.check_model(self.record(), what)
+        if shared := {case.name for case in cases} & set(calibrator.fitted_on.get("cases", ())):
+            notes.append(
+                f"{len(shared)} of {len(cases)} cases are among those that the calibrator was "
+                "fitted to; its calibration will look better there than on new cases"
+            )
+        return notes
+
+    def record(self) -> dict[str, Any]:
+        """What made the predictions: the network, its state, and how its windows are averaged."""
+        return {
+            "trainer": self.recipe,
+            "folder": str(self.path.parent.resolve()),
+            "checkpoint": self.path.name,
+            "weights": self.weights,
+            "epoch": self.epoch,
+            "members": 1,
+            "average": "prob",
+            **self.experiment.inference.model_dump(),
+            "segcal": __version__,
+            "torch": torch.__version__,
+        }
 
     @torch.inference_mode()
     def predict(self, case: CaseFiles) -> tuple[Tensor, Geometry]:
@@ -146,6 +193,7 @@ def predict_cases(
     output: Path,
     form: Literal["npz", "nifti"],
     *,
+    calibrator: SavedCalibrator | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Predict cases and write them, with what ``segcal evaluate`` wants to know of them.
@@ -158,11 +206,16 @@ def predict_cases(
             ``dataset.json`` with the names of the labels, ``segcal_predict.json`` with how it was
             made.
         form: which of both.
+        calibrator: what probabilities go through, on the grid of the image, before they are
+            written; see :meth:`Predictor.check_calibrator`.
         progress: told every case that is done.
     """
     output.mkdir(parents=True, exist_ok=True)
+    (output / RECORD_NAME).unlink(missing_ok=True)  # of a run before; half of both has none
     for case in cases:
         probs, geometry = predictor.predict(case)
+        if calibrator is not None:
+            probs = _calibrated(probs, geometry, calibrator)
         array = probs.numpy()
         volume = output / f"{case.name}.nii.gz"
         stored = output / f"{case.name}.npz"
@@ -178,15 +231,11 @@ def predict_cases(
     if predictor.ignore_label is not None:
         labels["ignore"] = predictor.ignore_label
     write_json(output / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
-    write_json(output / RECORD_NAME, _record(predictor))
+    summary = {} if calibrator is None else {"calibrator": calibrator.summary()}
+    write_json(output / RECORD_NAME, {**predictor.record(), **summary})
 
 
-def _record(predictor: Predictor) -> dict[str, Any]:
-    return {
-        "checkpoint": str(predictor.path),
-        "epoch": predictor.epoch,
-        "average": "prob",
-        **predictor.experiment.inference.model_dump(),
-        "segcal": __version__,
-        "torch": torch.__version__,
-    }
+def _calibrated(probs: Tensor, geometry: Geometry, saved: SavedCalibrator) -> Tensor:
+    """Calibrated probabilities ``(K, z, y, x)``, float32, as of files that hold `probs`."""
+    logits = logits_of(probs, regions=False)[None]
+    return saved.calibrator.apply(logits, spacing_mm=geometry.spacing_mm)[0].float()

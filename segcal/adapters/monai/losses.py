@@ -234,12 +234,17 @@ def _agreed(name: str, found: set[Declared], otherwise: Declared) -> Declared:
     return next(iter(found), otherwise)
 
 
-def _check_logits(x: Tensor) -> None:
-    """Refuse what went through a softmax."""
+def is_softmax(x: Tensor) -> bool:
+    """Whether `x` ``(N, K, *S)`` went through a softmax: its channels sum to 1 in every voxel."""
     p = x.detach()
     if p.shape[1] < 2 or not p.numel() or not bool((p >= 0).all()):
-        return
-    if bool(((p.sum(1) - 1).abs() < SUMS_TO_ONE).all()):
+        return False
+    return bool(((p.sum(1) - 1).abs() < SUMS_TO_ONE).all())
+
+
+def _check_logits(x: Tensor) -> None:
+    """Refuse what went through a softmax."""
+    if is_softmax(x):
         raise ValueError(
             "input: expected logits, got channels that sum to 1 in every voxel; take the softmax "
             "out of the network, this loss applies its own"

@@ -37,8 +37,9 @@ class MultiLabelLoss(Term):
         """
         reason = self.no_posterior or "it has no link"
         raise ValueError(
-            f"{type(self).__name__}: no posterior goes with this loss: {reason}. Fit temperature "
-            "scaling with a bias to logits of held-out samples and use its probabilities"
+            f"{type(self).__name__}: no posterior goes with this loss: {reason}. segcal classify "
+            "evaluate --calibrate fits temperature scaling to the validation samples; in Python, "
+            "segcal.posthoc.temperature.Temperature(per_channel=True) does to held-out logits"
         )
 
     def probabilities(self, logits: Tensor) -> Tensor:

@@ -1,0 +1,165 @@
+"""Post-hoc calibration in MONAI's form: transforms of post-processing pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from monai.config import KeysCollection, NdarrayOrTensor
+from monai.data import MetaTensor
+from monai.data.utils import affine_to_spacing
+from monai.transforms import MapTransform, Transform
+from monai.utils import TransformBackends, convert_to_dst_type, convert_to_tensor
+from torch import Tensor
+
+from segcal.adapters.monai.losses import is_softmax
+from segcal.posthoc.calibrator import Calibrator
+from segcal.posthoc.links import logits_of
+from segcal.repair.saved import SavedCalibrator, read_calibrator
+from segcal.tensors import check_probabilities
+
+__all__ = ["Calibrate", "CalibrateD", "CalibrateDict", "Calibrated"]
+
+CalibratorOrPath = Calibrator | SavedCalibrator | str | PathLike[str]
+
+
+class Calibrate(Transform):
+    """Calibrated probabilities of one sample's logits, in place of Activations.
+
+    Example::
+
+        post = Compose([Calibrate("calibrator.json"), AsDiscrete(argmax=True)])
+        labels = post(SlidingWindowInferer(roi_size)(images, network)[0])
+
+    A MetaTensor stays one, with its affine and applied operations; the voxel size of the affine is
+    what distances of a calibrator with bands are measured with. Any other array counts in voxels.
+
+    Args:
+        calibrator: what ``segcal calibrate fit`` wrote, by path, or a fitted one.
+        from_probabilities: the network, or a transform before, has taken the softmax (or sigmoid,
+            for a calibrator per channel) already; log-probabilities then stand for the logits.
+
+    Raises:
+        ValueError: a file that holds no calibrator, or a calibrator that has not been fitted.
+    """
+
+    backend: ClassVar = [TransformBackends.TORCH]
+
+    def __init__(self, calibrator: CalibratorOrPath, *, from_probabilities: bool = False) -> None:
+        if isinstance(calibrator, str | PathLike):
+            calibrator = read_calibrator(Path(calibrator))
+        if isinstance(calibrator, SavedCalibrator):
+            calibrator = calibrator.calibrator
+        if not isinstance(calibrator, Calibrator):
+            raise ValueError(
+                f"calibrator: expected a path or a Calibrator, got {type(calibrator).__name__}"
+            )
+        if not calibrator.facts:
+            raise ValueError(
+                f"calibrator: {type(calibrator).__name__} is not fitted yet; call fit, or give the "
+                "path of a calibrator.json"
+            )
+        self.calibrator = calibrator
+        self.from_probabilities = from_probabilities
+
+    def __call__(self, img: NdarrayOrTensor) -> NdarrayOrTensor:
+        """Return probabilities like `img`, at least float32.
+
+        Args:
+            img: channel-first logits ``(K, *S)``, K as in the fit; not a batch.
+
+        Raises:
+            ValueError: another shape, or logits where probabilities were announced and vice versa.
+        """
+        x = convert_to_tensor(img, track_meta=False)
+        self._check(x)
+        per_channel = self.calibrator.per_channel
+        logits = logits_of(x, regions=per_channel) if self.from_probabilities else x
+        found = self.calibrator.apply(logits[None], spacing_mm=_spacing_mm(img))[0]
+        return convert_to_dst_type(found, img, dtype=found.dtype)[0]
+
+    def _check(self, x: Tensor) -> None:
+        expected = self.calibrator.facts["num_classes"]
+        if x.ndim < 1 or len(x) != expected or not x.is_floating_point():
+            what = "probabilities" if self.from_probabilities else "logits"
+            raise ValueError(
+                f"img: expected floating, channel-first {what} ({expected}, *S) of one sample, as "
+                f"in the fit, got {x.dtype} {tuple(x.shape)}"
+            )
+        exclusive = not self.calibrator.per_channel
+        if self.from_probabilities:
+            check_probabilities(x)
+            if exclusive and x.numel() and not is_softmax(x[None]):
+                raise ValueError(
+                    "img: expected probabilities whose channels sum to 1 in every voxel, got "
+                    f"sums of {float(x.sum(0).min()):.4g} to {float(x.sum(0).max()):.4g}; Invertd "
+                    "pads with 0 what a crop left out, so calibrate before it"
+                )
+        elif exclusive and is_softmax(x[None]):
+            raise ValueError(
+                "img: expected logits, got channels that sum to 1 in every voxel; take the softmax "
+                "out of the network and Activations out of the pipeline, or say "
+                "from_probabilities=True"
+            )
+
+
+class Calibrated(MapTransform):
+    """Dictionary version of :class:`Calibrate`.
+
+    Example, of a bundle's ``postprocessing``::
+
+        - _target_: segcal.adapters.monai.transforms.Calibrated
+          keys: pred
+          calibrator: $@bundle_root + '/models/calibrator.json'
+
+    Put it before Invertd to calibrate on the grid that the network saw, or behind to calibrate on
+    that of the image; a calibrator is for the one that it was fitted on.
+
+    Args:
+        keys: of what is calibrated.
+        calibrator: see :class:`Calibrate`.
+        from_probabilities: see :class:`Calibrate`.
+        allow_missing_keys: whether samples may lack keys.
+
+    Raises:
+        ValueError: as :class:`Calibrate`; what is wrong with a sample names its key.
+    """
+
+    backend: ClassVar = Calibrate.backend
+
+    def __init__(
+        self,
+        keys: KeysCollection,
+        calibrator: CalibratorOrPath,
+        *,
+        from_probabilities: bool = False,
+        allow_missing_keys: bool = False,
+    ) -> None:
+        super().__init__(keys, allow_missing_keys)
+        self.calibrate = Calibrate(calibrator, from_probabilities=from_probabilities)
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """Return the sample with probabilities in place of logits."""
+        found = dict(data)
+        for key in self.key_iterator(found):
+            try:
+                found[key] = self.calibrate(found[key])
+            except ValueError as error:
+                raise ValueError(f"key {key!r}: {error}") from None
+        return found
+
+
+CalibrateD = CalibrateDict = Calibrated
+"""Other names, as all of MONAI's dictionary transforms have."""
+
+
+def _spacing_mm(img: NdarrayOrTensor) -> list[float] | None:
+    """Voxel size along the spatial axes of ``(K, *S)``; None where nothing tells it."""
+    if not isinstance(img, MetaTensor):
+        return None
+    axes, affine = img.ndim - 1, img.affine
+    spacing = torch.as_tensor(affine_to_spacing(affine, r=len(affine) - 1)).tolist()
+    return spacing[:axes] if len(spacing) >= axes else None
