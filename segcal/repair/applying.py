@@ -50,7 +50,7 @@ WRITTEN_NAME = "segcal_calibrate.json"
 
 
 @dataclass(frozen=True)
-class Source:
+class ToCalibrate:
     """Predictions of one case.
 
     Attributes:
@@ -86,7 +86,7 @@ class ApplyJob:
     predictions: Path
     output: Path
     saved: SavedCalibrator
-    sources: list[Source]
+    sources: list[ToCalibrate]
     label_set: LabelSet | None
     reader: str | None
     decide: Decision
@@ -186,7 +186,7 @@ def plan_apply(
     )
 
 
-def _sources(predictions: Path, fitted_members: int) -> tuple[list[Source], int]:
+def _sources(predictions: Path, fitted_members: int) -> tuple[list[ToCalibrate], int]:
     """Predictions by case, and how many networks are averaged in each after calibration."""
     found, maps = find_predictions(predictions)
     found = {k: p for k, p in found.items() if p.is_dir() or holds_probabilities(p)}
@@ -206,7 +206,7 @@ def _sources(predictions: Path, fitted_members: int) -> tuple[list[Source], int]
             members = tuple(of[name] for of in of_folds)
         npz = path.suffix == ".npz"
         logits = find_logits(path, name) if npz and not apart else None
-        sources.append(Source(name, members, maps.get(name) if npz else None, logits))
+        sources.append(ToCalibrate(name, members, maps.get(name) if npz else None, logits))
     return sources, len(folds) if apart else 1
 
 
@@ -290,11 +290,11 @@ def _write_state(job: ApplyJob, done: dict[str, Applied]) -> None:
     write_json(job.output / WRITTEN_NAME, {"made_of": _made_of(job), "cases": cases})
 
 
-def _lost(source: Source, why: str) -> Applied:
+def _lost(source: ToCalibrate, why: str) -> Applied:
     return Applied(failed=f"{source.members[0]}: {why}")
 
 
-def _apply_safely(source: Source, *, job: ApplyJob) -> Applied:
+def _apply_safely(source: ToCalibrate, *, job: ApplyJob) -> Applied:
     try:
         return _apply(source, job)
     except (ValueError, OSError) as error:
@@ -319,7 +319,7 @@ class _Read:
     stored: StoredProbabilities | None = None
 
 
-def _apply(source: Source, job: ApplyJob) -> Applied:
+def _apply(source: ToCalibrate, job: ApplyJob) -> Applied:
     notes: list[str] = []
     first: _Read | None = None
     before: NDArray[Any] | None = None
@@ -342,7 +342,7 @@ def _apply(source: Source, job: ApplyJob) -> Applied:
     return Applied(changed, notes)
 
 
-def _read(path: Path, source: Source, job: ApplyJob, notes: list[str]) -> _Read:
+def _read(path: Path, source: ToCalibrate, job: ApplyJob, notes: list[str]) -> _Read:
     regions = job.saved.regions
     if path.is_dir():
         files = sorted(scan(path, npz=False).values())
@@ -376,7 +376,7 @@ def _probabilities(read: _Read, regions: bool) -> NDArray[Any]:
 
 
 def _calibrated(
-    read: _Read, probabilities: NDArray[Any], source: Source, job: ApplyJob
+    read: _Read, probabilities: NDArray[Any], source: ToCalibrate, job: ApplyJob
 ) -> NDArray[Any]:
     if read.logits:
         logits = torch.from_numpy(read.array)
@@ -394,7 +394,7 @@ def _calibrated(
 
 
 def _label_map(
-    source: Source,
+    source: ToCalibrate,
     read: _Read,
     before: NDArray[Any],
     after: NDArray[Any],
@@ -430,7 +430,7 @@ def _label_map(
 
 
 def _write(
-    source: Source,
+    source: ToCalibrate,
     read: _Read,
     after: NDArray[Any],
     labels: NDArray[Any] | None,
@@ -461,7 +461,7 @@ def _write(
         np.savez_compressed(temporary, allow_pickle=False, **{key: after})
 
 
-def _write_volumes(source: Source, read: _Read, after: NDArray[Any], job: ApplyJob) -> None:
+def _write_volumes(source: ToCalibrate, read: _Read, after: NDArray[Any], job: ApplyJob) -> None:
     """Write a 4-D volume, or a file a class as they were given."""
     if read.geometry is None:
         raise ValueError(f"{source.members[0]}: has no place in space")
