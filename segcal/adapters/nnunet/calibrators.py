@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from segcal.adapters.nnunet.patching import Aggregation, RefusedError
-from segcal.io.files import read_json
 from segcal.io.label_sets import read_label_set
-from segcal.io.pairing import RECORD_NAME
+from segcal.io.pairing import find_record
 from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, read_calibrator
 
 OF_MODEL = "model"
@@ -103,11 +102,10 @@ def check_continued(output: Path, saved: SavedCalibrator | None) -> None:
     Raises:
         RefusedError: they were calibrated by another, or by none.
     """
-    if not (output / RECORD_NAME).is_file():
-        return
-    before = read_json(output / RECORD_NAME).get("calibrator")
+    record = find_record(output)
+    before = record.get("calibrator")
     now = None if saved is None else json.loads(json.dumps(saved.summary(), default=str))
-    if before == now:
+    if not record or before == now:
         return
     was, asked = (
         "without --calibrator" if one is None else f"with --calibrator ({_shown(one)})"

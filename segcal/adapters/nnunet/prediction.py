@@ -76,7 +76,7 @@ class AveragingPredictor(nnUNetPredictor):
         heads = self.label_manager.num_segmentation_heads
         try:
             self.saved = find_calibrator(self.aggregation, model, self.record(), heads)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise RefusedError(str(error)) from error
 
     def of_fold(self, name: str, configuration_name: str) -> None:
