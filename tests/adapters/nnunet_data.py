@@ -79,7 +79,7 @@ class Tiny:
                 "3d_low": low, "3d_cascade": high,
             },
             "experiment_planner_used": "ExperimentPlanner", "label_manager": "LabelManager",
-            "foreground_intensity_properties_per_channel": {},
+            "foreground_intensity_properties_per_channel": {str(i): {} for i in range(channels)},
         }  # fmt: skip
         split = SPLIT if calib else {k: SPLIT[k] for k in ("train", "val")}
         for name, content in (

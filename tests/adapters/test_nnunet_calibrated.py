@@ -313,13 +313,14 @@ def test_a_worker_gets_the_calibrator():
     assert torch.equal(sent.keywords["calibrator"].apply(x), calibrator.apply(x))
 
 
-def arguments(model, images, output, *folds):
-    return ["-i", str(images), "-o", str(output), "-m", str(model), "-f", *map(str, folds),
-            "-device", "cpu", "-npp", "0", "-nps", "0", "--disable_progress_bar"]  # fmt: skip
+def arguments(images, output, *folds, name="nnUNetTrainerBaseline"):
+    return ["-i", str(images), "-o", str(output), "-d", NAME, "-c", "2d", "-tr", name,
+            "-f", *map(str, folds), "-device", "cpu", "-npp", "0", "-nps", "0",
+            "--disable_progress_bar"]  # fmt: skip
 
 
 def command(*given):
-    done = CliRunner().invoke(app, ["nnunet", "predict-from-modelfolder", *map(str, given)])
+    done = CliRunner().invoke(app, ["nnunet", "predict", *map(str, given)])
     assert done.exit_code == 2, done.output
     return done.output
 
@@ -338,21 +339,18 @@ def trained(tmp_path, monkeypatch):
     return Path(found.output_folder).parent, images
 
 
-def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys):
+def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys, monkeypatch):
     model, images = trained
     saved = saved_for(CLASSES, model=model_of(model))
     write_calibrator(model / CALIBRATOR_NAME, saved)
     alone = []
     for fold in (0, 1):
         output = tmp_path / f"alone_{fold}"
-        running.predict(
-            arguments(model, images, output, fold), Aggregation(save_logits=True),
-            from_modelfolder=True,
-        )  # fmt: skip
+        running.predict(arguments(images, output, fold), Aggregation(save_logits=True))
         alone.append(np.load(output / "logits" / "case_0.npz")["logits"])
     assert "which is not applied; --calibrator model would" in capsys.readouterr().out
     both, output = Aggregation(calibrator="model"), tmp_path / "both"
-    running.predict(arguments(model, images, output, 0, 1), both, from_modelfolder=True)
+    running.predict(arguments(images, output, 0, 1), both)
     assert "WARNING" not in capsys.readouterr().out
     expected = torch.stack(
         [
@@ -370,8 +368,8 @@ def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys)
         assert {key: model_of(folder)[key] for key in IDENTITY} == {
             key: record[key] for key in IDENTITY
         }
-    go_on = [*arguments(model, images, output, 0, 1), "--continue_prediction"]
-    running.predict(go_on, both, from_modelfolder=True)
+    go_on = [*arguments(images, output, 0, 1), "--continue_prediction"]
+    running.predict(go_on, both)
     assert "0 cases lack a file" in capsys.readouterr().out
     assert "not without --calibrator" in command(*go_on)
     other = tmp_path / "other.json"
@@ -381,9 +379,10 @@ def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys)
     assert "but the calibrator was fitted to trainer nnUNetTrainer;" in command(
         *go_on, "--calibrator", other
     )
-    copy = export_model(model, tmp_path / "shared")
+    export_model(model, tmp_path / "shared")
+    monkeypatch.setenv("nnUNet_results", str(tmp_path / "shared"))
     output = tmp_path / "of_copy"
-    running.predict(arguments(copy, images, output, 0, 1), both, from_modelfolder=True)
+    running.predict(arguments(images, output, 0, 1, name="nnUNetTrainer"), both)
     np.testing.assert_array_equal(np.load(output / "case_0.npz")["probabilities"], found)
     assert read_json(output / RECORD_NAME)["trainer"] == "nnUNetTrainer"
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from segcal.adapters.nnunet.discovery import ext_path
+from segcal.io.volumes import read_volume
+from segcal.repair.saved import read_calibrator
 from tests.adapters.nnunet_commands import BIN, BUDGET, RUN, TRAIN
 
 pytestmark = pytest.mark.slow
@@ -148,14 +150,29 @@ for size in (0, 1000, len(before) // 2):
 
 
 def test_validation_again_and_warm_start(workspace):
-    """--val --npz of a finished training; another trainer starts from its weights."""
+    """--val of a finished training keeps probabilities; another starts from its weights."""
     folder = workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")
-    workspace.run_as_users_do(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--val", "--npz")
+    workspace.run_as_users_do(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--val", "--calibrate")
     for name in sorted(p.stem for p in (folder / "validation").glob("*.npz")):
         with np.load(folder / "validation" / f"{name}.npz") as file:
             probabilities = file["probabilities"]
         np.testing.assert_allclose(probabilities.sum(0), 1, atol=1e-5)
     assert name  # there was one
+    saved = read_calibrator(folder / "calibrator.json")
+    assert saved.fitted_on["cases"] == sorted(p.stem for p in (folder / "validation").glob("*.npz"))
+    calibrated = workspace.root / "calibrated"
+    workspace.run_as_users_do(
+        BIN / "segcal", "nnunet", "predict", "-o", calibrated, *prediction_arguments(workspace),
+        "-tr", "nnUNetTrainerCRaC", "--calibrator", "model", "--save-logits",
+    )  # fmt: skip
+    with np.load(calibrated / "logits" / "phantom_007.npz") as file:
+        logits = torch.as_tensor(file["logits"])
+    spacing = read_volume(calibrated / "phantom_007.nii.gz").geometry.spacing_mm
+    expected = saved.calibrator.apply(logits[None], spacing_mm=spacing)[0]
+    with np.load(calibrated / "phantom_007.npz") as file:
+        found = file["probabilities"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(found - torch.softmax(logits, 0).numpy()).max() > 0.01
     few = ["--epochs", "1", "--iterations", "2", "--val-iterations", "2"]
     weights = folder / "checkpoint_final.pth"
     out = workspace.run(*TRAIN, "-tr", "nnUNetTrainerSVLS", "-pretrained_weights", weights, *few)

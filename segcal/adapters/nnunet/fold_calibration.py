@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,11 @@ def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
         predict_cases(trainer, cases, fold / CALIBRATION)
     predictions = fold / (CALIBRATION if cases else "validation")
     references = Path(trainer.preprocessed_dataset_folder_base) / "gt_segmentations"
-    saved = fit_calibrator(predictions, references, method=method)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        saved = fit_calibrator(predictions, references, method=method)
+    for text in sorted({str(warning.message) for warning in noted}):
+        trainer.print_to_log_file(f"WARNING: segcal: {text}")
     write_calibrator(fold / CALIBRATOR_NAME, saved)
     facts = saved.calibrator.facts
     trainer.print_to_log_file(

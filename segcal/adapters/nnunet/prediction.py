@@ -9,7 +9,7 @@ calibrated depends on the model, so it is named and recorded with the prediction
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, wraps
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,7 @@ class AveragingPredictor(nnUNetPredictor):
         with self._exporting():
             return super().predict_from_data_iterator(*args, **kwargs)
 
+    @wraps(nnUNetPredictor.predict_from_files_sequential)  # nnU-Net looks at its own signature
     def predict_from_files_sequential(self, *args: Any, **kwargs: Any) -> Any:
         """Predict and write cases, in this process."""
         with self._exporting():
