@@ -58,8 +58,12 @@ def train(
         ),
     ] = False,
     method: Annotated[
-        str, typer.Option(help="What --calibrate fits; segcal methods lists them.")
-    ] = "class_region",
+        str | None,
+        typer.Option(
+            help="What --calibrate fits (default: class_region, a temperature per predicted class "
+            "and region); segcal methods lists them."
+        ),
+    ] = None,
 ) -> None:
     """Run nnUNetv2_train; everything it takes is passed on.
 
@@ -78,10 +82,11 @@ def train(
     """
     from segcal.adapters.nnunet import running
 
-    budget = running.Budget(
-        epochs, iterations, val_iterations, save_every, seed, method if calibrate else None
-    )
+    fitted = method or "class_region" if calibrate else None
+    budget = running.Budget(epochs, iterations, val_iterations, save_every, seed, fitted)
     with user_errors():
+        if method and not calibrate:
+            raise ValueError("--method: is what --calibrate fits; say --calibrate, too")
         running.check_train(context.args, budget)
     running.train(context.args, budget)  # what fails in there keeps its traceback
 

@@ -25,6 +25,7 @@ from segcal.commands.main import app
 from segcal.io.files import read_json, write_json
 from segcal.io.pairing import RECORD_NAME
 from segcal.posthoc.class_region import ClassRegionTemperature
+from segcal.repair.applying import apply_job, plan_apply
 from segcal.repair.saved import (
     CALIBRATOR_NAME,
     IDENTITY,
@@ -360,6 +361,11 @@ def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys,
     ).mean(0)
     found = np.load(output / "case_0.npz")["probabilities"]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    apart, repaired = tmp_path / "apart", tmp_path / "repaired"  # the other road to the same
+    running.predict(arguments(images, apart, 0, 1), Aggregation(per_fold=True))
+    apply_job(plan_apply(apart, saved, repaired), processes=1)
+    by_file = np.load(repaired / "case_0.npz")["probabilities"]
+    np.testing.assert_allclose(by_file, found, rtol=1e-4, atol=1e-5)
     record = read_json(output / RECORD_NAME)
     assert record["calibrator"] == saved.summary()
     assert record["members"] == 2
@@ -430,3 +436,6 @@ def test_a_calibrator_at_the_end_is_checked_at_the_start(tmp_path, monkeypatch):
         done = CliRunner().invoke(app, ["nnunet", "train", *given, "--calibrate"])
         assert done.exit_code == 2, done.output
         assert message in done.output.replace("\n", " ")
+    done = CliRunner().invoke(app, ["nnunet", "train", "902", "2d", "0", "--method", "temperature"])
+    assert done.exit_code == 2
+    assert "say --calibrate, too" in done.output
