@@ -49,10 +49,10 @@ def find_calibrator(
         )
     path = beside if asked == OF_MODEL and beside is not None else Path(asked)
     saved = read_calibrator(path)
-    saved.check_labels(read_label_set(model / "dataset.json"), channels, f"{path}, of {model}")
+    saved.check_labels(read_label_set(model / "dataset.json"), channels, str(model))
     _check_alone(path, saved, channels)
     if not aggregation.any_model:
-        for text in _check_model(path, saved, record):
+        for text in _check_model(path, saved, model, record):
             print(f"WARNING: {text}")
     if aggregation.per_fold and saved.of_mean:
         raise ValueError(
@@ -78,7 +78,9 @@ def _check_alone(path: Path, saved: SavedCalibrator, channels: int) -> None:
         raise ValueError(f"{path}: does not calibrate logits of volumes alone ({error})") from None
 
 
-def _check_model(path: Path, saved: SavedCalibrator, record: Mapping[str, Any]) -> list[str]:
+def _check_model(
+    path: Path, saved: SavedCalibrator, model: Path, record: Mapping[str, Any]
+) -> list[str]:
     here = len(record["folds"])
     if saved.of_mean and saved.members != here:
         raise ValueError(
@@ -87,7 +89,7 @@ def _check_model(path: Path, saved: SavedCalibrator, record: Mapping[str, Any]) 
             "before they are averaged, or say --any-model"
         )
     seen = record if saved.of_mean else {**record, "members": 1}
-    warnings = saved.check_model(seen, str(path))
+    warnings = saved.check_model(seen, str(model))
     if not saved.members and here > 1:
         warnings.append(
             f"{path}: does not say of how many networks the predictions were that it was fitted "
