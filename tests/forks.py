@@ -143,7 +143,7 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     if not pools:
-        multiprocessing.get_context = _WithoutSpawn()
+        multiprocessing.get_context = WithoutSpawn()
     program, *arguments = command
     if program != sys.executable:
         sys.argv = command
@@ -167,7 +167,7 @@ class _AtOnce(ThreadPool):
         return result
 
 
-class _WithoutSpawn:
+class WithoutSpawn:
     """``multiprocessing.get_context``, whose spawned pools are no processes."""
 
     def __init__(self) -> None:

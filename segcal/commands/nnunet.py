@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from segcal.adapters.nnunet.patching import Aggregation, RefusedError
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
 
@@ -48,10 +49,25 @@ def train(
             min=0, help="Seed every epoch and load data in one process: repeatable, slower."
         ),
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="At the end, fit a calibrator to the fold's validation cases, or to those under "
+            '"calib" in splits_final.json: fold_X/calibrator.json.',
+        ),
+    ] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="What --calibrate fits (default: class_region, a temperature per predicted class "
+            "and region); segcal methods lists them."
+        ),
+    ] = None,
 ) -> None:
     """Run nnUNetv2_train; everything it takes is passed on.
 
-    Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerCRaC --npz
+    Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerCRaC --npz --calibrate
 
     The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
     With segcal's trainers the fold's folder gets segcal_log.jsonl: terms of the loss and
@@ -60,12 +76,18 @@ def train(
     A training that was killed goes on with --c from its last whole checkpoint; with --seed and the
     same options, on the CPU, it then equals one that was not killed. Workers that load data end
     within seconds of their training.
+
+    A training that has ended is calibrated with --val --calibrate. Then predict with it: segcal
+    nnunet predict ... -f X --calibrator model
     """
     from segcal.adapters.nnunet import running
 
-    budget = running.Budget(epochs, iterations, val_iterations, save_every, seed)
+    fitted = method or "class_region" if calibrate else None
+    budget = running.Budget(epochs, iterations, val_iterations, save_every, seed, fitted)
     with user_errors():
-        running.check_train(context.args)
+        if method and not calibrate:
+            raise ValueError("--method: is what --calibrate fits; say --calibrate, too")
+        running.check_train(context.args, budget)
     running.train(context.args, budget)  # what fails in there keeps its traceback
 
 
@@ -88,12 +110,24 @@ LogitsOption = Annotated[
     typer.Option(
         "--save-logits",
         help="Also write logits/CASE.npz (array logits, float32), whose softmax, or sigmoid for "
-        "regions, is CASE.npz: for calibration after training.",
+        "regions, is CASE.npz where that is not calibrated: for calibration after training.",
     ),
 ]
 PerFoldOption = Annotated[
     bool,
     typer.Option("--per-fold", help="Also write what each fold predicts alone, into fold_X/."),
+]
+CalibratorOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|model",
+        help="Calibrate with this file of segcal calibrate fit; 'model' takes the calibrator.json "
+        "in the model's folder, or in that of its only fold (-f).",
+    ),
+]
+AnyModelOption = Annotated[
+    bool,
+    typer.Option("--any-model", help="Take a calibrator that was fitted to another model."),
 ]
 
 
@@ -103,6 +137,8 @@ def predict(
     average: AverageOption = Average.LOGIT,
     save_logits: LogitsOption = False,
     per_fold: PerFoldOption = False,
+    calibrator: CalibratorOption = None,
+    any_model: AnyModelOption = False,
 ) -> None:
     """Run nnUNetv2_predict with --save_probabilities; everything it takes is passed on.
 
@@ -113,8 +149,13 @@ def predict(
     Averaging logits makes an ensemble surer than its members, averaging probabilities does not;
     neither is always the better calibrated. segcal_predict.json beside the predictions says which
     it was. Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
+
+    With --calibrator calibrator.json (segcal calibrate fit) probabilities are calibrated ones, the
+    label map is theirs, and saved logits stay as they were. A calibrator of single folds calibrates
+    each fold before they are averaged, one of an ensemble their mean. One that was fitted to
+    another model is refused before the first case.
     """
-    _predict(context.args, average, save_logits, per_fold)
+    _predict(context.args, Aggregation(average.value, save_logits, per_fold, calibrator, any_model))
 
 
 @app.command(context_settings=PASS_ON)
@@ -123,30 +164,30 @@ def predict_from_modelfolder(
     average: AverageOption = Average.LOGIT,
     save_logits: LogitsOption = False,
     per_fold: PerFoldOption = False,
+    calibrator: CalibratorOption = None,
+    any_model: AnyModelOption = False,
 ) -> None:
     """Run nnUNetv2_predict_from_modelfolder: as predict, of a folder given by -m.
 
     Example: segcal nnunet predict-from-modelfolder -i imagesTs -o predictions
-    -m results/Dataset027_ACDC/nnUNetTrainerCRaC__nnUNetPlans__2d -f 0 1 --average prob
+    -m results/Dataset027_ACDC/nnUNetTrainerCRaC__nnUNetPlans__2d -f 0 1 --calibrator model
     """
-    _predict(context.args, average, save_logits, per_fold, from_modelfolder=True)
+    aggregation = Aggregation(average.value, save_logits, per_fold, calibrator, any_model)
+    _predict(context.args, aggregation, from_modelfolder=True)
 
 
 def _predict(
-    arguments: list[str],
-    average: Average,
-    save_logits: bool,
-    per_fold: bool,
-    *,
-    from_modelfolder: bool = False,
+    arguments: list[str], aggregation: Aggregation, *, from_modelfolder: bool = False
 ) -> None:
     from segcal.adapters.nnunet import running
-    from segcal.adapters.nnunet.patching import Aggregation
 
-    aggregation = Aggregation(average.value, save_logits, per_fold)
     with user_errors():
         running.check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
-    running.predict(arguments, aggregation, from_modelfolder=from_modelfolder)
+    try:
+        running.predict(arguments, aggregation, from_modelfolder=from_modelfolder)
+    except RefusedError as error:
+        with user_errors():
+            raise error
 
 
 @app.command()
@@ -167,13 +208,17 @@ def export(
 
     The copy is shared/Dataset027_ACDC/nnUNetTrainer__nnUNetPlans__2d. Its probabilities are the
     same; its checkpoints say under "segcal" what trained them, and hold nothing but tensors and
-    plain values, so torch.load(weights_only=True) reads them.
+    plain values, so torch.load(weights_only=True) reads them. A calibrator.json of the model, or of
+    its folds, goes along for whoever has segcal (predict --calibrator model).
     """
     with user_errors():
         from segcal.adapters.nnunet.sharing import export_model
 
         target = export_model(model, results, checkpoint)
     typer.echo(f"Written: {target}")
+    if calibrators := sorted(target.rglob("calibrator.json")):
+        names = ", ".join(str(path.relative_to(target)) for path in calibrators)
+        typer.echo(f"With it goes {names}: segcal nnunet predict --calibrator model applies it")
     folds = " ".join(p.name[5:] for p in sorted(target.glob("fold_*")))
     command = f"nnUNetv2_predict_from_modelfolder -i IMAGES -o PREDICTIONS -m {target} -f {folds}"
     command += "" if checkpoint == "checkpoint_final.pth" else f" -chk {checkpoint}"

@@ -60,6 +60,11 @@ class SavedCalibrator:
         """Networks whose mean it was fitted on; 0 if that is not known."""
         return _members(self.model)
 
+    @property
+    def of_mean(self) -> bool:
+        """Whether it was fitted to the mean of several networks, and fits no single one."""
+        return self.members > 1
+
     def summary(self) -> dict[str, Any]:
         """What a record of predictions says about their calibration."""
         facts = self.calibrator.facts
@@ -146,7 +151,8 @@ def model_of(predictions: Path) -> dict[str, Any]:
     """What is known of the model that made predictions; empty if nothing is.
 
     From the ``segcal_predict.json`` beside them, or, of the folder of a model that nnU-Net trained
-    or of one of its folds, from its name: validation cases are predicted by one fold each.
+    or of one of its folds, from its name and from how nnU-Net validates: each case is predicted by
+    one fold, from its final checkpoint, and sums are kept in half precision.
 
     Raises:
         ValueError: a record that cannot be read.
@@ -163,8 +169,11 @@ def model_of(predictions: Path) -> dict[str, Any]:
                 "dataset": above.parent.name,
                 "folds": folds or sorted(path.name for path in folder.glob("fold_*")),
                 "members": 1,
+                "checkpoint": "checkpoint_final.pth",
                 "average": "logit",
                 "mirroring": True,
+                "tile_step_size": 0.5,
+                "sums": "float16",
             }
     return {}
 

@@ -19,6 +19,7 @@ REGIONS = {"background": 0, "heart": [1, 2, 3], "left": [2, 3], "cavity": [3]}
 CASES = [f"case_{i}" for i in range(5)]
 SPLIT = {"train": CASES[:2], "val": CASES[2:4], "calib": CASES[4:]}
 SHAPE = (6, 32, 32)
+SPACING = (8.0, 1.5, 1.5)
 
 
 def architecture(axes):
@@ -44,7 +45,7 @@ def configuration(axes, channels):
     kinds = ("data", "seg", "probabilities")
     return {
         "data_identifier": "nnUNetPlans_3d", "preprocessor_name": "DefaultPreprocessor",
-        "batch_size": 3, "patch_size": [4, 16, 16][-axes:], "spacing": [8.0, 1.5, 1.5][-axes:],
+        "batch_size": 3, "patch_size": [4, 16, 16][-axes:], "spacing": SPACING[-axes:],
         "median_image_size_in_voxels": SHAPE[-axes:], "batch_dice": axes == 2,
         "normalization_schemes": ["ZScoreNormalization"] * channels,
         "use_mask_for_norm": [False] * channels, "architecture": architecture(axes),
@@ -70,7 +71,7 @@ class Tiny:
         high = {"inherits_from": "3d", "previous_stage": "3d_low"}
         plans = {
             "dataset_name": NAME, "plans_name": "nnUNetPlans", "image_reader_writer": "SimpleITKIO",
-            "original_median_spacing_after_transp": [8.0, 1.5, 1.5],
+            "original_median_spacing_after_transp": SPACING,
             "original_median_shape_after_transp": SHAPE,
             "transpose_forward": [0, 1, 2], "transpose_backward": [0, 1, 2],
             "configurations": {
@@ -78,7 +79,7 @@ class Tiny:
                 "3d_low": low, "3d_cascade": high,
             },
             "experiment_planner_used": "ExperimentPlanner", "label_manager": "LabelManager",
-            "foreground_intensity_properties_per_channel": {},
+            "foreground_intensity_properties_per_channel": {str(i): {} for i in range(channels)},
         }  # fmt: skip
         split = SPLIT if calib else {k: SPLIT[k] for k in ("train", "val")}
         for name, content in (
@@ -108,6 +109,23 @@ class Tiny:
         plans["configurations"][name] = {"inherits_from": base, **entries}
         path.write_text(json.dumps(plans))
 
+    def write_references(self):
+        """The labels as files, which nnU-Net measures its validation by; return their folder."""
+        folder = self.folder / "gt_segmentations"
+        for case, seg in self.labels.items():
+            write_nifti(folder / f"{case}.nii.gz", seg)
+        return folder
+
+    def write_images(self):
+        """The images as files, those of all cases; return their folder."""
+        from nnunetv2.training.dataloading.nnunet_dataset import nnUNetDatasetBlosc2
+
+        cases = nnUNetDatasetBlosc2(str(self.folder / "nnUNetPlans_3d"), CASES)
+        for case in CASES:
+            image = cases.load_case(case)[0][:][0]
+            write_nifti(self.root / "images" / f"{case}_0000.nii.gz", image)
+        return self.root / "images"
+
     def write_previous_stage(self, trainer):
         """What the low resolution of the cascade would have predicted: the labels, almost."""
         folder = self.root / "results" / NAME / f"{trainer}__nnUNetPlans__3d_low"
@@ -118,6 +136,16 @@ class Tiny:
         for case, seg in self.labels.items():
             previous = np.roll(np.where(seg == 4, 0, seg), 1, -1).astype(np.int8)
             nnUNetDatasetBlosc2.save_seg(previous, str(folder / case))
+
+
+def write_nifti(path, array):
+    """Write ``(z, y, x)`` with the voxel size of the data."""
+    import SimpleITK as sitk  # noqa: N813
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    volume = sitk.GetImageFromArray(array)
+    volume.SetSpacing(SPACING[::-1])
+    sitk.WriteImage(volume, str(path))
 
 
 @functools.cache
@@ -137,11 +165,25 @@ def _cases(locations, ignore, channels):
             seg[:, 8:14] = ignore
         labels[case] = seg
         properties = {
-            "class_locations": DefaultPreprocessor._sample_foreground_locations(seg[None], wanted)
+            "class_locations": DefaultPreprocessor._sample_foreground_locations(seg[None], wanted),
+            **as_read(),
         }
         data = np.stack([image] * channels).astype(np.float32)
         nnUNetDatasetBlosc2.save_case(data, seg[None], properties, str(Path(folder.name) / case))
     return folder, labels
+
+
+def as_read():
+    """What nnU-Net remembers of a case that it neither cropped nor resampled."""
+    identity = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+    return {
+        "spacing": list(SPACING), "shape_before_cropping": SHAPE,
+        "shape_after_cropping_and_before_resampling": SHAPE,
+        "bbox_used_for_cropping": [[0, n] for n in SHAPE],
+        "sitk_stuff": {
+            "spacing": SPACING[::-1], "origin": (0.0, 0.0, 0.0), "direction": identity
+        },
+    }  # fmt: skip
 
 
 def set_environment(monkeypatch, root):

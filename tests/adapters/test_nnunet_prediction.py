@@ -11,8 +11,9 @@ from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 from torch import nn
 
+from segcal.adapters.nnunet.exporting import export, logits_path
 from segcal.adapters.nnunet.patching import Aggregation
-from segcal.adapters.nnunet.prediction import AveragingPredictor, export, logits_path
+from segcal.adapters.nnunet.prediction import AveragingPredictor
 
 LABELS = {"background": 0, "a": 1, "b": 2}
 REGIONS = {"background": 0, "whole": [1, 2], "core": 2}

@@ -18,6 +18,8 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 from segcal.adapters.nnunet.checkpoints import plain, read_checkpoint
 from segcal.adapters.nnunet.sharing import as_stock, export_model
 from segcal.adapters.nnunet.warmstart import _results_elsewhere, unlike, warmstart
+from segcal.posthoc.temperature import Temperature
+from segcal.repair.saved import SavedCalibrator, read_calibrator, write_calibrator
 
 INIT = {
     "plans": {
@@ -151,6 +153,28 @@ def test_model_is_copied_under_the_name_that_nnunet_looks_for(model, tmp_path):
     files = sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
     assert files == ["dataset.json", "fold_3/checkpoint_final.pth", "plans.json"]
     assert target.stat().st_mode & 0o055 == 0o055  # others may read it
+
+
+def test_calibrators_go_along_for_the_stock_trainer(model, tmp_path):
+    folder, _ = model
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((1, 2, 9, 9), generator=generator)
+    labels = torch.bernoulli(torch.softmax(logits, 1)[:, 1], generator=generator).long()
+    record = {"trainer": "nnUNetTrainerCRaC", "configuration": "2d", "members": 1}
+    saved = SavedCalibrator(
+        "temperature", Temperature().fit(3 * logits, labels), ("background", "a"), model=record
+    )
+    for place in (folder, folder / "fold_3"):
+        write_calibrator(place / "calibrator.json", saved)
+    target = export_model(folder, tmp_path / "shared")
+    for place in (target, target / "fold_3"):
+        copy = read_calibrator(place / "calibrator.json")
+        assert copy.model == {**record, "trainer": "nnUNetTrainer"}
+        assert copy.calibrator.state() == saved.calibrator.state()
+    (folder / "calibrator.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a calibrator"):
+        export_model(folder, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # nnU-Net looks into all it ships

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from segcal.adapters.nnunet.discovery import ext_path
+from segcal.io.volumes import read_volume
+from segcal.repair.saved import read_calibrator
 from tests.adapters.nnunet_commands import BIN, BUDGET, RUN, TRAIN
 
 pytestmark = pytest.mark.slow
@@ -147,21 +149,46 @@ for size in (0, 1000, len(before) // 2):
     workspace.run(sys.executable, "-c", script, folder)
 
 
-def test_validation_again_and_warm_start(workspace):
-    """--val --npz of a finished training; another trainer starts from its weights."""
+@pytest.fixture(scope="module")
+def calibrated(workspace):
+    """The training validated again, as users do, and calibrated by its validation."""
+    workspace.run_as_users_do(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--val", "--calibrate")
     folder = workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")
-    workspace.run_as_users_do(*TRAIN, "-tr", "nnUNetTrainerCRaC", "--val", "--npz")
-    for name in sorted(p.stem for p in (folder / "validation").glob("*.npz")):
+    return folder, read_calibrator(folder / "calibrator.json")
+
+
+def test_validation_again_and_warm_start(workspace, calibrated):
+    """--val of a finished training keeps probabilities; another starts from its weights."""
+    folder, saved = calibrated
+    names = sorted(p.stem for p in (folder / "validation").glob("*.npz"))
+    for name in names:
         with np.load(folder / "validation" / f"{name}.npz") as file:
             probabilities = file["probabilities"]
         np.testing.assert_allclose(probabilities.sum(0), 1, atol=1e-5)
-    assert name  # there was one
+    assert saved.fitted_on["cases"] == names != []
     few = ["--epochs", "1", "--iterations", "2", "--val-iterations", "2"]
     weights = folder / "checkpoint_final.pth"
     out = workspace.run(*TRAIN, "-tr", "nnUNetTrainerSVLS", "-pretrained_weights", weights, *few)
     assert "Loading pretrained weights" in out
     (record,) = workspace.records("nnUNetTrainerSVLS")
     assert set(record["train"]) == {"base"}
+
+
+def test_predictions_are_calibrated_by_workers(workspace, calibrated):
+    _, saved = calibrated
+    output = workspace.root / "calibrated"
+    workspace.run_as_users_do(
+        BIN / "segcal", "nnunet", "predict", "-o", output, *prediction_arguments(workspace),
+        "-tr", "nnUNetTrainerCRaC", "--calibrator", "model", "--save-logits",
+    )  # fmt: skip
+    with np.load(output / "logits" / "phantom_007.npz") as file:
+        logits = torch.as_tensor(file["logits"])
+    spacing = read_volume(output / "phantom_007.nii.gz").geometry.spacing_mm
+    expected = saved.calibrator.apply(logits[None], spacing_mm=spacing)[0]
+    with np.load(output / "phantom_007.npz") as file:
+        found = file["probabilities"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(found - torch.softmax(logits, 0).numpy()).max() > 0.01
 
 
 def test_cascade(workspace):

@@ -16,11 +16,20 @@ class Aggregation:
         average: ``logit``, as nnU-Net does, or ``prob``: what is averaged over all three.
         save_logits: also write the logits, in the geometry of the probabilities.
         per_fold: also write what each fold predicts alone.
+        calibrator: file of a calibrator, or ``model`` for the one that lies beside the model; None
+            leaves probabilities as they are.
+        any_model: apply it though it was fitted to another model.
     """
 
     average: Literal["logit", "prob"] = "logit"
     save_logits: bool = False
     per_fold: bool = False
+    calibrator: str | None = None
+    any_model: bool = False
+
+
+class RefusedError(ValueError):
+    """What a user can mend, found out where nnU-Net already runs but has not begun to work."""
 
 
 @contextmanager

@@ -9,33 +9,33 @@ calibrated depends on the model, so it is named and recorded with the prediction
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, wraps
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from nnunetv2.inference import predict_from_raw_data
-from nnunetv2.inference.export_prediction import export_prediction_from_logits
 from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 from nnunetv2.inference.sliding_window_prediction import compute_gaussian
-from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
 from segcal import __version__
-from segcal.adapters.nnunet.patching import Aggregation, replaced
-from segcal.io.files import whole_file, write_json
-from segcal.io.pairing import LOGITS_FOLDER, RECORD_NAME
+from segcal.adapters.nnunet.calibrators import check_continued, find_calibrator
+from segcal.adapters.nnunet.exporting import export, logits_path
+from segcal.adapters.nnunet.patching import Aggregation, RefusedError, replaced
+from segcal.io.files import write_json
+from segcal.io.pairing import RECORD_NAME
 from segcal.posthoc.links import logits_of
-
-OUTSIDE = -110.0
-"""Logit of what is impossible outside nnU-Net's crop: e^-110 is 0 in single precision."""
+from segcal.repair.saved import SavedCalibrator
 
 
 class AveragingPredictor(nnUNetPredictor):
     """nnU-Net's predictor that averages logits or probabilities, in single precision.
+
+    A calibrator that was fitted to single networks is applied to each fold, whose calibrated
+    probabilities are then averaged; one that was fitted to the mean of several, to that mean.
 
     Args:
         aggregation: what is averaged, and what is kept.
@@ -50,6 +50,8 @@ class AveragingPredictor(nnUNetPredictor):
         self.aggregation = aggregation
         self.fold_names: tuple[str, ...] = ()
         self.checkpoint_name = ""
+        self.configuration_name = ""
+        self.saved: SavedCalibrator | None = None
 
     def initialize_from_trained_model_folder(
         self,
@@ -57,7 +59,11 @@ class AveragingPredictor(nnUNetPredictor):
         use_folds: tuple[int | str, ...] | None,
         checkpoint_name: str = "checkpoint_final.pth",
     ) -> None:
-        """Load the folds, and remember their names."""
+        """Load the folds, remember their names, and find the calibrator.
+
+        Raises:
+            RefusedError: a calibrator that cannot be read, or is not one of this model.
+        """
         if use_folds is None:
             use_folds = self.auto_detect_available_folds(model_training_output_dir, checkpoint_name)
         super().initialize_from_trained_model_folder(
@@ -65,10 +71,23 @@ class AveragingPredictor(nnUNetPredictor):
         )
         self.fold_names = tuple(f"fold_{fold}" for fold in use_folds)
         self.checkpoint_name = checkpoint_name
+        model = Path(model_training_output_dir)
+        self.configuration_name = _configuration_of(model / self.fold_names[0] / checkpoint_name)
+        heads = self.label_manager.num_segmentation_heads
+        try:
+            self.saved = find_calibrator(self.aggregation, model, self.record(), heads)
+        except (ValueError, OSError) as error:
+            raise RefusedError(str(error)) from error
+
+    def of_fold(self, name: str, configuration_name: str) -> None:
+        """Remember what is not known of a network that a trainer hands over when it has ended."""
+        self.fold_names = (name,)
+        self.checkpoint_name = "checkpoint_final.pth"
+        self.configuration_name = configuration_name
 
     @torch.inference_mode()
     def predict_logits_from_preprocessed_data(self, data: Tensor) -> Tensor:
-        """Return the logits ``(K, *S)`` of all folds; with per-fold also ``(1 + folds, K, *S)``."""
+        """Return the logits ``(K, *S)`` of all folds; ``(1 + folds, K, *S)`` with each fold's."""
         every_fold = self.list_of_parameters
         total = torch.zeros(())
         of_folds = []
@@ -76,13 +95,19 @@ class AveragingPredictor(nnUNetPredictor):
             for parameters in every_fold:
                 self.list_of_parameters = [parameters]
                 values = super().predict_logits_from_preprocessed_data(data)
-                if self.aggregation.per_fold:
+                if self._folds_apart:
                     of_folds.append(self._as_logits(values))
                 total = total + values
         finally:
             self.list_of_parameters = every_fold
         mean = self._as_logits(total / len(every_fold))
-        return torch.stack([mean, *of_folds]) if self.aggregation.per_fold else mean
+        return torch.stack([mean, *of_folds]) if of_folds else mean
+
+    @property
+    def _folds_apart(self) -> bool:
+        """Whether what each fold predicts is needed beside the mean."""
+        each = self.saved is not None and not self.saved.of_mean and len(self.fold_names) > 1
+        return self.aggregation.per_fold or each
 
     def _as_logits(self, values: Tensor) -> Tensor:
         if self.aggregation.average == "logit":
@@ -149,7 +174,9 @@ class AveragingPredictor(nnUNetPredictor):
         if names is None:
             return images, names, stages
         if isinstance(output, str):
-            self._describe(Path(output))
+            if not overwrite:
+                check_continued(Path(output), self.saved)
+            self.describe(Path(output))
         ending = self.dataset_json["file_ending"]
         left = [
             i
@@ -174,6 +201,7 @@ class AveragingPredictor(nnUNetPredictor):
         with self._exporting():
             return super().predict_from_data_iterator(*args, **kwargs)
 
+    @wraps(nnUNetPredictor.predict_from_files_sequential)  # nnU-Net looks at its own signature
     def predict_from_files_sequential(self, *args: Any, **kwargs: Any) -> Any:
         """Predict and write cases, in this process."""
         with self._exporting():
@@ -181,105 +209,45 @@ class AveragingPredictor(nnUNetPredictor):
 
     def _exporting(self) -> AbstractContextManager[None]:
         """Make nnU-Net write what it has no word for."""
-        names = self.fold_names if self.aggregation.per_fold else ()
-        ours = partial(export, fold_names=names, save_logits=self.aggregation.save_logits)
+        ours = partial(
+            export,
+            fold_names=self.fold_names if self.aggregation.per_fold else (),
+            save_logits=self.aggregation.save_logits,
+            calibrator=None if self.saved is None else self.saved.calibrator,
+        )
         return replaced(predict_from_raw_data, "export_prediction_from_logits", ours)
 
-    def _describe(self, output: Path) -> None:
+    def record(self) -> dict[str, Any]:
+        """What the predictions are made of, see :func:`segcal.repair.saved.model_of`."""
+        return {
+            "segcal": __version__,
+            "dataset": self.plans_manager.dataset_name,
+            "trainer": self.trainer_name,
+            "plans": self.plans_manager.plans_name,
+            "configuration": self.configuration_name,
+            "checkpoint": self.checkpoint_name,
+            "folds": list(self.fold_names),
+            "members": len(self.fold_names),
+            "average": self.aggregation.average,
+            "over": ["mirrors", "windows", "folds"],
+            "mirroring": bool(self.use_mirroring and self.allowed_mirroring_axes),
+            "tile_step_size": self.tile_step_size,
+            "sums": "float32",
+        }
+
+    def describe(self, output: Path) -> None:
         """Write what the predictions are made of, and what nnU-Net needs to read those of folds."""
-        write_json(
-            output / RECORD_NAME,
-            {
-                "segcal": __version__,
-                "average": self.aggregation.average,
-                "over": ["mirrors", "windows", "folds"],
-                "mirroring": bool(self.use_mirroring and self.allowed_mirroring_axes),
-                "tile_step_size": self.tile_step_size,
-                "folds": list(self.fold_names),
-                "checkpoint": self.checkpoint_name,
-                "trainer": self.trainer_name,
-            },
-        )
-        if self.aggregation.per_fold:
-            for fold in self.fold_names:
-                write_json(output / fold / "dataset.json", self.dataset_json)
-                write_json(output / fold / "plans.json", self.plans_manager.plans)
+        record = self.record()
+        if self.saved is not None:
+            record["calibrator"] = self.saved.summary()
+        write_json(output / RECORD_NAME, record)
+        for fold in self.fold_names if self.aggregation.per_fold else ():
+            write_json(output / fold / RECORD_NAME, {**record, "folds": [fold], "members": 1})
+            write_json(output / fold / "dataset.json", self.dataset_json)
+            write_json(output / fold / "plans.json", self.plans_manager.plans)
 
 
-def export(
-    predicted: Any,
-    properties: dict[str, Any],
-    configuration_manager: Any,
-    plans_manager: Any,
-    dataset_json: Any,
-    output: str,
-    save_probabilities: bool = False,
-    *,
-    fold_names: tuple[str, ...],
-    save_logits: bool,
-) -> None:
-    """Write a case as nnU-Net does, and its logits and folds where they are asked for.
-
-    Args:
-        predicted: ``(K, *S)``, or with `fold_names` ``(1 + folds, K, *S)``, their mean first.
-        properties: of the case, from nnU-Net's preprocessing.
-        configuration_manager: nnU-Net's.
-        plans_manager: nnU-Net's.
-        dataset_json: nnU-Net's.
-        output: path of the case without ending.
-        save_probabilities: whether probabilities are written.
-        fold_names: sub-folders for the folds' own predictions, or none.
-        save_logits: whether logits are written.
-    """
-    common = (plans_manager, dataset_json)
-    mean, of_folds = (predicted[0], predicted[1:]) if fold_names else (predicted, [])
-    for fold, values in zip(fold_names, of_folds, strict=True):
-        place = Path(output).parent / fold / Path(output).name
-        export_prediction_from_logits(
-            values, properties, configuration_manager, *common, str(place), save_probabilities
-        )
-    watched = _Resampling(configuration_manager)
-    export_prediction_from_logits(mean, properties, watched, *common, output, save_probabilities)
-    if save_logits:
-        regions = plans_manager.get_label_manager(dataset_json).has_regions
-        full = _put_back(np.asarray(watched.result, np.float32), properties, regions=regions)
-        axes = [0, *(axis + 1 for axis in plans_manager.transpose_backward)]
-        with whole_file(logits_path(output)) as temporary:
-            np.savez_compressed(temporary, logits=full.transpose(axes))
-
-
-class _Resampling:
-    """nnU-Net's configuration that remembers what its resampling returned last."""
-
-    def __init__(self, configuration_manager: Any) -> None:
-        self.host = configuration_manager
-        self.result: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.host, name)
-
-    def resampling_fn_probabilities(self, *args: Any) -> Any:
-        self.result = self.host.resampling_fn_probabilities(*args)
-        return self.result
-
-
-def _put_back(
-    cropped: NDArray[np.float32], properties: dict[str, Any], *, regions: bool
-) -> NDArray[np.float32]:
-    """Surround logits ``(K, *S)`` of the crop by background, or by no region."""
-    shape = (len(cropped), *properties["shape_before_cropping"])
-    full = np.full(shape, OUTSIDE, np.float32)
-    if not regions:
-        full[0] = 0
-    box = (slice(None), *(slice(*side) for side in properties["bbox_used_for_cropping"]))
-    full[box] = cropped
-    return full
-
-
-def logits_path(output: str) -> Path:
-    """Where the logits of a case go whose probabilities are ``output.npz``.
-
-    In a folder of their own: nnU-Net's ensembling and segcal's evaluation take every ``.npz`` that
-    lies beside the predictions for a case.
-    """
-    return Path(output).parent / LOGITS_FOLDER / f"{Path(output).name}.npz"
+def _configuration_of(checkpoint: Path) -> str:
+    """Name of the configuration that a checkpoint was trained with; nnU-Net forgets it."""
+    content = torch.load(checkpoint, map_location="cpu", weights_only=False, mmap=True)
+    return str(content["init_args"]["configuration"])

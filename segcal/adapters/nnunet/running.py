@@ -21,6 +21,7 @@ from segcal.adapters.nnunet.discovery import ensure_env, require_paths
 from segcal.adapters.nnunet.patching import Aggregation, replaced
 from segcal.io.files import read_json
 from segcal.io.pairing import RECORD_NAME
+from segcal.recipes import names
 
 RANK_STRIDE = 1_000_003
 """Between the seeds of processes that train together."""
@@ -38,6 +39,8 @@ class Budget:
         seed: seed everything at the start and, by epoch and rank, at the start of every epoch, with
             data loading in the training's process: a resumed training then repeats an uninterrupted
             one.
+        calibrate: post-hoc method that is fitted to the fold's validation once it is over; None
+            fits none.
     """
 
     epochs: int | None = None
@@ -45,6 +48,7 @@ class Budget:
     val_iterations: int | None = None
     save_every: int | None = None
     seed: int | None = None
+    calibrate: str | None = None
 
     def apply(self, trainer: Any) -> None:
         """Set the budget on an nnU-Net trainer that has not been initialised.
@@ -72,6 +76,10 @@ class Budget:
                 host_epoch_start()
 
             trainer.on_epoch_start = on_epoch_start
+        if self.calibrate is not None:
+            from segcal.adapters.nnunet.fold_calibration import fit_after_validation
+
+            fit_after_validation(trainer, self.calibrate)
 
 
 def seed_everything(seed: int) -> None:
@@ -84,14 +92,28 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def check_train(arguments: Sequence[str]) -> None:
+def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
     """Check what can be checked before nnU-Net starts.
 
     Raises:
-        ValueError: nnU-Net's path variables are not set.
+        ValueError: nnU-Net's path variables are not set; a calibrator is asked for that is unknown
+            or would be fitted to what is not the model's.
     """
-    if not _asks_for_help(arguments):
-        require_paths("nnUNet_preprocessed", "nnUNet_results")
+    if _asks_for_help(arguments):
+        return
+    require_paths("nnUNet_preprocessed", "nnUNet_results")
+    method = None if budget is None else budget.calibrate
+    if method is None:
+        return
+    if method not in names("posthoc"):
+        raise ValueError(f"--method {method}: expected one of {', '.join(names('posthoc'))}")
+    if "all" in arguments:
+        raise ValueError(
+            "--calibrate: with fold 'all' the network is trained on the cases it validates on, "
+            "which it is too sure of; calibrate on cases that it has not seen (segcal calibrate)"
+        )
+    if any(argument.startswith("--val_") for argument in arguments):
+        raise ValueError("--calibrate: is of the final checkpoint; leave out --val_best")
 
 
 def check_predict(
@@ -139,8 +161,8 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
     Raises:
         ValueError: see :func:`check_train`.
     """
-    check_train(arguments)
     budget = budget or Budget()
+    check_train(arguments, budget)
     with (
         _prepared(budget) as host,
         replaced(host, "run_ddp", partial(train_rank, budget)),
@@ -192,6 +214,7 @@ def predict(
 
     Raises:
         ValueError: see :func:`check_predict`.
+        RefusedError: a calibrator that is not one of the model, before the first case.
     """
     aggregation = aggregation or Aggregation()
     check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)

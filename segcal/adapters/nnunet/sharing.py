@@ -14,9 +14,11 @@ from nnunetv2.utilities.label_handling.label_handling import determine_num_input
 from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
 from segcal import __version__
+from segcal.adapters.nnunet.calibrators import for_trainer
 from segcal.adapters.nnunet.checkpoints import read_checkpoint
 from segcal.adapters.nnunet.registration import register
 from segcal.io.files import TEMPORARY, read_json
+from segcal.repair.saved import CALIBRATOR_NAME, read_calibrator, write_calibrator
 
 STOCK = "nnUNetTrainer"
 PROVENANCE_KEY = "segcal"
@@ -29,7 +31,7 @@ def export_model(model: Path, results: Path, checkpoint_name: str = "checkpoint_
 
     Checkpoints name nnU-Net's own trainer and hold tensors and plain values only, so that
     ``torch.load(weights_only=True)`` reads them; what trained them is kept in them, under
-    ``segcal``.
+    ``segcal``. Calibrators that lie beside the model or its folds go along, for the stock trainer.
 
     Args:
         model: folder of a trained model, with ``plans.json`` and ``fold_X``.
@@ -41,13 +43,18 @@ def export_model(model: Path, results: Path, checkpoint_name: str = "checkpoint_
 
     Raises:
         ValueError: `model` is no such folder, its network is not nnU-Net's own, or there is a
-            model of that name in `results`.
+            model of that name in `results`, or a calibrator that cannot be read.
     """
     plans, dataset = (_read_of_model(model, name) for name in ("plans.json", "dataset.json"))
     folds = sorted(path.parent for path in model.glob(f"fold_*/{checkpoint_name}"))
     if not folds:
         raise ValueError(f"{model}: no fold_X/{checkpoint_name} in it; is its training finished?")
     content = {fold: read_checkpoint(fold / checkpoint_name) for fold in folds}
+    calibrators = {
+        place.relative_to(model): for_trainer(read_calibrator(place / CALIBRATOR_NAME), STOCK)
+        for place in (model, *folds)
+        if (place / CALIBRATOR_NAME).is_file()
+    }
     configuration = content[folds[0]]["init_args"]["configuration"]
     for fold, checkpoint in content.items():
         _check_network(fold / checkpoint_name, checkpoint, plans, dataset)
@@ -63,6 +70,8 @@ def export_model(model: Path, results: Path, checkpoint_name: str = "checkpoint_
             (temporary / fold.name).mkdir()
             torch.save(as_stock(checkpoint), temporary / fold.name / checkpoint_name)
             _copy(OF_FOLD, fold, temporary / fold.name)
+        for place, saved in calibrators.items():
+            write_calibrator(temporary / place / CALIBRATOR_NAME, saved)
         temporary.chmod(0o755)
         temporary.replace(target)
     finally:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from nnunetv2.training.dataloading.data_loader import crop_and_pad_nd
 from torch import Tensor
+
+from segcal.io.files import read_json
 
 Box = tuple[slice, ...]
 
@@ -33,6 +36,19 @@ def calibration_cases(
             "multipliers must learn from cases of their own"
         )
     return cases
+
+
+def calibration_cases_of(trainer: Any, train: Sequence[str], val: Sequence[str]) -> list[str]:
+    """Return the ``calib`` cases of the fold of nnU-Net's trainer; none of fold ``all``.
+
+    Raises:
+        ValueError: see :func:`calibration_cases`.
+    """
+    path = Path(trainer.preprocessed_dataset_folder_base) / "splits_final.json"
+    splits = read_json(path) if trainer.fold != "all" and path.is_file() else []
+    if trainer.fold == "all" or trainer.fold >= len(splits):
+        return []
+    return calibration_cases(splits[trainer.fold], train, val)
 
 
 def patches(loader: Any, batches: int, seed: Sequence[int]) -> Iterator[dict[str, Any]]:

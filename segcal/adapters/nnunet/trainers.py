@@ -30,9 +30,9 @@ from segcal.adapters.nnunet.journal import Journal
 from segcal.adapters.nnunet.labels import Labels
 from segcal.adapters.nnunet.loss import PenalisedLoss
 from segcal.adapters.nnunet.settings import PLANS_KEY, WITHOUT_DICE, parts, read_settings
-from segcal.adapters.nnunet.sources import calibration_cases, patches, volumes
+from segcal.adapters.nnunet.sources import calibration_cases_of, patches, volumes
 from segcal.adapters.nnunet.workers import workers_end_with_us
-from segcal.io.files import read_json, remove_leftovers, whole_file
+from segcal.io.files import remove_leftovers, whole_file
 from segcal.recipes import load_recipe, names
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
@@ -118,10 +118,7 @@ class CalibratedTrainer(nnUNetTrainer):
         """Split as nnU-Net does, and look up the cases that multipliers learn from."""
         train, val = super().do_split()
         self.val_cases = val
-        path = Path(self.preprocessed_dataset_folder_base) / "splits_final.json"
-        splits = read_json(path) if self.fold != "all" else []
-        if self.fold != "all" and self.fold < len(splits):
-            self.calibration_cases = calibration_cases(splits[self.fold], train, val)
+        self.calibration_cases = calibration_cases_of(self, train, val)
         return train, val
 
     def get_dataloaders(self) -> tuple[Any, Any]:

@@ -1,0 +1,167 @@
+"""A case written as nnU-Net does, with what it throws away kept, and calibrated where asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from nnunetv2.inference.export_prediction import export_prediction_from_logits
+from numpy.typing import NDArray
+from torch import Tensor
+
+from segcal.io.files import whole_file
+from segcal.io.pairing import LOGITS_FOLDER
+from segcal.posthoc.calibrator import Calibrator
+from segcal.posthoc.links import logits_of
+
+OUTSIDE = -110.0
+"""Logit of what is impossible outside nnU-Net's crop: e^-110 is 0 in single precision."""
+
+
+def export(
+    predicted: Any,
+    properties: dict[str, Any],
+    configuration_manager: Any,
+    plans_manager: Any,
+    dataset_json: Any,
+    output: str,
+    save_probabilities: bool = False,
+    *,
+    fold_names: Sequence[str] = (),
+    save_logits: bool = False,
+    calibrator: Calibrator | None = None,
+) -> None:
+    """Write a case as nnU-Net does, and its logits and folds where they are asked for.
+
+    Calibrated are logits in the resolution and the frame that nnU-Net writes. Where folds are
+    there, each is, and the mean of their probabilities is written; the logits that are saved are
+    the mean's as they were.
+
+    Args:
+        predicted: ``(K, *S)``, or ``(1 + folds, K, *S)``, their mean first.
+        properties: of the case, from nnU-Net's preprocessing.
+        configuration_manager: nnU-Net's.
+        plans_manager: nnU-Net's.
+        dataset_json: nnU-Net's.
+        output: path of the case without ending.
+        save_probabilities: whether probabilities are written.
+        fold_names: sub-folders for the folds' own predictions, or none.
+        save_logits: whether logits are written.
+        calibrator: what makes probabilities of logits; None is nnU-Net's softmax or sigmoid.
+    """
+    looks = predicted if predicted.ndim == 5 else predicted[None]
+    frame = _Frame(
+        properties,
+        tuple(plans_manager.transpose_backward),
+        plans_manager.get_label_manager(dataset_json).has_regions,
+    )
+
+    def write(values: Any, place: Path) -> Any:
+        watched = _Resampling(configuration_manager, frame, calibrator, keep=save_logits)
+        export_prediction_from_logits(
+            values, properties, watched, plans_manager, dataset_json, str(place), save_probabilities
+        )
+        return watched.logits
+
+    if fold_names:
+        for fold, values in zip(fold_names, looks[1:], strict=True):
+            write(values[None], Path(output).parent / fold / Path(output).name)
+    logits = write(looks, Path(output))
+    if save_logits:
+        with whole_file(logits_path(output)) as temporary:
+            np.savez_compressed(temporary, logits=frame.written(logits))
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Where nnU-Net's crop of a case lies in the array that it writes.
+
+    Attributes:
+        properties: of the case.
+        backward: order of the network's axes in the array.
+        regions: whether channels are regions.
+    """
+
+    properties: dict[str, Any]
+    backward: tuple[int, ...]
+    regions: bool
+
+    @property
+    def _box(self) -> tuple[slice, ...]:
+        return (slice(None), *(slice(*side) for side in self.properties["bbox_used_for_cropping"]))
+
+    def written(self, cropped: Any) -> NDArray[np.float32]:
+        """Logits ``(K, *S)`` of the crop, surrounded by background, or by no region."""
+        shape = (len(cropped), *self.properties["shape_before_cropping"])
+        full = np.full(shape, OUTSIDE, np.float32)
+        if not self.regions:
+            full[0] = 0
+        full[self._box] = np.asarray(cropped, np.float32)
+        return full.transpose([0, *(axis + 1 for axis in self.backward)])
+
+    def calibrated(self, calibrator: Calibrator, cropped: Any) -> Tensor:
+        """Probabilities ``(K, *S)`` of logits of the crop.
+
+        What surrounds the crop is looked at, as it is where a calibrator is fitted to files.
+        """
+        logits = torch.from_numpy(self.written(cropped))
+        probs = calibrator.apply(logits[None], spacing_mm=self.properties["spacing"])[0]
+        forward = [self.backward.index(axis) for axis in range(len(self.backward))]
+        return probs.permute([0, *(axis + 1 for axis in forward)])[self._box]
+
+
+class _Resampling:
+    """nnU-Net's configuration, whose resampling calibrates and keeps the logits.
+
+    Args:
+        configuration_manager: nnU-Net's.
+        frame: of the case.
+        calibrator: see :func:`export`.
+        keep: whether the mean's logits are needed beside calibrated folds.
+    """
+
+    def __init__(
+        self,
+        configuration_manager: Any,
+        frame: _Frame,
+        calibrator: Calibrator | None,
+        *,
+        keep: bool,
+    ) -> None:
+        self.host = configuration_manager
+        self.frame = frame
+        self.calibrator = calibrator
+        self.keep = keep
+        self.logits: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.host, name)
+
+    def resampling_fn_probabilities(self, looks: Any, *args: Any) -> Any:
+        """Logits ``(K, *S)`` that nnU-Net makes probabilities of, from all looks at a case."""
+        mean, of_folds = looks[0], looks[1:]
+        if self.calibrator is None or self.keep or not len(of_folds):
+            self.logits = self.host.resampling_fn_probabilities(mean, *args)
+        if self.calibrator is None:
+            return self.logits
+        if not len(of_folds):
+            probs = self.frame.calibrated(self.calibrator, self.logits)
+            return logits_of(probs, regions=self.frame.regions)
+        total = torch.zeros(())
+        for values in of_folds:  # one after the other: a volume of many classes is large
+            logits = self.host.resampling_fn_probabilities(values, *args)
+            total = total + self.frame.calibrated(self.calibrator, logits)
+        return logits_of(total / len(of_folds), regions=self.frame.regions)
+
+
+def logits_path(output: str) -> Path:
+    """Where the logits of a case go whose probabilities are ``output.npz``.
+
+    In a folder of their own: nnU-Net's ensembling and segcal's evaluation take every ``.npz`` that
+    lies beside the predictions for a case.
+    """
+    return Path(output).parent / LOGITS_FOLDER / f"{Path(output).name}.npz"

@@ -1,0 +1,125 @@
+"""A calibrator fitted at the end of a fold's training, to cases that it was not trained on."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from nnunetv2.utilities.label_handling.label_handling import convert_labelmap_to_one_hot
+
+from segcal.adapters.nnunet.exporting import export
+from segcal.adapters.nnunet.patching import Aggregation
+from segcal.adapters.nnunet.prediction import AveragingPredictor
+from segcal.adapters.nnunet.sources import calibration_cases_of
+from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, write_calibrator
+
+CALIBRATION = "calibration"
+"""Folder of a fold for predictions of the cases under "calib"."""
+
+
+def fit_after_validation(trainer: Any, method: str) -> None:
+    """Let nnU-Net's trainer keep the probabilities of its validation, then fit a calibrator.
+
+    It is fitted to the cases that ``splits_final.json`` lists under "calib", which are predicted
+    for it, or else to the validation's, and written into the fold's folder.
+
+    Args:
+        trainer: nnU-Net's, not yet trained.
+        method: name of a post-hoc config.
+    """
+    validate = trainer.perform_actual_validation
+
+    def perform_actual_validation(save_probabilities: bool = False) -> None:
+        validate(True)
+        if trainer.local_rank == 0:
+            fit_fold(trainer, method)
+
+    trainer.perform_actual_validation = perform_actual_validation
+
+
+def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
+    """Fit a calibrator to the held-out cases of a fold, and write it into its folder.
+
+    Args:
+        trainer: nnU-Net's, trained and validated.
+        method: name of a post-hoc config.
+    """
+    from segcal.repair.fitting import fit_calibrator  # late: most trainings fit none
+
+    fold = Path(trainer.output_folder)
+    cases = calibration_cases_of(trainer, *trainer.do_split())
+    if cases:
+        predict_cases(trainer, cases, fold / CALIBRATION)
+    predictions = fold / (CALIBRATION if cases else "validation")
+    references = Path(trainer.preprocessed_dataset_folder_base) / "gt_segmentations"
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        saved = fit_calibrator(predictions, references, method=method)
+    for text in sorted({str(warning.message) for warning in noted}):
+        trainer.print_to_log_file(f"WARNING: segcal: {text}")
+    write_calibrator(fold / CALIBRATOR_NAME, saved)
+    facts = saved.calibrator.facts
+    trainer.print_to_log_file(
+        f'segcal: {method} fitted to {facts["cases"]} cases of "{"calib" if cases else "val"}", '
+        f"NLL {facts['nll_before']:.4f} -> {facts['nll_after']:.4f}, written to "
+        f"{fold / CALIBRATOR_NAME}; segcal nnunet predict --calibrator takes it"
+    )
+    if not cases:
+        trainer.print_to_log_file(
+            "segcal: what is measured on the validation cases is now flattered; list cases under "
+            '"calib" in splits_final.json to calibrate on those'
+        )
+    if len(list(fold.parent.glob("fold_[0-9]*/validation/*.npz"))) > len(
+        list(fold.glob("validation/*.npz"))
+    ):
+        trainer.print_to_log_file(
+            "segcal: of all folds together: segcal calibrate fit "
+            f"{fold.parent} {references} -o {fold.parent / CALIBRATOR_NAME}"
+        )
+    return saved
+
+
+def predict_cases(trainer: Any, cases: list[str], folder: Path) -> None:
+    """Predict preprocessed cases with the network of a trainer, and keep their logits.
+
+    Args:
+        trainer: nnU-Net's.
+        cases: their names.
+        folder: where predictions go; what was in it is removed.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    predictor = AveragingPredictor(Aggregation(), device=trainer.device, allow_tqdm=False)
+    network = trainer.network.module if trainer.is_ddp else trainer.network
+    predictor.manual_initialization(
+        network, trainer.plans_manager, trainer.configuration_manager, None,
+        trainer.dataset_json, type(trainer).__name__, trainer.inference_allowed_mirroring_axes,
+    )  # fmt: skip
+    predictor.of_fold(Path(trainer.output_folder).name, trainer.configuration_name)
+    predictor.describe(folder)
+    dataset = trainer.dataset_class(
+        trainer.preprocessed_dataset_folder,
+        cases,
+        folder_with_segs_from_previous_stage=trainer.folder_with_segs_from_previous_stage,
+    )
+    trainer.set_deep_supervision_enabled(False)
+    network.eval()
+    for case in cases:
+        trainer.print_to_log_file(f"predicting {case}")
+        data, _, before, properties = dataset.load_case(case)
+        image = data[:]
+        if trainer.is_cascaded:
+            one_hot = convert_labelmap_to_one_hot(
+                before[:], trainer.label_manager.foreground_labels, output_dtype=image.dtype
+            )
+            image = np.vstack((image, one_hot))
+        logits = predictor.predict_sliding_window_return_logits(torch.tensor(image)).cpu()
+        export(
+            logits, properties, trainer.configuration_manager, trainer.plans_manager,
+            trainer.dataset_json, str(folder / case), True, save_logits=True,
+        )  # fmt: skip
+    trainer.set_deep_supervision_enabled(True)
