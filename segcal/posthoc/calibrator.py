@@ -310,17 +310,17 @@ class SampledCalibrator(Calibrator):
         groups = self._groups(case.logits, case.spacing_mm)[valid].cpu()
         kept, weights = sampled(groups, len(groups) if samples else most, seed)
         index = valid.cpu().flatten().nonzero()[:, 0][kept]
-        there = index.to(case.logits.device)
-        logits = case.logits.detach().movedim(1, -1).reshape(-1, case.logits.shape[1])[there].cpu()
+        logits = case.logits.detach().movedim(1, -1).reshape(-1, case.logits.shape[1])[index].cpu()
+        around = self._around(case, valid, index)
         return Rows(
             logits if logits.dtype == torch.float64 else logits.float(),
-            case.labels.flatten()[there].long().cpu(),
+            case.labels.flatten()[index].long().cpu(),
             weights,
             groups[kept],
             index if samples else torch.zeros_like(index),
             len(valid) if samples else 1,
             self.regions.count,
-            self._around(case, valid, index),
+            None if around is None else around.cpu(),
         )
 
     def _around(self, case: HeldOut, valid: Tensor, index: Tensor) -> Tensor | None:
