@@ -14,7 +14,7 @@ from torch import Tensor
 
 from segcal.posthoc.calibrator import PointwiseCalibrator
 from segcal.posthoc.newton import TOLERANCE, Vector, minimised
-from segcal.posthoc.rows import Rows
+from segcal.posthoc.rows import Rows, log_softmax
 
 __all__ = ["Affine", "Diagonal", "FullAffine", "Scores"]
 
@@ -145,7 +145,7 @@ class _Objective:
         theta = torch.from_numpy(x)
         for part in self.rows.chunks(AT_A_TIME):
             f = self.features(part.logits)
-            yield part, f, torch.log_softmax(self.scores.of(theta, f), 1)
+            yield part, f, log_softmax(self.scores.of(theta, f))
 
     def first(self, x: Vector) -> tuple[float, Vector]:
         """Value and gradient."""
@@ -264,7 +264,7 @@ class Affine(PointwiseCalibrator):
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
         parameters = torch.from_numpy(self.parameters.ravel()).to(logits)
         scores = self._scores(logits.shape[1])
-        return torch.log_softmax(scores.of(parameters, self._features(logits)), 1)
+        return log_softmax(scores.of(parameters, self._features(logits)))
 
     def _learned(self) -> dict[str, Any]:
         return {"parameters": self.parameters.tolist()}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from segcal.posthoc.calibrator import PointwiseCalibrator
 from segcal.posthoc.regions import Regions
-from segcal.posthoc.rows import Rows
+from segcal.posthoc.rows import Rows, log_softmax
 from segcal.posthoc.scale import BOUNDS, best_scale, drawn_scale, is_bound
 
 __all__ = ["ClassRegionTemperature"]
@@ -59,6 +59,7 @@ class ClassRegionTemperature(PointwiseCalibrator):
         ValueError: bands that are not ascending, a negative strength.
     """
 
+    grouped = True
     temperatures: NDArray[np.float64]
 
     def __init__(
@@ -109,7 +110,7 @@ class ClassRegionTemperature(PointwiseCalibrator):
         z = logits * scale[groups, None]
         if self.offsets:
             z = z + torch.from_numpy(self._offset).to(logits)[groups]
-        return torch.log_softmax(z, 1)
+        return log_softmax(z)
 
     def _arguments(self) -> dict[str, Any]:
         bands = self.regions.bands
@@ -205,7 +206,7 @@ def _with_offsets(
         s, b = math.exp(x[0]), torch.from_numpy(x[1:])
         value, gradient = 0.0, np.zeros_like(x)
         for part in rows.chunks():
-            log_p = torch.log_softmax(s * part.logits + b, 1)
+            log_p = log_softmax(s * part.logits + b)
             value -= float(part.of_label(log_p) @ part.weights)
             error = log_p.exp()
             error[torch.arange(len(part)), part.labels] -= 1

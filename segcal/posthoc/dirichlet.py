@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from segcal.posthoc.affine import FullAffine
+from segcal.posthoc.rows import log_softmax
 
 __all__ = ["DirichletCalibration"]
 
@@ -39,4 +39,4 @@ class DirichletCalibration(FullAffine):
     """
 
     def _features(self, logits: Tensor) -> Tensor:
-        return torch.log_softmax(logits, 1)
+        return log_softmax(logits)

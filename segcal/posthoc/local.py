@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from segcal.posthoc.calibrator import MOST_VOXELS, Cases, HeldOut, SampledCalibrator
-from segcal.posthoc.rows import Rows
+from segcal.posthoc.rows import Rows, log_softmax
 from segcal.posthoc.scale import best_scale, is_bound
 from segcal.tensors import full_precision
 
@@ -175,7 +175,7 @@ class LocalTemperature(SampledCalibrator):
                 self.improved = False
 
     def _log_probabilities_of(self, rows: Rows) -> Tensor:
-        return torch.log_softmax(rows.logits / self._fitted().of_rows(_around(rows))[:, None], 1)
+        return log_softmax(rows.logits / self._fitted().of_rows(_around(rows))[:, None])
 
     def _fitted(self) -> _Network:
         assert self._network is not None, "fit or _load come first"  # noqa: S101

@@ -66,7 +66,8 @@ class Regions:
         if not axes:
             return torch.zeros_like(predicted, dtype=torch.long)
         if self.bands is None:
-            return outer_region(predicted).long()
+            few = int(predicted.max()) < 256 if predicted.numel() else True
+            return outer_region(predicted.byte() if few else predicted).long()
         distances = [_to_another_class(one.cpu().numpy(), spacing_mm) for one in predicted]
         ends = torch.tensor(self.bands, dtype=torch.float64)
         return torch.bucketize(torch.from_numpy(np.stack(distances)), ends).to(predicted.device)

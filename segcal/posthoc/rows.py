@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "log_softmax", "softmax"]
 
 CHUNK = 1 << 18
 """Rows that are computed with at a time."""
@@ -91,7 +91,9 @@ class Rows:
         """
         for begin in range(0, len(self), size):
             part = self._at(slice(begin, begin + size))
-            yield replace(part, logits=part.logits.double())
+            # A class after the other in memory: what sums over few classes is then several times
+            # faster, since all rows are computed alike, side by side.
+            yield replace(part, logits=part.logits.T.double().contiguous().T)
 
     def of_label(self, values: Tensor) -> Tensor:
         """Entry ``(n,)`` of `values` ``(n, K)`` at the label of each row."""
@@ -121,6 +123,20 @@ class Rows:
             parts[0].num_regions,
             torch.cat(around) if around else None,
         )
+
+
+def log_softmax(z: Tensor) -> Tensor:
+    """Log-softmax over the classes of scores ``(n, K)``, fast for few classes.
+
+    PyTorch works row by row along the last axis, which takes five to ten times as long for a
+    handful of classes; along the first it takes all rows side by side.
+    """
+    return torch.log_softmax(z.T, 0).T
+
+
+def softmax(z: Tensor) -> Tensor:
+    """Softmax over the classes of scores ``(n, K)``, see :func:`log_softmax`."""
+    return torch.softmax(z.T, 0).T
 
 
 def sampled(groups: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import torch
 from scipy.optimize import brentq
 
-from segcal.posthoc.rows import Rows
+from segcal.posthoc.rows import Rows, softmax
 
 __all__ = ["BOUNDS", "best_scale", "drawn_scale", "is_bound"]
 
@@ -64,6 +63,6 @@ def is_bound(scale: float) -> bool:
 def _slope(rows: Rows, s: float) -> float:
     total = 0.0
     for part in rows.chunks():
-        mean = (torch.softmax(s * part.logits, 1) * part.logits).sum(1)
+        mean = (softmax(s * part.logits) * part.logits).sum(1)
         total += float((mean - part.of_label(part.logits)) @ part.weights)
     return total

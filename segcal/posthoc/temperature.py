@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from segcal.posthoc.calibrator import PointwiseCalibrator
-from segcal.posthoc.rows import Rows
+from segcal.posthoc.rows import Rows, log_softmax
 from segcal.posthoc.scale import best_scale, is_bound
 
 __all__ = ["Temperature"]
@@ -46,7 +45,7 @@ class Temperature(PointwiseCalibrator):
             )
 
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
-        return torch.log_softmax(logits / self.value, 1)
+        return log_softmax(logits / self.value)
 
     def _learned(self) -> dict[str, Any]:
         return {"value": self.value}
