@@ -148,6 +148,8 @@ def plan_apply(
         )
     record = model_of(predictions)
     sources, members = _sources(predictions, saved.members)
+    if "calibrator" in record:  # logits beside it are those before
+        sources = [replace(source, logits=None) for source in sources]
     if members > 1:
         record = {**record, "members": 1}
     notes = []

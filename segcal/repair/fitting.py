@@ -69,6 +69,9 @@ def plan_fit(
 ) -> Job:
     """Check what a calibrator is to be fitted to, before the first case is read.
 
+    Predictions that were calibrated already get another calibrator on top, a last temperature for
+    a mean of calibrated networks, say.
+
     Args:
         predictions: folder of validation predictions, or of a model that nnU-Net trained.
         references: folder of their label maps.
@@ -83,7 +86,11 @@ def plan_fit(
         named([predictions]), references, settings=EvaluationSettings(tolerance=tolerance),
         dataset_json=dataset_json, found=found,
     )  # fmt: skip
-    return job
+    if "calibrator" not in model_of(predictions):
+        return job
+    # Logits beside calibrated probabilities are those before: fit to what is there to be repaired.
+    cases = [replace(case, logits=None) for case in job.pairing.cases]
+    return replace(job, pairing=replace(job.pairing, cases=cases))
 
 
 def build_calibrator(

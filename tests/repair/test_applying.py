@@ -192,6 +192,28 @@ def test_saved_logits_are_taken_and_logits_alone_will_do(test_set, saved, tmp_pa
     close(stored(tmp_path / "alone" / "case_50.npz")["probabilities"], wanted, rtol=1e-5)
 
 
+def test_what_was_calibrated_is_calibrated_on_top(test_set, saved, tmp_path):
+    """A last temperature of calibrated probabilities; the logits beside are those before."""
+    out = tmp_path / "out"
+    applied(test_set.predictions, saved, out)
+    (out / "logits").mkdir()
+    for name, x in test_set.logits.items():
+        np.savez(out / "logits" / f"{name}.npz", logits=x)
+    last = fit_calibrator(out, test_set.labels, method="temperature", processes=1)
+    assert last.fitted_on["saved_logits"] == 0
+    assert last.calibrator.value == pytest.approx(1, abs=0.1)
+    assert last.model["calibrator"]["method"] == "class_region"
+    job = plan_apply(out, last, tmp_path / "twice")
+    assert any("was calibrated before (class_region)" in note for note in job.notes)
+    apply_job(job, processes=1)
+    before = stored(out / "case_50.npz")["probabilities"]
+    close(
+        stored(tmp_path / "twice" / "case_50.npz")["probabilities"],
+        expected(last, before),
+        rtol=1e-5,
+    )
+
+
 def test_members_are_calibrated_before_they_are_averaged(test_set, saved, tmp_path):
     members = {}
     for fold in (0, 1):
