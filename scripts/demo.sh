@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The main job on generated data: nnU-Net with and without the CRaC penalty, on the CPU, in minutes.
+# The main job on generated data: nnU-Net with and without the CRaC penalty, and the stock model
+# repaired, on the CPU, in minutes.
 # Usage: bash scripts/demo.sh [FOLDER]   (default: demo)
 set -euo pipefail
 out="$(realpath -m "${1:-$(dirname "$0")/../demo}")"
@@ -24,21 +25,25 @@ quietly() { # runs a command with its output in a log, which is shown if it fail
   "$@" > "$log" 2>&1 || { tail -n 30 "$log" >&2; echo "failed; the whole log is $log" >&2; exit 1; }
 }
 
-echo "1/5 Generating hearts with known posterior"
+echo "1/6 Generating hearts with known posterior"
 segcal phantom "$data" --train 15 --test 8 --seed 0
-echo "2/5 Planning and preprocessing"
+echo "2/6 Planning and preprocessing"
 quietly plan nnUNetv2_plan_and_preprocess -d 900 -c 2d -np 1 -npfp 1 --verify_dataset_integrity
 quietly plan_small python scripts/small_plans.py 900 2d --patch 64,64 --batch 12 --features 16,32,64
 for trainer in nnUNetTrainer nnUNetTrainerCRaC; do
-  echo "3/5 Training $trainer"
+  echo "3/6 Training $trainer"
   quietly "train_$trainer" segcal nnunet train 900 2d_small 0 -tr "$trainer" -device cpu \
-    --epochs 12 --iterations 40 --val-iterations 10 --seed 0
-  echo "4/5 Predicting with $trainer"
+    --epochs 12 --iterations 40 --val-iterations 10 --seed 0 --calibrate
+  echo "4/6 Predicting with $trainer"
   quietly "predict_$trainer" segcal nnunet predict -i "$data/imagesTs" -o "$out/$trainer" -d 900 \
     -c 2d_small -f 0 -tr "$trainer" -device cpu -npp 1 -nps 1
 done
-echo "5/5 Evaluating"
-for what in nnUNetTrainer nnUNetTrainerCRaC posterior; do
+echo "5/6 Repairing the stock model: a calibrator, fitted to the validation cases of its training"
+fold=("$nnUNet_results"/Dataset900_Phantom/nnUNetTrainer__*/fold_0)
+quietly calibrate segcal calibrate apply "$out/nnUNetTrainer" "${fold[0]}/calibrator.json" \
+  -o "$out/nnUNetTrainer_calibrated"
+echo "6/6 Evaluating"
+for what in nnUNetTrainer nnUNetTrainer_calibrated nnUNetTrainerCRaC posterior; do
   predictions="$out/$what"
   [ "$what" = posterior ] && predictions="$data/posteriorTs"
   echo
