@@ -39,13 +39,13 @@ class ClassRegionTemperature(PointwiseCalibrator):
 
     T being the global temperature: the smaller the share of a group's voxels, the nearer it stays
     to T. The strength is the one of the least NLL in cross-validation over cases, from 1e-7 to
-    infinity (one temperature for all). Without offsets b the predicted class never changes.
+    infinity (one temperature for all). Without biases b the predicted class never changes.
 
     Args:
         per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`; then the groups are in and
             not in, inside and at the boundary.
         bands: ends of the regions, see :class:`segcal.posthoc.regions.Regions`.
-        offsets: whether every group also gets an offset b_gk for each class, drawn to 0 with the
+        biases: whether every group also gets a bias b_gk for each class, drawn to 0 with the
             same strength (which is chosen for the temperatures alone).
         strength: of the shrinkage; None chooses it.
 
@@ -67,19 +67,19 @@ class ClassRegionTemperature(PointwiseCalibrator):
         *,
         per_channel: bool = False,
         bands: Sequence[float] | None = None,
-        offsets: bool = False,
+        biases: bool = False,
         strength: float | None = None,
     ) -> None:
         regions = Regions(None if bands is None else tuple(float(end) for end in bands))
         super().__init__(per_channel=per_channel, regions=regions)
         if strength is not None and not strength >= 0:
             raise ValueError(f"strength: expected 0 or more, or None, got {strength}")
-        self.offsets = offsets
+        self.biases = biases
         self.strength = strength
         self.global_temperature = 1.0
         self.chosen_strength = math.inf
         self.temperatures = np.ones((0, self.regions.count))
-        self._offset = np.zeros((0, 0))
+        self._biases = np.zeros((0, 0))
 
     def _fit(self, rows: Rows) -> None:
         scale = best_scale(rows)
@@ -89,16 +89,16 @@ class ClassRegionTemperature(PointwiseCalibrator):
         )
         strength = self.chosen_strength * float(rows.weights.sum())
         log_s = np.full(len(groups), math.log(scale))
-        offset = np.zeros((len(groups), rows.num_classes))
+        biases = np.zeros((len(groups), rows.num_classes))
         for g, one in enumerate(groups):
             if not len(one) or math.isinf(strength):
                 continue
             log_s[g] = math.log(drawn_scale(one, scale, strength))
-            if self.offsets:
-                log_s[g], offset[g] = _with_offsets(one, log_s[g], scale, strength)
+            if self.biases:
+                log_s[g], biases[g] = _with_biases(one, log_s[g], scale, strength)
         self.global_temperature = 1 / scale
         self.temperatures = np.exp(-log_s).reshape(rows.num_classes, rows.num_regions)
-        self._offset = offset
+        self._biases = biases
         if bounds := [g for g, u in enumerate(log_s) if is_bound(math.exp(u))]:
             self._note(
                 f"the temperature of {len(bounds)} of {len(groups)} groups is a bound of what is "
@@ -108,15 +108,15 @@ class ClassRegionTemperature(PointwiseCalibrator):
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
         scale = torch.from_numpy(1 / self.temperatures.reshape(-1)).to(logits)
         z = logits * scale[groups, None]
-        if self.offsets:
-            z = z + torch.from_numpy(self._offset).to(logits)[groups]
+        if self.biases:
+            z = z + torch.from_numpy(self._biases).to(logits)[groups]
         return log_softmax(z)
 
     def _arguments(self) -> dict[str, Any]:
         bands = self.regions.bands
         return {
             "bands": None if bands is None else list(bands),
-            "offsets": self.offsets,
+            "biases": self.biases,
             "strength": self.strength,
         }
 
@@ -126,7 +126,7 @@ class ClassRegionTemperature(PointwiseCalibrator):
             "temperatures": self.temperatures.tolist(),
             "global_temperature": self.global_temperature,
             "strength": None if math.isinf(strength) else strength,
-            **({"offsets": self._offset.tolist()} if self.offsets else {}),
+            **({"biases": self._biases.tolist()} if self.biases else {}),
         }
 
     def _load(self, learned: dict[str, Any]) -> None:
@@ -141,11 +141,11 @@ class ClassRegionTemperature(PointwiseCalibrator):
         self.global_temperature = float(learned["global_temperature"])
         strength = learned["strength"]
         self.chosen_strength = math.inf if strength is None else float(strength)
-        if self.offsets:
-            self._offset = np.asarray(learned["offsets"], np.float64)
-            if self._offset.shape != (found.size, len(found)):
+        if self.biases:
+            self._biases = np.asarray(learned["biases"], np.float64)
+            if self._biases.shape != (found.size, len(found)):
                 raise ValueError(
-                    f"state: expected offsets {(found.size, len(found))}, got {self._offset.shape}"
+                    f"state: expected biases {(found.size, len(found))}, got {self._biases.shape}"
                 )
 
 
@@ -197,10 +197,10 @@ def _nll_table(
     return table.T.reshape(folds, rows.num_groups, len(scales)).numpy()
 
 
-def _with_offsets(
+def _with_biases(
     rows: Rows, log_s: float, to: float, strength: float
 ) -> tuple[float, NDArray[np.float64]]:
-    """Log-scale and offsets of one group of the least shrunk NLL, from its scale alone on."""
+    """Log-scale and biases of one group of the least shrunk NLL, from its scale alone on."""
 
     def objective(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         s, b = math.exp(x[0]), torch.from_numpy(x[1:])

@@ -47,8 +47,8 @@ MOST_LOST = 0.002
 FEWEST = 5
 """Patients below which nothing is recommended."""
 SIMPLEST = (
-    "temperature", "class_region", "vector", "beta", "histogram", "isotonic", "matrix", "dirichlet",
-    "local",
+    "temperature", "class_region", "vector", "class_region_bias", "beta", "histogram", "isotonic",
+    "matrix", "dirichlet", "local",
 )  # fmt: skip
 """Methods from the simplest on."""
 Progress = Callable[[str], None]

@@ -156,14 +156,14 @@ def test_spacing_decides_the_group_when_applied():
 
 
 @pytest.mark.parametrize("strength", [1e-4, 1e-2])
-def test_offsets_are_the_minimum_and_better_than_none(strength):
+def test_biases_are_the_minimum_and_better_than_none(strength):
     data = volumes(TRUE)
-    fitted = ClassRegionTemperature(offsets=True, strength=strength).fit(data)
+    fitted = ClassRegionTemperature(biases=True, strength=strength).fit(data)
     without = ClassRegionTemperature(strength=strength).fit(data)
     assert fitted.facts["nll_after"] <= without.facts["nll_after"]
     (rows,) = fitted.collect(data)
     log_s = torch.tensor(-np.log(fitted.temperatures).ravel(), requires_grad=True)
-    b = torch.tensor(fitted.state()["learned"]["offsets"], dtype=torch.float64, requires_grad=True)
+    b = torch.tensor(fitted.state()["learned"]["biases"], dtype=torch.float64, requires_grad=True)
     z = rows.logits * log_s.exp()[rows.groups, None] + b[rows.groups]
     away = log_s + math.log(fitted.global_temperature)
     penalty = strength * (away.square().sum() + b.square().sum())
@@ -226,13 +226,13 @@ def test_many_classes_keep_fewer_voxels_of_each_of_many_cases(monkeypatch):
 
 
 def test_damaged_states_are_refused():
-    state = ClassRegionTemperature(offsets=True).fit(volumes(TRUE, number=1)).state()
+    state = ClassRegionTemperature(biases=True).fit(volumes(TRUE, number=1)).state()
     learned = state["learned"]
     for wrong, message in (
         ({"temperatures": [1.0, 2.0]}, "expected temperatures"),
         ({"temperatures": [[1.0], [2.0]]}, "expected temperatures"),
         ({"temperatures": [[1.0, 0.0], [1.0, 1.0]]}, "positive temperatures"),
-        ({"offsets": [[0.0]]}, "expected offsets"),
+        ({"biases": [[0.0]]}, "expected biases"),
     ):
         with pytest.raises(ValueError, match=message):
             ClassRegionTemperature.from_state({**state, "learned": {**learned, **wrong}})
