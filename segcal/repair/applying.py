@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -271,9 +273,9 @@ def _begin(job: ApplyJob, resume: bool) -> dict[str, Applied]:
     return done
 
 
-def _made_of(job: ApplyJob) -> dict[str, Any]:
-    """What calibrated files depend on."""
-    return {
+def _made_of(job: ApplyJob) -> str:
+    """Stands for all that calibrated files depend on."""
+    content = {
         "predictions": str(job.predictions.resolve()),
         "state": job.saved.calibrator.state(),
         "offsets": job.saved.offsets,
@@ -281,6 +283,7 @@ def _made_of(job: ApplyJob) -> dict[str, Any]:
         "precision": job.precision,
         "segcal": __version__,
     }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _write_state(job: ApplyJob, done: dict[str, Applied]) -> None:
@@ -323,22 +326,16 @@ class _Read:
 
 def _apply(source: ToCalibrate, job: ApplyJob) -> Applied:
     notes: list[str] = []
-    first: _Read | None = None
-    before: NDArray[Any] | None = None
-    after: NDArray[Any] | None = None
-    for path in source.members:
+    first = _read(source.members[0], source, job, notes)
+    before, after = _probabilities(first, job.saved.regions), _calibrated(first, source, job)
+    for path in source.members[1:]:  # one after the other: folds need not all be in memory
         read = _read(path, source, job, notes)
-        first = first or read
-        p = _probabilities(read, job.saved.regions)
-        calibrated = _calibrated(read, p, source, job)
-        before = p.astype(np.float32) if before is None else before + p
-        after = calibrated if after is None else after + calibrated
-    if first is None or before is None or after is None:
-        raise ValueError("no prediction")
-    count = len(source.members)
-    before, after = before / count, after / count
-    dtype = first.array.dtype if job.precision == "same" else np.dtype(job.precision)
-    after = after.astype(dtype)
+        if read.array.shape != first.array.shape:
+            raise ValueError(f"{path}: {read.array.shape}, another fold has {first.array.shape}")
+        before = before.astype(np.float32) + _probabilities(read, job.saved.regions)
+        after = after + _calibrated(read, source, job)
+    before, after = (x / len(source.members) if source.members[1:] else x for x in (before, after))
+    after = after.astype(first.array.dtype if job.precision == "same" else job.precision)
     labels, changed = _label_map(source, first, before, after, job, notes)
     _write(source, first, after, labels, job, notes)
     return Applied(changed, notes)
@@ -377,20 +374,18 @@ def _probabilities(read: _Read, regions: bool) -> NDArray[Any]:
     return (torch.sigmoid(logits) if regions else torch.softmax(logits, 0)).numpy()
 
 
-def _calibrated(
-    read: _Read, probabilities: NDArray[Any], source: ToCalibrate, job: ApplyJob
-) -> NDArray[Any]:
+def _calibrated(read: _Read, source: ToCalibrate, job: ApplyJob) -> NDArray[Any]:
     if read.logits:
         logits = torch.from_numpy(read.array)
     elif source.logits is not None:
         logits = torch.from_numpy(read_stored(source.logits).array)
-        if logits.shape != probabilities.shape:
+        if logits.shape != read.array.shape:
             raise ValueError(
                 f"{source.logits}: logits {tuple(logits.shape)} beside probabilities "
-                f"{probabilities.shape}; are they of another run?"
+                f"{read.array.shape}; are they of another run?"
             )
     else:
-        logits = logits_of(torch.from_numpy(probabilities), regions=job.saved.regions)
+        logits = logits_of(torch.from_numpy(read.array), regions=job.saved.regions)
     spacing = None if read.geometry is None else read.geometry.spacing_mm
     return job.saved.calibrator.apply(logits[None], spacing_mm=spacing)[0].numpy()
 
