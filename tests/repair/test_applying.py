@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from segcal.evaluation.api import evaluate
+from segcal.evaluation.api import evaluate, runner_of
+from segcal.evaluation.engine import run
 from segcal.io.volumes import from_canonical, read_labels, read_volume, to_canonical, write_nifti
 from segcal.posthoc.decision import decide_dice
 from segcal.repair import applying
@@ -295,6 +296,18 @@ def test_resume_takes_what_the_same_calibrator_wrote(test_set, saved, tmp_path, 
     apply_job(other, resume=True, processes=1)
     assert worked == list(test_set.reference)
     assert not list(out.glob("*.npz"))  # what was there is not of this run
+
+
+def test_a_cluster_writes_what_processes_write(test_set, saved, tmp_path):
+    for name, runner in (("one", run), ("two", run), ("dask", runner_of("dask"))):
+        job = plan_apply(test_set.predictions, saved, tmp_path / name)
+        done = apply_job(job, processes=1 if name == "one" else 2, runner=runner)
+        assert [one.failed for one in done.values()] == [""] * 3
+    for name in test_set.reference:
+        one, *others = (
+            stored(tmp_path / f / f"{name}.npz")["probabilities"] for f in ("one", "two", "dask")
+        )
+        assert all(np.array_equal(one, other) for other in others)
 
 
 def test_a_killed_run_leaves_whole_files_and_goes_on(test_set, saved, tmp_path):
