@@ -59,6 +59,14 @@ DatasetJson = Annotated[
         "beside the predictions and above the labels."
     ),
 ]
+Patients = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REGEX",
+        help="Finds the patient in the name of a case, whose cases are never parted, e.g. "
+        '"patient[0-9]+"; default: every case is a patient.',
+    ),
+]
 Processes = Annotated[
     int | None,
     typer.Option("--processes", "-p", min=1, help="Cases at the same time; default: one a core."),
@@ -112,6 +120,7 @@ def fit(
             "these cases, for calibrate apply --decide offsets.",
         ),
     ] = False,
+    patients: Patients = None,
     dataset_json: DatasetJson = None,
     processes: Processes = None,
 ) -> None:
@@ -147,7 +156,7 @@ def fit(
         with progress_bar("Reading", len(job.pairing.cases)) as advance, _warnings(console):
             saved = fit_job(
                 job, method=method, arguments=_arguments(set_arguments or []), offsets=offsets,
-                processes=processes, progress=advance,
+                patients=patients, processes=processes, progress=advance,
             )  # fmt: skip
         write_calibrator(output, saved)
     _say_fit(console, saved)
@@ -250,14 +259,7 @@ def compare(
         str | None,
         typer.Option(help="Post-hoc methods, with commas; default: all (segcal methods)."),
     ] = None,
-    patients: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX",
-            help="Finds the patient in the name of a case, whose cases are never parted, e.g. "
-            '"patient[0-9]+"; default: every case is a patient.',
-        ),
-    ] = None,
+    patients: Patients = None,
     test: Annotated[
         Path | None,
         typer.Option(

@@ -76,6 +76,15 @@ class Rows:
         wanted[list(chosen)] = True
         return self.where(wanted[self.cases])
 
+    def merged(self, owners: Sequence[int]) -> Rows:
+        """Rows whose cases are taken together: those of one patient, which are much alike.
+
+        Args:
+            owners: number of the patient of every case, from 0 on.
+        """
+        of = torch.tensor(owners, dtype=torch.long)
+        return replace(self, cases=of[self.cases], num_cases=int(of.max()) + 1)
+
     def thinned(self, most: int) -> Rows:
         """No more than `most` of the rows, drawn with a seed; weights stay."""
         draw = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))

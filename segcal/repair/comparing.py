@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from segcal.posthoc.calibrator import Calibrator, PointwiseCalibrator, SampledCa
 from segcal.posthoc.decision import Rule, decide
 from segcal.posthoc.rows import Rows
 from segcal.recipes import names
-from segcal.repair.fitting import build_calibrator, collect
+from segcal.repair.fitting import build_calibrator, collect, numbered, owners
 from segcal.repair.inputs import CaseLogits, read_case_logits
 from segcal.tally import Tally
 
@@ -124,9 +123,8 @@ def compare_methods(
         job: validation cases; see :func:`segcal.repair.fitting.plan_fit`.
         methods: names of configs; None takes all.
         test: cases from elsewhere, on which methods fitted to all validation cases are evaluated.
-        patients: regular expression that finds the patient in the name of a case (its first group,
-            or all of it); cases of one patient are never parted and count as one. None takes every
-            case for a patient.
+        patients: see :func:`segcal.repair.fitting.owners`; cases of one patient are never parted
+            and count as one.
         resamples: of the bootstrap over patients.
         processes: cases at the same time; None takes one a core, of four cases or more each.
         runner: see :func:`segcal.evaluation.api.runner_of`.
@@ -142,7 +140,8 @@ def compare_methods(
     entries = _entries(chosen)
     owner, fold_of = _parted(job, patients)
     folds = max(fold_of) + 1
-    fits = _Fits.of(chosen, job, processes=processes, runner=runner, progress=collected)
+    options = {"processes": processes, "runner": runner, "progress": collected}
+    fits = _Fits.of(chosen, job, numbered(owner), **options)
     by_fold = []
     for fold in range(folds):
         cases = [i for i, of in enumerate(fold_of) if of != fold]
@@ -193,14 +192,14 @@ def planned_steps(
 
 def _parted(job: Job, pattern: str | None) -> tuple[list[str], list[int]]:
     """Patient and fold of every case."""
-    owner = _patients([case.name for case in job.pairing.cases], pattern)
-    groups = sorted(set(owner))
-    if len(groups) < 2:
+    owner = owners([case.name for case in job.pairing.cases], pattern)
+    numbers = numbered(owner)
+    if max(numbers) < 1:
         raise ValueError(
-            f"{job.predictions}: {len(groups)} patient; to compare methods, they are fitted to "
+            f"{job.predictions}: 1 patient; to compare methods, they are fitted to "
             "some patients and evaluated on others"
         )
-    return owner, [groups.index(of) % FOLDS for of in owner]
+    return owner, [of % FOLDS for of in numbers]
 
 
 @dataclass(frozen=True)
@@ -209,9 +208,10 @@ class _Fits:
 
     methods: dict[str, SampledCalibrator]
     rows: dict[str, list[Rows]]
+    owner: list[int]
 
     @classmethod
-    def of(cls, methods: Sequence[str], job: Job, **options: Any) -> _Fits:
+    def of(cls, methods: Sequence[str], job: Job, owner: list[int], **options: Any) -> _Fits:
         """Read the cases: once for all methods that look at one voxel at a time."""
         regions = job.label_set is not None and bool(job.label_set.regions)
         unfitted = {method: build_calibrator(method, regions=regions) for method in methods}
@@ -223,14 +223,14 @@ class _Fits:
                 continue
             shared = shared or collect(job, one, **options).rows
             rows[name] = shared
-        return cls(unfitted, rows)
+        return cls(unfitted, rows, owner)
 
     def to_cases(self, numbers: Sequence[int], fitted: Progress) -> dict[str, Calibrator]:
         """Every method, fitted to the cases of these numbers."""
         found: dict[str, Calibrator] = {}
         for name, method in self.methods.items():
-            of_cases = [of.of_cases(numbers) for of in self.rows[name]]
-            found[name] = deepcopy(method).fit_rows(of_cases)
+            some = [of.of_cases(numbers).merged(self.owner) for of in self.rows[name]]
+            found[name] = deepcopy(method).fit_rows(some)
             fitted(name)
         return found
 
@@ -368,20 +368,6 @@ def _entries(methods: Sequence[str]) -> list[Entry]:
         *(Entry(name, name) for name in methods),
         Entry(f"{decided}, dice", decided, "dice"),
     ]
-
-
-def _patients(cases: Sequence[str], pattern: str | None) -> list[str]:
-    """Patient of every case."""
-    if pattern is None:
-        return list(cases)
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"patients: {pattern!r} is no regular expression ({error})") from None
-    found = [compiled.search(case) for case in cases]
-    if missing := [case for case, one in zip(cases, found, strict=True) if one is None]:
-        raise ValueError(f"patients: {pattern!r} finds nothing in {', '.join(missing[:3])}")
-    return [one[1] if compiled.groups else one[0] for one in found if one is not None]
 
 
 def _by_patient(comparison: Comparison, owner: Mapping[str, str]) -> dict[str, pd.DataFrame]:

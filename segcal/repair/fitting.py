@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,16 @@ from segcal.recipes import load_component
 from segcal.repair.inputs import read_case_logits
 from segcal.repair.saved import SavedCalibrator, channel_names, model_of
 
-__all__ = ["Collected", "build_calibrator", "collect", "fit_calibrator", "plan_fit"]
+__all__ = [
+    "Collected",
+    "build_calibrator",
+    "collect",
+    "fit_calibrator",
+    "fit_job",
+    "numbered",
+    "owners",
+    "plan_fit",
+]
 
 METHOD = "class_region"
 """What is fitted where nothing else is asked for."""
@@ -121,6 +131,7 @@ def fit_calibrator(
     method: str = METHOD,
     arguments: Mapping[str, Any] | None = None,
     offsets: bool = False,
+    patients: str | None = None,
     dataset_json: Path | None = None,
     processes: int | None = None,
     progress: Progress = lambda name: None,
@@ -134,6 +145,7 @@ def fit_calibrator(
         arguments: of the method, where they differ from those of its config.
         offsets: also choose an offset of the decision for every structure, see
             :class:`segcal.posthoc.decision.Offsets`; the cases are read once more.
+        patients: see :func:`owners`; what a method cross-validates, it does over patients.
         dataset_json: see :func:`plan_fit`.
         processes: cases read at the same time; None takes one a core.
         progress: called with the name of each case that was read.
@@ -144,8 +156,8 @@ def fit_calibrator(
     """
     job = plan_fit(predictions, references, dataset_json=dataset_json)
     return fit_job(
-        job, method=method, arguments=arguments, offsets=offsets, processes=processes,
-        progress=progress,
+        job, method=method, arguments=arguments, offsets=offsets, patients=patients,
+        processes=processes, progress=progress,
     )  # fmt: skip
 
 
@@ -155,6 +167,7 @@ def fit_job(
     method: str = METHOD,
     arguments: Mapping[str, Any] | None = None,
     offsets: bool = False,
+    patients: str | None = None,
     processes: int | None = None,
     runner: Runner = run,
     progress: Progress = lambda name: None,
@@ -166,6 +179,7 @@ def fit_job(
         method: see :func:`fit_calibrator`.
         arguments: see there.
         offsets: see there.
+        patients: see there.
         processes: see there.
         runner: see :func:`segcal.evaluation.api.runner_of`.
         progress: see there.
@@ -176,8 +190,9 @@ def fit_job(
     regions = job.label_set is not None and bool(job.label_set.regions)
     calibrator = build_calibrator(method, regions=regions, arguments=arguments)
     model = model_of(job.predictions)
+    owner = numbered(owners([case.name for case in job.pairing.cases], patients))
     collected = collect(job, calibrator, processes=processes, runner=runner, progress=progress)
-    calibrator.fit_rows(collected.rows)
+    calibrator.fit_rows([rows.merged(owner) for rows in collected.rows])
     channels = calibrator.facts["num_classes"]
     saved = SavedCalibrator(
         method,
@@ -258,6 +273,35 @@ def _rows_of(case: Case, *, job: Job, form: SampledCalibrator, among: int) -> _O
 
 def _lost(case: Case, why: str) -> str:
     return f"{case.prediction}: {why}"
+
+
+def owners(cases: Sequence[str], pattern: str | None) -> list[str]:
+    """Patient of every case.
+
+    Args:
+        cases: their names.
+        pattern: regular expression that finds the patient in a name (its first group, or all of
+            it); None takes every case for a patient.
+
+    Raises:
+        ValueError: no regular expression, or one that does not find a patient in every name.
+    """
+    if pattern is None:
+        return list(cases)
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"patients: {pattern!r} is no regular expression ({error})") from None
+    found = [compiled.search(case) for case in cases]
+    if missing := [case for case, one in zip(cases, found, strict=True) if one is None]:
+        raise ValueError(f"patients: {pattern!r} finds nothing in {', '.join(missing[:3])}")
+    return [one[1] if compiled.groups else one[0] for one in found if one is not None]
+
+
+def numbered(names: Sequence[str]) -> list[int]:
+    """Number of every name in the order of the alphabet, from 0 on."""
+    order = {name: i for i, name in enumerate(sorted(set(names)))}
+    return [order[name] for name in names]
 
 
 def facts_of(job: Job, collected: Collected) -> dict[str, Any]:

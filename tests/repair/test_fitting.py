@@ -148,6 +148,19 @@ def test_memory_is_bounded_by_a_sample(shared, monkeypatch):
     assert error < 4 * few.facts["nll_error"]
 
 
+def test_a_method_cross_validates_over_patients(shared, monkeypatch):
+    seen = []
+    fit_rows = ClassRegionTemperature.fit_rows
+    monkeypatch.setattr(
+        ClassRegionTemperature,
+        "fit_rows",
+        lambda self, rows: seen.append(set(rows[0].cases.tolist())) or fit_rows(self, rows),
+    )
+    fit_calibrator(shared.predictions, shared.labels, patients="_0([0-9])", processes=1)
+    fit_calibrator(shared.predictions, shared.labels, patients="case_0", processes=1)
+    assert seen == [set(range(6)), {0}]
+
+
 def test_offsets_are_chosen_on_the_cases(shared):
     saved = fit_calibrator(shared.predictions, shared.labels, offsets=True)
     assert saved.offsets is not None
