@@ -170,13 +170,7 @@ class Calibrator(ABC):
         Raises:
             ValueError: the state of another method or version, or one that is damaged.
         """
-        if not isinstance(state, dict):
-            raise ValueError(f"state: expected a dict, got {type(state).__name__}")
-        if (state.get("method"), state.get("version")) != (cls.__name__, STATE_VERSION):
-            raise ValueError(
-                f"state: expected that of {cls.__name__}, version {STATE_VERSION}, got "
-                f"{state.get('method')!r}, version {state.get('version')!r}"
-            )
+        check_state(state, cls.__name__, STATE_VERSION)
         try:
             calibrator = cls(**state["arguments"])
             calibrator.facts = dict(state["facts"])
@@ -456,6 +450,21 @@ class PointwiseCalibrator(SampledCalibrator):
     @abstractmethod
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
         """Return log-probabilities ``(n, K)`` of logits ``(n, K)`` in `groups`, int64 ``(n,)``."""
+
+
+def check_state(state: object, method: str, version: int) -> None:
+    """Check that a saved state is that of a method.
+
+    Raises:
+        ValueError: no dict, or that of another method or version.
+    """
+    if not isinstance(state, dict):
+        raise ValueError(f"state: expected a dict, got {type(state).__name__}")
+    if (state.get("method"), state.get("version")) != (method, version):
+        raise ValueError(
+            f"state: expected that of {method}, version {version}, got "
+            f"{state.get('method')!r}, version {state.get('version')!r}"
+        )
 
 
 def two_classes(channel: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
+from segcal.posthoc.calibrator import check_state
 from segcal.tally import predicted_classes
 from segcal.tensors import PROBABILITY_TOLERANCE, as_array, as_tensor, check_label_values
 
@@ -331,13 +332,7 @@ class Offsets:
         Raises:
             ValueError: the state of another method or version, or one that is damaged.
         """
-        if not isinstance(state, dict):
-            raise ValueError(f"state: expected a dict, got {type(state).__name__}")
-        if (state.get("method"), state.get("version")) != (cls.__name__, STATE_VERSION):
-            raise ValueError(
-                f"state: expected that of {cls.__name__}, version {STATE_VERSION}, got "
-                f"{state.get('method')!r}, version {state.get('version')!r}"
-            )
+        check_state(state, cls.__name__, STATE_VERSION)
         try:
             offsets = cls(**state["arguments"])
             offsets.facts = dict(state["facts"])
