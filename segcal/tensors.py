@@ -19,6 +19,8 @@ from torch import Tensor
 HALF = (torch.float16, torch.bfloat16)
 PROBABILITY_TOLERANCE = 1e-3
 """How far outside [0, 1] a probability may lie."""
+SUMS_TO_ONE = 1e-2
+"""Channels whose sums are this close to one in every voxel went through a softmax (in bfloat16)."""
 UNKNOWN = -1
 """Target of a label of which nobody knows whether it applies."""
 Reduction = Literal["mean", "sum", "none"]
@@ -260,6 +262,14 @@ def reduce_labels(
     if reduction == "mean" and class_reduction == "sum":
         return torch.where(known, values, 0.0).sum() / known.any(1).sum().clamp(min=1)
     return reduce_voxels(values, known, reduction)
+
+
+def is_softmax(x: Tensor) -> bool:
+    """Whether `x` ``(N, K, *S)`` went through a softmax: its channels sum to 1 in every voxel."""
+    p = x.detach()
+    if p.shape[1] < 2 or not p.numel() or not bool((p >= 0).all()):
+        return False
+    return bool(((p.sum(1) - 1).abs() < SUMS_TO_ONE).all())
 
 
 def as_array(x: Any) -> NDArray[Any]:

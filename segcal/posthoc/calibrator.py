@@ -20,7 +20,13 @@ from typing_extensions import Self
 
 from segcal.posthoc.regions import Regions
 from segcal.posthoc.rows import CHUNK, Rows, log_softmax, sampled
-from segcal.tensors import check_channels, check_logits_labels, full_precision, valid_mask
+from segcal.tensors import (
+    check_channels,
+    check_logits_labels,
+    full_precision,
+    is_softmax,
+    valid_mask,
+)
 
 __all__ = ["Calibrator", "HeldOut", "PointwiseCalibrator", "SampledCalibrator"]
 
@@ -500,7 +506,17 @@ def _checked(number: int, case: HeldOut, ignore_index: int | None, per_channel: 
                 f"case {number}: logits: expected finite values, got NaN or infinity in "
                 f"{int((~finite).sum())} of {finite.numel()}"
             )
+    if not per_channel and _is_probabilities(case.logits):
+        raise ValueError(
+            f"case {number}: logits: expected logits, got values from 0 to 1 that sum to 1 over "
+            "the classes; segcal.posthoc.links.logits_of makes logits of probabilities"
+        )
     return case
+
+
+def _is_probabilities(logits: Tensor) -> bool:
+    """Whether what was given went through a softmax; zeros and ones alone may be logits."""
+    return is_softmax(logits) and bool(((logits > 0) & (logits < 1)).any())
 
 
 def _quota(many: int, num_classes: int) -> int:

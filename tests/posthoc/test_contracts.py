@@ -104,6 +104,7 @@ def test_what_does_not_fit_is_refused(name):
         (lambda: method(name).fit(data), "case 0: labels"),
         (lambda: method(name).fit([*data, (x[:, :2], y)], ignore_index=9), "case 3: 2 classes"),
         (lambda: method(name).fit(x * torch.nan, y, 9), "expected finite"),
+        (lambda: method(name).fit(x.softmax(1), y, 9), "expected logits, got values from 0 to 1"),
         (lambda: type(fitted).from_state({**fitted.state(), "method": "Other"}), "'Other'"),
         (lambda: type(fitted).from_state({**fitted.state(), "version": 0}), "version 0"),
         (lambda: type(fitted).from_state(None), "expected a dict"),

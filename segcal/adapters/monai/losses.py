@@ -12,14 +12,12 @@ from torch.nn.modules.loss import _Loss
 
 from segcal.objective import Objective
 from segcal.recipes import build
-from segcal.tensors import full_precision, one_hot
+from segcal.tensors import full_precision, is_softmax, one_hot
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce
 
 __all__ = ["SegcalLoss"]
 
 Declared = TypeVar("Declared", bool, int | None)
-SUMS_TO_ONE = 1e-2
-"""Channels whose sums are this close to one in every voxel went through a softmax (in bfloat16)."""
 
 
 class SegcalLoss(_Loss):
@@ -232,14 +230,6 @@ def _agreed(name: str, found: set[Declared], otherwise: Declared) -> Declared:
     if len(found) > 1:
         raise ValueError(f"objective: its terms differ in {name}: {sorted(map(str, found))}")
     return next(iter(found), otherwise)
-
-
-def is_softmax(x: Tensor) -> bool:
-    """Whether `x` ``(N, K, *S)`` went through a softmax: its channels sum to 1 in every voxel."""
-    p = x.detach()
-    if p.shape[1] < 2 or not p.numel() or not bool((p >= 0).all()):
-        return False
-    return bool(((p.sum(1) - 1).abs() < SUMS_TO_ONE).all())
 
 
 def _check_logits(x: Tensor) -> None:
