@@ -139,6 +139,8 @@ def compare_methods(
     chosen = _chosen(methods)
     entries = _entries(chosen)
     owner, fold_of = _parted(job, patients)
+    if test is not None:
+        owners([case.name for case in test.pairing.cases], patients)
     folds = max(fold_of) + 1
     options = {"processes": processes, "runner": runner, "progress": collected}
     fits = _Fits.of(chosen, job, numbered(owner), **options)
@@ -151,13 +153,14 @@ def compare_methods(
     comparison = form.of(job, calibrators)
     whole = fits.to_cases(range(len(owner)), fitted) if test is not None else {}
     on_test = None if test is None else form.of(test, [whole] * len(test.pairing.cases))
-    names_of = [case.name for case in job.pairing.cases]
-    grouped = _by_patient(comparison, dict(zip(names_of, owner, strict=True)))
+    grouped = _by_patient(comparison, job, patients)
     return Repair(
         entries,
-        replace(comparison, differences=compare(grouped, resamples=resamples)),
+        _over_patients(comparison, job, patients, resamples),
         recommend(grouped, entries, _near(job), resamples=resamples),
-        on_test,
+        None
+        if on_test is None or test is None
+        else _over_patients(on_test, test, patients, resamples),
         {method: dict(one.facts) for method, one in whole.items()},
         len(set(owner)),
         folds,
@@ -303,17 +306,16 @@ def _evaluate(item: _Item, *, job: Job, entries: Sequence[Entry]) -> _OfCase:
     arrays = read.arrays
     masks: list[tuple[NDArray[Any], dict[str, float]]] = []
     rows, tallies = {}, {}
-    calibrated: dict[str, tuple[NDArray[Any], dict[str, float], dict[str, Tally]]] = {}
+    last: str | None = None
     for entry in entries:
-        if entry.method not in calibrated:
+        if entry.method != last:  # rows of a method stand together: one is in memory at a time
             probs = _probabilities(read, item.calibrators.get(entry.method))
             found = evaluate_probabilities(
                 probs, arrays.reference.array, structures=arrays.structures,
                 regions=arrays.regions, ignore_index=arrays.ignore_index, roi=arrays.roi,
                 settings=job.settings,
             )  # fmt: skip
-            calibrated[entry.method] = (probs, found.row, found.calibration)
-        probs, row, sums = calibrated[entry.method]
+            last = entry.method
         label_map = arrays.prediction if not entry.method else _decided(entry, read, probs, job)
         of_mask = next((of for mask, of in masks if np.array_equal(mask, label_map)), None)
         if of_mask is None:
@@ -323,7 +325,8 @@ def _evaluate(item: _Item, *, job: Job, entries: Sequence[Entry]) -> _OfCase:
                 settings=job.settings,
             )  # fmt: skip
             masks.append((label_map, of_mask))
-        rows[entry.name], tallies[entry.name] = {**of_mask, **row}, sums
+        rows[entry.name] = {**of_mask, **found.row}
+        tallies[entry.name] = found.calibration
     return _OfCase(rows, tallies, notes)
 
 
@@ -363,19 +366,29 @@ def _chosen(methods: Sequence[str] | None) -> list[str]:
 
 def _entries(methods: Sequence[str]) -> list[Entry]:
     decided = "class_region" if "class_region" in methods else methods[0]
-    return [
-        Entry(UNCALIBRATED),
-        *(Entry(name, name) for name in methods),
-        Entry(f"{decided}, dice", decided, "dice"),
-    ]
+    entries = [Entry(UNCALIBRATED)]
+    for name in methods:
+        entries.append(Entry(name, name))
+        if name == decided:
+            entries.append(Entry(f"{name}, dice", name, "dice"))
+    return entries
 
 
-def _by_patient(comparison: Comparison, owner: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+def _by_patient(comparison: Comparison, job: Job, patients: str | None) -> dict[str, pd.DataFrame]:
     """Mean over the cases of every patient, so that intervals are over patients."""
+    cases = [case.name for case in job.pairing.cases]
+    owner = dict(zip(cases, owners(cases, patients), strict=True))
     return {
         name: report.cases.groupby(lambda case: owner[str(case)]).mean()
         for name, report in comparison.reports.items()
     }
+
+
+def _over_patients(
+    comparison: Comparison, job: Job, patients: str | None, resamples: int
+) -> Comparison:
+    grouped = _by_patient(comparison, job, patients)
+    return replace(comparison, differences=compare(grouped, resamples=resamples))
 
 
 def recommend(
