@@ -348,15 +348,17 @@ def _say_fit(console: Console, saved: SavedCalibrator) -> None:
         f"NLL, mean -log p of the label in nats: {facts['nll_before']:.5f} -> "
         f"{facts['nll_after']:.5f}",
     )
-    if made_of["saved_logits"] < len(made_of["cases"]):
-        say(
-            console,
-            f"Logits are log-probabilities of {len(made_of['cases']) - made_of['saved_logits']} "
-            f"cases; {made_of['floored_share']:.2%} of their voxels had a probability below "
-            f"{made_of['floor']:.2g}, which was taken for that",
-        )
+    if of_probabilities := len(made_of["cases"]) - made_of["saved_logits"]:
+        floored = ""
+        if made_of["floored_share"]:
+            floored = (
+                f"; {made_of['floored_share']:.2%} of their voxels have a probability below "
+                f"{made_of['floor']:.2g}, which was taken for that"
+            )
+        say(console, f"Logits of {of_probabilities} cases: log-probabilities{floored}")
     learned = saved.calibrator.state()["learned"]
     if isinstance(learned, dict) and "temperatures" in learned:
+        say(console, "Temperatures by predicted class and region; above 1: it was overconfident")
         console.print(_temperatures(saved, learned))
     elif isinstance(learned, dict) and "value" in learned:
         say(console, f"Temperature: {learned['value']:.4g} (above 1: it was overconfident)")
@@ -369,10 +371,7 @@ def _temperatures(saved: SavedCalibrator, learned: dict[str, Any]) -> Table:
     regions = ["inside", "boundary"]
     if bands is not None:
         regions = [f"to {end:g} mm" for end in bands] + [f"beyond {bands[-1]:g} mm"]
-    table = Table(
-        title="Temperatures (above 1: it was overconfident)", box=box.SIMPLE_HEAD,
-        pad_edge=False, title_justify="left",
-    )  # fmt: skip
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("predicted as")
     for region in regions:
         table.add_column(region, justify="right")
