@@ -229,7 +229,7 @@ def read_calibrator(path: Path) -> SavedCalibrator:
         )
     kind = target(load_component("posthoc", method))
     try:
-        return SavedCalibrator(
+        saved = SavedCalibrator(
             method,
             kind.from_state(content["state"]),
             tuple(map(str, content["channels"])),
@@ -239,5 +239,14 @@ def read_calibrator(path: Path) -> SavedCalibrator:
             dict(content["fitted_on"]),
             content["offsets"],
         )
+        saved.summary()
+        _check_channels(saved)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: a damaged calibrator ({error})") from None
+    return saved
+
+
+def _check_channels(saved: SavedCalibrator) -> None:
+    found = saved.calibrator.facts.get("num_classes")
+    if found != len(saved.channels):
+        raise ValueError(f"of {found} channels, but it names {len(saved.channels)}")

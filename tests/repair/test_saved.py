@@ -41,6 +41,8 @@ def test_files_that_are_none_are_refused(tmp_path):
         ({**good, "state": {}}, "damaged"),
         ({**good, "channels": None}, "damaged"),
         ({k: v for k, v in good.items() if k != "model"}, "damaged"),
+        ({**good, "channels": ["background"]}, "damaged.*of 2 channels, but it names 1"),
+        ({**good, "state": {**good["state"], "facts": {}}}, "damaged.*cases"),
     ):
         path.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=rf"c\.json: .*{message}"):
@@ -48,6 +50,8 @@ def test_files_that_are_none_are_refused(tmp_path):
     path.write_text("{")
     with pytest.raises(ValueError, match="not a JSON file"):
         read_calibrator(path)
+    with pytest.raises(ValueError, match="a folder, expected a JSON file"):
+        read_calibrator(tmp_path)
     with pytest.raises(ValueError, match="no such file"):
         read_calibrator(tmp_path / "other.json")
 
