@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["floor_of", "floored_share", "logits_of"]
+__all__ = ["floor_of", "floored_share", "logits_of", "normalised"]
 
 
 def logits_of(probabilities: Tensor, *, regions: bool) -> Tensor:
@@ -29,6 +29,23 @@ def logits_of(probabilities: Tensor, *, regions: bool) -> Tensor:
     if regions:
         logits -= (1 - p).clamp(min=rounding).log()
     return logits
+
+
+def normalised(logits: Tensor, *, regions: bool) -> Tensor:
+    """Logits ``(K, *S)`` with the constant that :func:`logits_of` chooses: log-probabilities.
+
+    A calibrator that was fitted to the logarithm of probabilities then fits logits too, also one to
+    which the constant matters (a scale for each class).
+
+    Args:
+        logits: ``(K, *S)``, floating.
+        regions: whether every channel is a sigmoid of its own, which has no such constant.
+
+    Returns:
+        float32, or float64 of float64.
+    """
+    x = logits if logits.dtype == torch.float64 else logits.float()
+    return x if regions else torch.log_softmax(x, 0)
 
 
 def floor_of(dtype: torch.dtype) -> float:

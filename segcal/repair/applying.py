@@ -40,7 +40,8 @@ from segcal.io.probabilities import (
 )
 from segcal.io.volumes import Geometry, read_geometry, read_labels, read_volume, write_nifti
 from segcal.posthoc.decision import Offsets, Rule, decide
-from segcal.posthoc.links import logits_of
+from segcal.posthoc.links import logits_of, normalised
+from segcal.repair.inputs import check_same
 from segcal.repair.saved import SavedCalibrator, model_of
 
 __all__ = ["Applied", "ApplyJob", "apply_job", "plan_apply"]
@@ -144,12 +145,13 @@ def plan_apply(
         raise ValueError(f"{predictions}: no such folder")
     if output.resolve() in (predictions.resolve(), *predictions.resolve().parents):
         raise ValueError(f"{output}: holds the predictions; name another folder for the calibrated")
-    if decide == "offsets" and saved.offsets is None:
-        raise ValueError(
-            "decide offsets: the calibrator was fitted without them; fit it with --offsets"
-        )
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output}: is a file; calibrated predictions need a folder")
+    if decide == "offsets":
+        _offsets(saved)
     record = model_of(predictions)
     sources, members = _sources(predictions, saved.members)
+    _check_own(output, sources)
     if "calibrator" in record:  # logits beside it are those before
         sources = [replace(source, logits=None) for source in sources]
     if members > 1:
@@ -188,6 +190,26 @@ def plan_apply(
         },
         notes,
     )
+
+
+def _offsets(saved: SavedCalibrator) -> Offsets:
+    if saved.offsets is None:
+        raise ValueError(
+            "decide offsets: the calibrator was fitted without them; fit it with --offsets"
+        )
+    return Offsets.from_state(saved.offsets)
+
+
+def _check_own(output: Path, sources: list[ToCalibrate]) -> None:
+    """Refuse a folder with files of these cases that no calibration wrote: labels, or images."""
+    if not output.is_dir() or (output / WRITTEN_NAME).is_file():
+        return
+    there = scan(output, npz=False) | scan(output, npz=True)
+    if found := sorted(source.name for source in sources if source.name in there):
+        raise ValueError(
+            f"{output}: holds {there[found[0]].name}, which calibrate apply did not write and "
+            "would replace; name another folder"
+        )
 
 
 def _sources(predictions: Path, fitted_members: int) -> tuple[list[ToCalibrate], int]:
@@ -335,7 +357,8 @@ def _apply(source: ToCalibrate, job: ApplyJob) -> Applied:
         before = before.astype(np.float32) + _probabilities(read, job.saved.regions)
         after = after + _calibrated(read, source, job)
     before, after = (x / len(source.members) if source.members[1:] else x for x in (before, after))
-    after = after.astype(first.array.dtype if job.precision == "same" else job.precision)
+    dtype = first.array.dtype if job.precision == "same" else np.dtype(job.precision)
+    after = after.astype(dtype, copy=False)  # a volume of many classes is large
     labels, changed = _label_map(source, first, before, after, job, notes)
     _write(source, first, after, labels, job, notes)
     return Applied(changed, notes)
@@ -375,17 +398,15 @@ def _probabilities(read: _Read, regions: bool) -> NDArray[Any]:
 
 
 def _calibrated(read: _Read, source: ToCalibrate, job: ApplyJob) -> NDArray[Any]:
-    if read.logits:
-        logits = torch.from_numpy(read.array)
-    elif source.logits is not None:
-        logits = torch.from_numpy(read_stored(source.logits).array)
-        if logits.shape != read.array.shape:
-            raise ValueError(
-                f"{source.logits}: logits {tuple(logits.shape)} beside probabilities "
-                f"{read.array.shape}; are they of another run?"
-            )
+    regions = job.saved.regions
+    array = read.array if read.logits else None
+    if source.logits is not None and not read.logits:
+        array = read_stored(source.logits).array
+        check_same(source.logits, array, source.members[0], read.array, regions=regions)
+    if array is None:
+        logits = logits_of(torch.from_numpy(read.array), regions=regions)
     else:
-        logits = logits_of(torch.from_numpy(read.array), regions=job.saved.regions)
+        logits = normalised(torch.from_numpy(array), regions=regions)
     spacing = None if read.geometry is None else read.geometry.spacing_mm
     return job.saved.calibrator.apply(logits[None], spacing_mm=spacing)[0].numpy()
 
@@ -406,7 +427,7 @@ def _label_map(
     order = job.saved.class_order if job.saved.regions else None
     rule: Rule | Offsets
     if job.decide == "offsets":
-        rule = Offsets.from_state(job.saved.offsets or {})
+        rule = _offsets(job.saved)
     else:
         rule = job.decide
     was, now = decide(before, "argmax", class_order=order), decide(after, rule, class_order=order)

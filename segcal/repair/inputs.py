@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from segcal.evaluation.reading import CaseArrays, read_case
 from segcal.io.pairing import Case
 from segcal.io.probabilities import read_logits
 from segcal.posthoc.calibrator import HeldOut
-from segcal.posthoc.links import floor_of, floored_share, logits_of
+from segcal.posthoc.links import floor_of, floored_share, logits_of, normalised
 
-__all__ = ["CaseLogits", "read_case_logits"]
+__all__ = ["CaseLogits", "check_same", "read_case_logits"]
 
 IGNORED = 255
 """Stands for the ignore label among the 0 and 1 of a region."""
@@ -32,7 +33,8 @@ class CaseLogits:
 
     Attributes:
         arrays: what its files hold.
-        logits: ``(1, K, z, y, x)``: saved ones, or the logarithm of the probabilities.
+        logits: ``(1, K, z, y, x)``: log-probabilities of saved logits, or of probabilities; of
+            regions log-odds.
         floor: what smaller probabilities were taken for, see
             :func:`segcal.posthoc.links.floor_of`; None of logits that were saved.
         floored: share of voxels with such a probability.
@@ -102,20 +104,44 @@ def read_case_logits(
         regions=arrays.regions,
         reader=job.reader,
     )
-    _check_same(case, array, arrays.probabilities, arrays.regions)
-    return CaseLogits(arrays, torch.from_numpy(array)[None], None, 0.0)
+    check_same(case.logits, array, case.prediction, arrays.probabilities, regions=arrays.regions)
+    logits = normalised(torch.from_numpy(array), regions=arrays.regions)
+    return CaseLogits(arrays, logits[None], None, 0.0)
 
 
-def _check_same(
-    case: Case, logits: NDArray[Any], probabilities: NDArray[Any], regions: bool
+def check_same(
+    path: Path,
+    logits: NDArray[Any],
+    prediction: Path,
+    probabilities: NDArray[Any],
+    *,
+    regions: bool,
 ) -> None:
-    """Refuse logits that an earlier run left beside other probabilities."""
+    """Refuse logits that an earlier run left beside other probabilities.
+
+    Args:
+        path: of the logits.
+        logits: floating ``(K, *S)``.
+        prediction: path of the probabilities.
+        probabilities: ``(K, *S)``.
+        regions: whether every channel is a probability of its own.
+
+    Raises:
+        ValueError: naming the file: other shapes, values that are not finite, other predictions.
+    """
+    if logits.shape != probabilities.shape:
+        raise ValueError(
+            f"{path}: logits {logits.shape} beside probabilities {probabilities.shape} of "
+            f"{prediction}; are these the logits of another run?"
+        )
+    if not all(np.isfinite(channel).all() for channel in logits):
+        raise ValueError(f"{path}: some logits are NaN or infinite")
     if regions:
         differ = float(np.mean((logits > 0) != (probabilities > 0.5)))
     else:
         differ = float(np.mean(logits.argmax(0) != probabilities.argmax(0)))
     if differ > DISAGREEMENT:
         raise ValueError(
-            f"{case.logits}: predicts another class than {case.prediction} in {differ:.1%} of the "
+            f"{path}: predicts another class than {prediction} in {differ:.1%} of the "
             "voxels; are these the logits of another run? Remove them, or predict again"
         )

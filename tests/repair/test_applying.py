@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -256,6 +257,61 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(test_set, saved
         with pytest.raises(ValueError, match="the calibrator was fitted to"):
             plan_apply(predictions, saved, out)
     assert not out.exists()
+
+
+def test_a_folder_of_others_files_is_refused(test_set, saved, tmp_path):
+    labels = {path.name: path.read_bytes() for path in test_set.labels.iterdir()}
+    with pytest.raises(ValueError, match=r"holds case_50\.nii\.gz, which calibrate apply did not"):
+        plan_apply(test_set.predictions, saved, test_set.labels)
+    assert {path.name: path.read_bytes() for path in test_set.labels.iterdir()} == labels
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        plan_apply(test_set.predictions, saved, tmp_path / "file")
+    applied(test_set.predictions, saved, tmp_path / "out")
+    applied(test_set.predictions, saved, tmp_path / "out", decide="dice")  # its own are replaced
+
+
+def test_offsets_that_are_none_are_refused_at_once(test_set, saved, tmp_path):
+    with pytest.raises(ValueError, match="state: expected that of Offsets"):
+        plan_apply(
+            test_set.predictions,
+            replace(saved, offsets={"a": 1}),
+            tmp_path / "out",
+            decide="offsets",
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: -x, "predicts another class than"),
+        (lambda x: x[:, :-1], "logits .* beside probabilities"),
+        (lambda x: np.where(x == x.max(), np.inf, x), "NaN or infinite"),
+    ],
+)
+def test_logits_of_another_run_fail(test_set, saved, tmp_path, change, message):
+    (test_set.predictions / "logits").mkdir()
+    path = test_set.predictions / "logits" / "case_50.npz"
+    np.savez(path, logits=change(test_set.logits["case_50"]))
+    failed = applied(test_set.predictions, saved, tmp_path / "out")["case_50"].failed
+    assert re.search(rf"case_50\.npz: .*{message}", failed)
+
+
+@pytest.mark.parametrize("method", ["vector", "matrix"])
+def test_a_constant_of_the_logits_does_not_matter(shared, test_set, tmp_path, method):
+    """Fitted to probabilities, applied where logits were saved."""
+    saved = fit_calibrator(shared.predictions, shared.labels, method=method, processes=1)
+    applied(test_set.predictions, saved, tmp_path / "without")
+    rng = np.random.default_rng(0)
+    (test_set.predictions / "logits").mkdir()
+    for name, x in test_set.logits.items():
+        shifted = x + 5 * rng.normal(size=SHAPE)
+        np.savez(test_set.predictions / "logits" / f"{name}.npz", logits=shifted)
+    applied(test_set.predictions, saved, tmp_path / "out")
+    found, wanted = (
+        stored(tmp_path / folder / "case_50.npz")["probabilities"] for folder in ("out", "without")
+    )
+    close(found, wanted, atol=1e-5)
 
 
 def test_a_case_that_fails_does_not_stop_the_others(test_set, saved, tmp_path):

@@ -16,7 +16,7 @@ from torch import Tensor
 from segcal.io.files import whole_file
 from segcal.io.pairing import LOGITS_FOLDER
 from segcal.posthoc.calibrator import Calibrator
-from segcal.posthoc.links import logits_of
+from segcal.posthoc.links import logits_of, normalised
 
 OUTSIDE = -110.0
 """Logit of what is impossible outside nnU-Net's crop: e^-110 is 0 in single precision."""
@@ -108,7 +108,7 @@ class _Frame:
 
         What surrounds the crop is looked at, as it is where a calibrator is fitted to files.
         """
-        logits = torch.from_numpy(self.written(cropped))
+        logits = normalised(torch.from_numpy(self.written(cropped)), regions=self.regions)
         probs = calibrator.apply(logits[None], spacing_mm=self.properties["spacing"])[0]
         forward = [self.backward.index(axis) for axis in range(len(self.backward))]
         return probs.permute([0, *(axis + 1 for axis in forward)])[self._box]
