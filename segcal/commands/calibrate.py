@@ -234,7 +234,7 @@ def apply(
         runner = runner_of(engine.value, scheduler)
     for note in job.notes:
         say(console, f"Note: {note}", "yellow")
-    with progress_bar("Calibrating", len(job.sources)) as advance:
+    with user_errors(OPTIONS), progress_bar("Calibrating", len(job.sources)) as advance:
         try:
             done = apply_job(
                 job, resume=resume, processes=processes, runner=runner, progress=advance
@@ -467,7 +467,9 @@ def _repair_table(title: str, repair: Repair, comparison: Comparison) -> Table:
 
 
 def _mark(difference: Difference | None, *, higher: bool) -> str:
-    if difference is None or difference.ci95 is None:
+    from segcal.repair.comparing import FEWEST
+
+    if difference is None or difference.ci95 is None or difference.n < FEWEST:
         return " "
     low, high = difference.ci95
     if low <= 0 <= high:

@@ -114,3 +114,25 @@ def test_what_is_wrong_is_said_at_once(folders, tmp_path):
     assert "--any-model" in done.stderr
     given = ("apply", folders.predictions, path, "-o", tmp_path / "o", "--any-model", "-p", 1)
     assert run(*given).exit_code == 0
+
+
+def test_what_cannot_be_written_or_read_is_said(folders, tmp_path):
+    path = tmp_path / "calibrator.json"
+    run("fit", folders.predictions, folders.labels, "-o", path, "-p", 1)
+    done = run("apply", path, folders.predictions, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "a folder, expected a JSON file" in done.output
+    done = run("apply", folders.predictions, path, "-o", path / "out")
+    assert done.exit_code == 2
+    assert "Not a directory" in done.output
+
+
+def test_two_patients_get_no_marks(tmp_path):
+    two = cohort(tmp_path, cases=2)
+    done = run(
+        "compare", two.predictions, two.labels, "-o", tmp_path / "r", "--methods", "temperature"
+    )
+    assert done.exit_code == 0, done.output
+    row = next(line for line in done.output.splitlines() if line.strip().startswith("temperature"))
+    assert "*" not in row
+    assert "!" not in row
