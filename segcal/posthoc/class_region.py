@@ -137,6 +137,8 @@ class ClassRegionTemperature(PointwiseCalibrator):
             )
         if not (np.isfinite(found) & (found > 0)).all():
             raise ValueError("state: expected positive temperatures")
+        if len(found) != (k := self.facts.get("num_classes", 2)):  # a channel has two classes
+            raise ValueError(f"state: expected temperatures of {k} classes, got {len(found)}")
         self.temperatures = found
         self.global_temperature = float(learned["global_temperature"])
         strength = learned["strength"]

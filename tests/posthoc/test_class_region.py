@@ -232,6 +232,7 @@ def test_damaged_states_are_refused():
         ({"temperatures": [1.0, 2.0]}, "expected temperatures"),
         ({"temperatures": [[1.0], [2.0]]}, "expected temperatures"),
         ({"temperatures": [[1.0, 0.0], [1.0, 1.0]]}, "positive temperatures"),
+        ({"temperatures": [[1.0, 1.0]]}, "temperatures of 3 classes, got 1"),
         ({"biases": [[0.0]]}, "expected biases"),
     ):
         with pytest.raises(ValueError, match=message):
