@@ -146,6 +146,14 @@ def test_other_cases_are_calibrated_by_a_fit_to_all(shared, tmp_path):
     assert done.facts["temperature"] == json.loads(json.dumps(whole.calibrator.facts))
 
 
+def test_pairs_of_other_cases_are_one_patient_too(shared, tmp_path):
+    other = cohort(tmp_path, cases=4, seed=9, first=20)
+    test = plan_fit(other.predictions, other.labels)
+    for pattern, patients in ((None, 4), ("0[0-9]|2", 1)):
+        done = compared(shared, methods=["temperature"], test=test, patients=pattern)
+        assert {d.n for d in done.test.differences if d.metric == "nll_all"} == {patients}
+
+
 def test_an_unknown_method_is_refused(shared):
     with pytest.raises(ValueError, match="no post-hoc method platt; there are"):
         compared(shared, methods=["platt"])
