@@ -154,19 +154,37 @@ def _read_on(path: Path, reference: Geometry, tolerance: float, note: Note) -> N
     return array
 
 
-def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: Note) -> None:
-    """Post-processing removes foreground; foreground that is elsewhere is of another frame."""
-    differs = argmax != label_map
+def check_label_map(
+    prediction: Path, argmax: NDArray[Any], path: Path, label_map: NDArray[Any]
+) -> None:
+    """Refuse a label map of another frame than the probabilities that it lies beside.
+
+    Post-processing removes foreground; foreground that is elsewhere is of another frame.
+
+    Args:
+        prediction: path of the probabilities.
+        argmax: their label map ``(*S)``.
+        path: of the label map beside.
+        label_map: what it holds, ``(*S)``.
+
+    Raises:
+        ValueError: most of its foreground has another label.
+    """
     foreground = int(np.count_nonzero(label_map))
-    elsewhere = int(np.count_nonzero(differs & (label_map != 0)))
-    if elsewhere > 0.5 * foreground and case.decision == "argmax":
+    elsewhere = int(np.count_nonzero((argmax != label_map) & (label_map != 0)))
+    if elsewhere > 0.5 * foreground:
         raise ValueError(
-            f"{case.prediction}: {elsewhere} of the {foreground} foreground voxels of "
-            f"{case.label_map} beside it have another label here; predicted with a reader that "
-            "reorients? Then keep nnU-Net's plans.json beside the predictions. Or are they of "
-            "different cases?"
+            f"{prediction}: {elsewhere} of the {foreground} foreground voxels of {path} beside it "
+            "have another label here; predicted with a reader that reorients? Then keep nnU-Net's "
+            "plans.json beside the predictions. Or are they of different cases?"
         )
-    differ = int(np.count_nonzero(differs))
+
+
+def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: Note) -> None:
+    """Refuse a label map of another frame; say what else it differs in."""
+    if case.label_map is not None and case.decision == "argmax":
+        check_label_map(case.prediction, argmax, case.label_map, label_map)
+    differ = int(np.count_nonzero(argmax != label_map))
     if differ:
         why = "post-processed?" if case.decision == "argmax" else f"decided by {case.decision}"
         note(

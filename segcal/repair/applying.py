@@ -19,8 +19,9 @@ from segcal import __version__
 from segcal.evaluation.api import Runner
 from segcal.evaluation.engine import default_jobs, run
 from segcal.evaluation.labels import find_labels
+from segcal.evaluation.reading import check_label_map
 from segcal.io.class_files import find_class_files, read_class_files
-from segcal.io.files import read_json, remove_leftovers, whole_file, write_json
+from segcal.io.files import case_name, read_json, remove_leftovers, whole_file, write_json
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import (
     RECORD_NAME,
@@ -61,12 +62,14 @@ class ToCalibrate:
         members: files of the networks whose mean is the prediction; mostly one.
         label_map: beside it, or None.
         logits: that were saved of it, or None.
+        decision: rule that the label map beside was made by.
     """
 
     name: str
     members: tuple[Path, ...]
     label_map: Path | None = None
     logits: Path | None = None
+    decision: str = "argmax"
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,14 @@ def plan_apply(
         raise ValueError(f"{output}: holds the predictions; name another folder for the calibrated")
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; calibrated predictions need a folder")
+    _check_own(output)
     if decide == "offsets":
         _offsets(saved)
     record = model_of(predictions)
     sources, members = _sources(predictions, saved.members)
-    _check_own(output, sources)
     if "calibrator" in record:  # logits beside it are those before
-        sources = [replace(source, logits=None) for source in sources]
+        decision = str(record.get("decision", "argmax"))
+        sources = [replace(source, logits=None, decision=decision) for source in sources]
     if members > 1:
         record = {**record, "members": 1}
     notes = []
@@ -200,16 +204,16 @@ def _offsets(saved: SavedCalibrator) -> Offsets:
     return Offsets.from_state(saved.offsets)
 
 
-def _check_own(output: Path, sources: list[ToCalibrate]) -> None:
-    """Refuse a folder with files of these cases that no calibration wrote: labels, or images."""
+def _check_own(output: Path) -> None:
+    """Refuse a folder with cases or a dataset.json that no calibration wrote: labels, say."""
     if not output.is_dir() or (output / WRITTEN_NAME).is_file():
         return
-    there = scan(output, npz=False) | scan(output, npz=True)
-    if found := sorted(source.name for source in sources if source.name in there):
-        raise ValueError(
-            f"{output}: holds {there[found[0]].name}, which calibrate apply did not write and "
-            "would replace; name another folder"
-        )
+    for path in sorted(output.iterdir()):
+        if case_name(path) is not None or path.name == "dataset.json":
+            raise ValueError(
+                f"{output}: holds {path.name}, which calibrate apply did not write; labels or "
+                "predictions there could be replaced, so name another folder"
+            )
 
 
 def _sources(predictions: Path, fitted_members: int) -> tuple[list[ToCalibrate], int]:
@@ -443,6 +447,8 @@ def _label_map(
             replace(of, array=x[None]).placed(beside.geometry, regions=True, reader=job.reader)[0]
             for x in (was, now)
         )
+    if source.decision == "argmax" and len(source.members) == 1:
+        check_label_map(source.members[0], was, source.label_map, beside.array)
     labels = np.where(was == now, beside.array, now)
     return labels, int(np.count_nonzero(labels != beside.array))
 

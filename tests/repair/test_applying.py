@@ -102,6 +102,15 @@ def test_a_post_processed_label_map_stays_where_the_decision_does(test_set, save
     assert "decided by dice" in report.notes["case_50"][0]
 
 
+def test_a_label_map_of_another_frame_fails(test_set, saved, tmp_path):
+    path = test_set.predictions / "case_50.nii.gz"
+    flipped = read_labels(path)
+    write_nifti(path, np.ascontiguousarray(flipped.array[:, ::-1, ::-1]), flipped.geometry)
+    done = applied(test_set.predictions, saved, tmp_path / "out", decide="dice")
+    assert "have another label here" in done["case_50"].failed
+    assert not done["case_51"].failed
+
+
 def test_a_decision_far_from_argmax_is_evaluated(tmp_path, saved):
     """A structure that argmax never gives, which the evaluation took for another frame."""
     p = np.full((3, *SHAPE), 0.001, np.float32)
@@ -264,6 +273,10 @@ def test_a_folder_of_others_files_is_refused(test_set, saved, tmp_path):
     with pytest.raises(ValueError, match=r"holds case_50\.nii\.gz, which calibrate apply did not"):
         plan_apply(test_set.predictions, saved, test_set.labels)
     assert {path.name: path.read_bytes() for path in test_set.labels.iterdir()} == labels
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "dataset.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds dataset\.json"):
+        plan_apply(test_set.predictions, saved, tmp_path / "set")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         plan_apply(test_set.predictions, saved, tmp_path / "file")
