@@ -254,6 +254,7 @@ class SampledCalibrator(Calibrator):
         ignore_index: int | None = None,
         *,
         among: int | None = None,
+        seed: int = 0,
     ) -> list[Rows]:
         """Go through the cases once, and keep voxels of each as rows.
 
@@ -262,6 +263,7 @@ class SampledCalibrator(Calibrator):
             ignore_index: label of voxels that are left out.
             among: how many cases there are in all, of which these are some: the more, the fewer
                 voxels are kept of each. None takes the number of these, where it is known.
+            seed: of the draw of voxels.
 
         Returns:
             rows of all channels together, or per channel those of each; empty without a case.
@@ -281,7 +283,7 @@ class SampledCalibrator(Calibrator):
             elements = _elements(_checked(i, case, ignore_index, self.per_channel))
             most = max(FEWEST, _quota(many, k) // max(1, len(elements)))
             for element in elements:
-                parts.append(self._rows(element, ignore_index, most, seed=len(parts)))
+                parts.append(self._rows(element, ignore_index, most, seed=seed + len(parts)))
         return [Rows.joined(of_channel) for of_channel in zip(*parts, strict=True)]
 
     def _rows(self, case: HeldOut, ignore_index: int | None, most: int, *, seed: int) -> list[Rows]:

@@ -152,22 +152,21 @@ class ClassRegionTemperature(PointwiseCalibrator):
 
 
 def _cross_validated(rows: Rows, scale: float) -> float:
-    """The strength of the least NLL of cases that were left out of the fit; of ties the larger.
+    """The strength of the least NLL of patients that were left out of the fit; of ties the larger.
 
-    Every group's NLL is needed at many scales of many subsets of the cases. It is a smooth function
-    of one number, so it is computed once on a grid of log s for every fold of the cases and summed;
+    Every group's NLL is needed at many scales of many subsets of the patients. It is a smooth function
+    of one number, so it is computed once on a grid of log s for every fold of the patients and summed;
     splines through those sums are minimised. Only the choice of the strength rests on them.
     """
-    cases = torch.bincount(rows.cases).nonzero()[:, 0]
-    if len(cases) < 2:
+    present = torch.bincount(rows.patients) > 0
+    if int(present.sum()) < 2:
         return UNTRIED
-    fold_of = torch.zeros(rows.num_cases, dtype=torch.long)
-    fold_of[cases] = torch.arange(len(cases)) % FOLDS
-    folds = int(fold_of.max()) + 1
+    fold = ((present.cumsum(0) - 1) % FOLDS)[rows.patients]
+    folds = int(fold.max()) + 1
     grid = np.linspace(-math.log(BOUNDS[1]), -math.log(BOUNDS[0]), GRID)
-    table = _nll_table(rows, fold_of[rows.cases], folds, np.exp(grid))  # (folds, groups, GRID)
+    table = _nll_table(rows, fold, folds, np.exp(grid))  # (folds, groups, GRID)
     weight = np.zeros(folds)
-    np.add.at(weight, fold_of[rows.cases].numpy(), rows.weights.numpy())
+    np.add.at(weight, fold.numpy(), rows.weights.numpy())
     left_out = np.zeros(len(STRENGTHS))
     fine = np.linspace(grid[0], grid[-1], 16 * (GRID - 1) + 1)
     for f in range(folds):

@@ -92,7 +92,12 @@ class LocalTemperature(SampledCalibrator):
         self._form: tuple[int, int] | None = None
 
     def collect(
-        self, cases: Cases, ignore_index: int | None = None, *, among: int | None = None
+        self,
+        cases: Cases,
+        ignore_index: int | None = None,
+        *,
+        among: int | None = None,
+        seed: int = 0,
     ) -> list[Rows]:
         """See :meth:`segcal.posthoc.calibrator.SampledCalibrator.collect`.
 
@@ -101,7 +106,7 @@ class LocalTemperature(SampledCalibrator):
                 than the first, and an image that does not fit its logits.
         """
         self._form = None
-        return super().collect(cases, ignore_index, among=among)
+        return super().collect(cases, ignore_index, among=among, seed=seed)
 
     def _most(self, case: HeldOut, most: int) -> int:
         k, softmaxes = case.logits.shape[1], 1
@@ -152,7 +157,7 @@ class LocalTemperature(SampledCalibrator):
     def _fit(self, rows: Rows) -> None:
         generator = torch.Generator().manual_seed(self.seed)
         with torch.inference_mode(False), torch.enable_grad(), full_precision(rows.logits):
-            train, held = _parted(rows.cases, generator)
+            train, held = _parted(rows.patients, generator)
             plain = replace(rows, around=None)
             scale = best_scale(plain.where(torch.isin(torch.arange(len(rows)), train)))
             if is_bound(scale):

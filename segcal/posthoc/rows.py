@@ -30,6 +30,7 @@ class Rows:
         num_cases: how many there are.
         num_regions: of the predicted map.
         around: ``(n, ...)``: what lies around each, for methods that look at it; or None.
+        owners: int64 ``(num_cases,)``: patient of every case; None where each is its own.
     """
 
     logits: Tensor
@@ -40,6 +41,7 @@ class Rows:
     num_cases: int
     num_regions: int
     around: Tensor | None = None
+    owners: Tensor | None = None
 
     @property
     def num_classes(self) -> int:
@@ -76,14 +78,14 @@ class Rows:
         wanted[list(chosen)] = True
         return self.where(wanted[self.cases])
 
-    def merged(self, owners: Sequence[int]) -> Rows:
-        """Rows whose cases are taken together: those of one patient, which are much alike.
+    @property
+    def patients(self) -> Tensor:
+        """Patient of every row, int64 ``(n,)``: what is cross-validated parts patients."""
+        return self.cases if self.owners is None else self.owners[self.cases]
 
-        Args:
-            owners: number of the patient of every case, from 0 on.
-        """
-        of = torch.tensor(owners, dtype=torch.long)
-        return replace(self, cases=of[self.cases], num_cases=int(of.max()) + 1)
+    def of_patients(self, owners: Sequence[int]) -> Rows:
+        """The rows, with the number of the patient of every case, whose cases are much alike."""
+        return replace(self, owners=torch.tensor(owners, dtype=torch.long))
 
     def thinned(self, most: int) -> Rows:
         """No more than `most` of the rows, drawn with a seed; weights stay."""
@@ -165,7 +167,12 @@ def sampled(groups: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor]:
     sizes = torch.bincount(groups)
     share = _level(sizes[sizes > 0], most) / sizes.clamp(min=1)
     draw = torch.rand(len(groups), generator=torch.Generator().manual_seed(seed))
-    kept = (draw < share[groups]).nonzero()[:, 0]  # a share of 1 or more keeps all
+    taken = draw < share[groups]  # a share of 1 or more keeps all
+    drawn = torch.bincount(groups[taken], minlength=len(sizes))
+    for g in ((drawn == 0) & (sizes > 0)).nonzero()[:, 0]:  # or what is rare would weigh nothing
+        members = (groups == g).nonzero()[:, 0]
+        taken[members[draw[members].argmin()]] = True
+    kept = taken.nonzero()[:, 0]
     of_group = groups[kept]
     drawn = torch.bincount(of_group, minlength=len(sizes))
     return kept, sizes[of_group].double() / drawn[of_group].double()

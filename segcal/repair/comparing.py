@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
 from segcal.evaluation.api import Comparison, Report, Runner, comparison_of
 from segcal.evaluation.case import evaluate_mask, evaluate_probabilities
 from segcal.evaluation.cohort import Cohort
-from segcal.evaluation.compare import Difference, compare
+from segcal.evaluation.compare import compare, paired
 from segcal.evaluation.engine import default_jobs, run
 from segcal.evaluation.job import Job
 from segcal.evaluation.summary import summarise
@@ -43,6 +45,8 @@ UNCALIBRATED = "uncalibrated"
 FOLDS = 5
 MOST_LOST = 0.002
 """Of DSC, that a method may lose."""
+LEVEL = 0.05
+"""Of the tests, over all questions."""
 FEWEST = 5
 """Patients below which nothing is recommended."""
 SIMPLEST = (
@@ -139,8 +143,6 @@ def compare_methods(
     chosen = _chosen(methods)
     entries = _entries(chosen)
     owner, fold_of = _parted(job, patients)
-    if test is not None:
-        owners([case.name for case in test.pairing.cases], patients)
     folds = max(fold_of) + 1
     options = {"processes": processes, "runner": runner, "progress": collected}
     fits = _Fits.of(chosen, job, numbered(owner), **options)
@@ -157,7 +159,7 @@ def compare_methods(
     return Repair(
         entries,
         _over_patients(comparison, job, patients, resamples),
-        recommend(grouped, entries, _near(job), resamples=resamples),
+        _with_notes(recommend(grouped, entries, _near(job)), by_fold),
         None
         if on_test is None or test is None
         else _over_patients(on_test, test, patients, resamples),
@@ -165,6 +167,16 @@ def compare_methods(
         len(set(owner)),
         folds,
     )
+
+
+def _with_notes(
+    advice: Recommendation, by_fold: Sequence[Mapping[str, Calibrator]]
+) -> Recommendation:
+    """The advice with what was odd about the fits of the method."""
+    if advice.method is None:
+        return advice
+    notes = dict.fromkeys(n for of in by_fold for n in of[advice.method].facts["notes"])
+    return replace(advice, reasons=[*advice.reasons, *(f"{advice.method}: {n}." for n in notes)])
 
 
 def planned_steps(
@@ -232,7 +244,7 @@ class _Fits:
         """Every method, fitted to the cases of these numbers."""
         found: dict[str, Calibrator] = {}
         for name, method in self.methods.items():
-            some = [of.of_cases(numbers).merged(self.owner) for of in self.rows[name]]
+            some = [of.of_cases(numbers).of_patients(self.owner) for of in self.rows[name]]
             found[name] = deepcopy(method).fit_rows(some)
             fitted(name)
         return found
@@ -377,6 +389,8 @@ def _entries(methods: Sequence[str]) -> list[Entry]:
 def _by_patient(comparison: Comparison, job: Job, patients: str | None) -> dict[str, pd.DataFrame]:
     """Mean over the cases of every patient, so that intervals are over patients."""
     cases = [case.name for case in job.pairing.cases]
+    if patients is not None and not any(re.search(patients, case) for case in cases):
+        patients = None  # cases from elsewhere are named in another way
     owner = dict(zip(cases, owners(cases, patients), strict=True))
     return {
         name: report.cases.groupby(lambda case: owner[str(case)]).mean()
@@ -395,22 +409,19 @@ def recommend(
     tables: Mapping[str, pd.DataFrame],
     entries: Sequence[Entry],
     near: str,
-    *,
-    resamples: int = 2000,
 ) -> Recommendation:
     """Choose the method to take, or none.
 
-    A method helps if its NLL over all voxels is lower than that of the predictions as they are with
-    95 % certainty (the paired bootstrap interval over patients lies below 0); or if its ECE near
-    the foreground is, and its NLL is not higher on average. It must not lose more than 0.002 of
-    DSC. Among methods that help, those are left whose NLL is not higher with certainty than the
-    lowest; of these the one of the lowest ECE near the foreground is recommended.
+    A method helps if it lowers the NLL over all voxels, or the ECE near the foreground with an NLL
+    that is not higher on average: by one-sided paired t-tests over patients, whose p-values are
+    corrected for the number of methods and of the two questions (Holm 1979), at the level 0.05. It
+    must not lose more than 0.002 of DSC. Of the methods that help the simplest is taken, unless
+    another is better than it by the same tests.
 
     Args:
         tables: rows by entry, a patient each.
-        entries: of the comparison.
+        entries: of the comparison, simple methods first.
         near: name of the scope whose ECE decides.
-        resamples: of the bootstrap.
     """
     base = tables[UNCALIBRATED]
     if len(base) < FEWEST:
@@ -418,61 +429,70 @@ def recommend(
             None,
             [f"{len(base)} patients are too few to tell a repair from chance; {FEWEST} or more"],
         )
-    candidates = [one.method for one in entries if one.method and one.decision == "argmax"]
-    differences = {
-        (d.method, d.metric): d
-        for d in compare({k: tables[k] for k in (UNCALIBRATED, *candidates)}, resamples=resamples)
-    }
     nll, ece = "nll_all", f"ece_{near}"
-    helping, reasons = [], []
-    for method in candidates:
-        of_nll, of_ece, of_dsc = (differences[method, key] for key in (nll, ece, "dsc"))
-        loses = of_dsc.mean is not None and of_dsc.mean < -MOST_LOST
-        if loses:
-            reasons.append(f"{method} loses {-(of_dsc.mean or 0):.4f} of DSC.")
-        elif _below(of_nll) or (_below(of_ece) and of_nll.mean is not None and of_nll.mean <= 0):
-            helping.append(method)
+    candidates = [one.method for one in entries if one.method and one.decision == "argmax"]
+    lost = {m: float(paired(base, tables[m], "dsc").mean()) for m in candidates}
+    reasons = [
+        f"{m} loses {-change:.4f} of DSC." for m, change in lost.items() if change < -MOST_LOST
+    ]
+    kept = [m for m in candidates if not lost[m] < -MOST_LOST]
+    helping = [m for m in kept if m in _better(base, {m: tables[m] for m in kept}, nll, ece)]
     if not helping:
         return Recommendation(
             None,
             [
-                "No method lowers NLL, or ECE near the foreground at no cost in NLL, with 95 % "
-                "certainty: leave the probabilities as they are.",
+                "No method lowers NLL, or ECE near the foreground at no cost in NLL, beyond chance "
+                "(5 %, corrected for the number of methods): leave the probabilities as they are.",
                 *reasons,
             ],
         )
-    best = min(helping, key=lambda m: tables[m][nll].mean())
-    others = [m for m in helping if m != best]
-    against = {
-        d.method: d
-        for d in (
-            compare({m: tables[m] for m in (best, *others)}, resamples=resamples) if others else ()
-        )
-        if d.metric == nll
-    }
-    level = [m for m in helping if m == best or not _above(against[m])]
-    chosen = min(level, key=lambda m: tables[m][ece].mean())
+    chosen, *rest = helping
+    for other in rest:
+        if _better(tables[chosen], {other: tables[other]}, nll, ece, questions=2 * len(rest)):
+            chosen = other
     for key, what in ((nll, "NLL over all voxels"), (ece, "ECE near the foreground")):
-        one = differences[chosen, key]
-        reasons.insert(
-            0,
-            f"{chosen}: {what} {base[key].mean():.4f} -> {tables[chosen][key].mean():.4f}, "
-            f"difference {_interval(one)}.",
+        change = paired(base, tables[chosen], key)
+        reasons.append(
+            f"{chosen}: {what} {base[key].mean():.4f} -> {tables[chosen][key].mean():.4f} "
+            f"({change.mean():+.4f}; lower in {int((change < 0).sum())} of {len(change)} patients)."
         )
-    if alike := [m for m in level if m != chosen]:
-        reasons.append(f"Not clearly different in NLL: {', '.join(alike)}.")
+    if alike := [m for m in helping if m != chosen]:
+        reasons.append(f"These help, too: {', '.join(alike)}.")
     return Recommendation(chosen, reasons)
 
 
-def _below(difference: Difference) -> bool:
-    return difference.ci95 is not None and difference.ci95[1] < 0
+def _better(
+    base: pd.DataFrame,
+    others: Mapping[str, pd.DataFrame],
+    nll: str,
+    ece: str,
+    *,
+    questions: int | None = None,
+) -> set[str]:
+    """Which of others lower NLL, or ECE at no cost in NLL, beyond chance.
+
+    Args:
+        base: a row a patient.
+        others: likewise, by method.
+        nll: column.
+        ece: column.
+        questions: that the p-values are corrected for; None: two for each of the others.
+    """
+    p = {
+        (m, key): _p_lower(paired(base, of, key)) for m, of in others.items() for key in (nll, ece)
+    }
+    sure, left = set(), questions or len(p)
+    for (method, key), value in sorted(p.items(), key=lambda item: item[1]):  # Holm's steps down
+        if value > LEVEL / left:
+            break
+        left -= 1
+        if key == nll or paired(base, others[method], nll).mean() <= 0:
+            sure.add(method)
+    return sure
 
 
-def _above(difference: Difference) -> bool:
-    return difference.ci95 is not None and difference.ci95[0] > 0
-
-
-def _interval(one: Difference) -> str:
-    if one.mean is None or one.ci95 is None:
-        return "undefined"
-    return f"{one.mean:+.4f} (95 % interval {one.ci95[0]:+.4f} to {one.ci95[1]:+.4f})"
+def _p_lower(change: NDArray[np.float64]) -> float:
+    """One-sided paired t-test: how likely such a fall is without a difference."""
+    if len(change) < 2 or not np.ptp(change):  # the same in all patients: no chance in it
+        return 0.0 if len(change) and change[0] < 0 else 1.0
+    return float(stats.ttest_1samp(change, 0, alternative="less").pvalue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -192,7 +193,7 @@ def fit_job(
     model = model_of(job.predictions)
     owner = numbered(owners([case.name for case in job.pairing.cases], patients))
     collected = collect(job, calibrator, processes=processes, runner=runner, progress=progress)
-    calibrator.fit_rows([rows.merged(owner) for rows in collected.rows])
+    calibrator.fit_rows([rows.of_patients(owner) for rows in collected.rows])
     channels = calibrator.facts["num_classes"]
     saved = SavedCalibrator(
         method,
@@ -264,7 +265,8 @@ def _rows_of(case: Case, *, job: Job, form: SampledCalibrator, among: int) -> _O
     try:
         read = read_case_logits(case, job, note=notes.append)
         held_out = read.held_out
-        rows = form.collect([held_out], read.ignore_index, among=among)
+        seed = zlib.crc32(case.name.encode())  # cases must not share a draw
+        rows = form.collect([held_out], read.ignore_index, among=among, seed=seed)
     except ValueError as error:
         text = str(error)
         return text if str(case.prediction.parent) in text else f"{case.prediction}: {text}"

@@ -55,7 +55,7 @@ def test_no_case_is_calibrated_by_a_fit_that_saw_it(shared, monkeypatch):
     fit_rows = Temperature.fit_rows
 
     def spy(self, rows):
-        seen.append(set(rows[0].cases.tolist()))
+        seen.append(set(rows[0].patients.tolist()))
         return fit_rows(self, rows)
 
     monkeypatch.setattr(Temperature, "fit_rows", spy)
@@ -129,7 +129,7 @@ def test_pairs_of_cases_are_one_patient(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Temperature,
         "fit_rows",
-        lambda self, rows: seen.append(set(rows[0].cases.tolist())) or fit_rows(self, rows),
+        lambda self, rows: seen.append(set(rows[0].patients.tolist())) or fit_rows(self, rows),
     )
     done = compared(folders, methods=["temperature"], patients="p[0-9]+")
     assert seen == [{1, 2}, {0, 2}, {0, 1}]  # of patients
@@ -160,23 +160,52 @@ def test_an_unknown_method_is_refused(shared):
 
 
 def table(nll, ece, dsc=0.8, n=20, seed=0):
-    """A row a patient, about these values."""
-    noise = np.random.default_rng(seed).normal(size=n) * 0.01
-    return pd.DataFrame({"nll_all": nll + noise, "ece_near": ece + noise / 10, "dsc": dsc + noise})
+    """A row a patient, about these values; patients differ much, methods in them little."""
+    patients = np.random.default_rng(0).normal(size=n) * 0.05
+    noise = np.random.default_rng(seed + 1).normal(size=(2, n)) * 0.005
+    return pd.DataFrame(
+        {
+            "nll_all": nll + patients + noise[0],
+            "ece_near": ece + noise[1] / 5,
+            "dsc": dsc + patients,
+        }
+    )
 
 
-def advice(**rows):
-    tables = {UNCALIBRATED: table(0.5, 0.1), **{k: table(*v) for k, v in rows.items()}}
+def advice(n=20, **rows):
+    tables = {UNCALIBRATED: table(0.5, 0.1, n=n)}
+    tables |= {k: table(*v, n=n, seed=i + 1) for i, (k, v) in enumerate(rows.items())}
     entries = [Entry(UNCALIBRATED), *(Entry(name, name) for name in rows)]
     return recommend(tables, entries, "near")
 
 
 def test_rules_of_the_recommendation():
-    assert advice(a=(0.4, 0.05), b=(0.45, 0.01)).method == "a"  # b is worse in NLL for certain
-    assert advice(a=(0.4, 0.05), b=(0.4, 0.01)).method == "b"  # alike: the smaller ECE
+    assert advice(a=(0.4, 0.05), b=(0.45, 0.01)).method == "b"  # a smaller ECE, but ...
+    assert advice(a=(0.45, 0.01), b=(0.4, 0.05)).method == "b"  # ... NLL decides over ECE
+    assert advice(a=(0.4, 0.05), b=(0.4, 0.05)).method == "a"  # alike: the simpler
+    assert advice(a=(0.4, 0.05), b=(0.35, 0.05)).method == "b"
     assert advice(a=(0.6, 0.01)).method is None  # a worse NLL is not outweighed
-    assert advice(a=(0.5, 0.05)).method == "a"  # no cost in NLL, a smaller ECE
+    assert advice(a=(0.495, 0.05)).method == "a"
     assert advice(a=(0.5, 0.2)).method is None
     lost = advice(a=(0.4, 0.05, 0.79))
     assert lost.method is None
     assert any("a loses 0.0100 of DSC" in text for text in lost.reasons)
+
+
+@pytest.mark.parametrize("n", [5, 12])
+@pytest.mark.parametrize("methods", [1, 9])
+def test_chance_is_rarely_recommended(n, methods):
+    """Methods that change nothing but noise: 5 % of the time at the most, and a margin for luck."""
+    rng = np.random.default_rng(0)
+    taken, runs = 0, 200
+    names = [f"m{i}" for i in range(methods)]
+    entries = [Entry(UNCALIBRATED), *(Entry(name, name) for name in names)]
+    for _ in range(runs):
+        tables = {
+            name: pd.DataFrame(rng.normal(size=(n, 3)), columns=["nll_all", "ece_near", "dsc"])
+            for name in (UNCALIBRATED, *names)
+        }
+        for one in tables.values():
+            one["dsc"] = 0.8
+        taken += recommend(tables, entries, "near").method is not None
+    assert taken <= 0.05 * runs + 2.5 * np.sqrt(0.05 * 0.95 * runs)

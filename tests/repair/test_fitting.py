@@ -154,7 +154,7 @@ def test_a_method_cross_validates_over_patients(shared, monkeypatch):
     monkeypatch.setattr(
         ClassRegionTemperature,
         "fit_rows",
-        lambda self, rows: seen.append(set(rows[0].cases.tolist())) or fit_rows(self, rows),
+        lambda self, rows: seen.append(set(rows[0].patients.tolist())) or fit_rows(self, rows),
     )
     fit_calibrator(shared.predictions, shared.labels, patients="_0([0-9])", processes=1)
     fit_calibrator(shared.predictions, shared.labels, patients="case_0", processes=1)
