@@ -286,7 +286,8 @@ def compare(
     Each method is fitted to four fifths of the cases and evaluated on the rest, until every case
     was evaluated once: NLL, ECE in every scope, TACE, DSC, with paired intervals. NLL (negative
     log-likelihood, in nats) judges probabilities as a whole; ECE says whether they keep what they
-    promise. A method is recommended only where it helps with 95 % certainty.
+    promise. A method is recommended only where it helps beyond chance,
+    by paired tests over patients that are corrected for the number of methods.
     """
     console = _console()
     with user_errors(OPTIONS):

@@ -154,9 +154,10 @@ class ClassRegionTemperature(PointwiseCalibrator):
 def _cross_validated(rows: Rows, scale: float) -> float:
     """The strength of the least NLL of patients that were left out of the fit; of ties the larger.
 
-    Every group's NLL is needed at many scales of many subsets of the patients. It is a smooth function
-    of one number, so it is computed once on a grid of log s for every fold of the patients and summed;
-    splines through those sums are minimised. Only the choice of the strength rests on them.
+    Every group's NLL is needed at many scales of many subsets of the patients. It is a smooth
+    function of one number, so it is computed once on a grid of log s for every fold of the patients
+    and summed; splines through those sums are minimised. Only the choice of the strength rests on
+    them.
     """
     present = torch.bincount(rows.patients) > 0
     if int(present.sum()) < 2:

@@ -478,9 +478,8 @@ def _better(
         ece: column.
         questions: that the p-values are corrected for; None: two for each of the others.
     """
-    p = {
-        (m, key): _p_lower(paired(base, of, key)) for m, of in others.items() for key in (nll, ece)
-    }
+    asked = [(method, key) for method in others for key in (nll, ece)]
+    p = {(m, key): _p_lower(paired(base, others[m], key)) for m, key in asked}
     sure, left = set(), questions or len(p)
     for (method, key), value in sorted(p.items(), key=lambda item: item[1]):  # Holm's steps down
         if value > LEVEL / left:

@@ -106,7 +106,8 @@ def _verdict(repair: Repair) -> page.Section:
     how = (
         f"Every method was fitted to some of the {repair.patients} patients and evaluated on the "
         f"others, in {repair.folds} folds. Differences are to the uncalibrated probabilities, with "
-        "95 % bootstrap intervals over patients."
+        "95 % bootstrap intervals over patients; means are over cases. The recommendation rests on "
+        "one-sided paired t-tests over patients, corrected for the number of methods (Holm)."
     )
     return page.Section(title, [*repair.recommendation.reasons, how])
 

@@ -163,13 +163,9 @@ def table(nll, ece, dsc=0.8, n=20, seed=0):
     """A row a patient, about these values; patients differ much, methods in them little."""
     patients = np.random.default_rng(0).normal(size=n) * 0.05
     noise = np.random.default_rng(seed + 1).normal(size=(2, n)) * 0.005
-    return pd.DataFrame(
-        {
-            "nll_all": nll + patients + noise[0],
-            "ece_near": ece + noise[1] / 5,
-            "dsc": dsc + patients,
-        }
-    )
+    noise[0] -= noise[0].mean()
+    columns = {"nll_all": nll + patients + noise[0], "ece_near": ece + noise[1] / 5}
+    return pd.DataFrame({**columns, "dsc": dsc + patients})
 
 
 def advice(n=20, **rows):
@@ -180,8 +176,9 @@ def advice(n=20, **rows):
 
 
 def test_rules_of_the_recommendation():
-    assert advice(a=(0.4, 0.05), b=(0.45, 0.01)).method == "b"  # a smaller ECE, but ...
-    assert advice(a=(0.45, 0.01), b=(0.4, 0.05)).method == "b"  # ... NLL decides over ECE
+    assert advice(a=(0.4, 0.05), b=(0.45, 0.01)).method == "a"  # NLL decides over ECE
+    assert advice(a=(0.45, 0.01), b=(0.4, 0.05)).method == "b"
+    assert advice(a=(0.4, 0.05), b=(0.399, 0.01)).method == "b"  # at no cost in NLL
     assert advice(a=(0.4, 0.05), b=(0.4, 0.05)).method == "a"  # alike: the simpler
     assert advice(a=(0.4, 0.05), b=(0.35, 0.05)).method == "b"
     assert advice(a=(0.6, 0.01)).method is None  # a worse NLL is not outweighed
