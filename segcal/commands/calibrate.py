@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -357,18 +357,24 @@ def _say_fit(console: Console, saved: SavedCalibrator) -> None:
                 f"{made_of['floor']:.2g}, which was taken for that"
             )
         say(console, f"Logits of {of_probabilities} cases: log-probabilities{floored}")
-    learned = saved.calibrator.state()["learned"]
-    if isinstance(learned, dict) and "temperatures" in learned:
-        say(console, "Temperatures by predicted class and region; above 1: it was overconfident")
-        console.print(_temperatures(saved, learned))
-    elif isinstance(learned, dict) and "value" in learned:
-        say(console, f"Temperature: {learned['value']:.4g} (above 1: it was overconfident)")
+    state = saved.calibrator.state()
+    learned = state["learned"]
+    named = dict(zip(saved.channels, learned, strict=True)) if saved.regions else {"": learned}
+    for region, one in named.items():
+        where = f" of {region}" if region else ""
+        if one is not None and "temperatures" in one:
+            what = "Temperatures by predicted class and region of the prediction"
+            say(console, f"{what}{where}; above 1: it was overconfident")
+            classes = ("not in it", "in it") if region else saved.channels
+            console.print(_temperatures(one, classes, state["arguments"]["bands"]))
+        elif one is not None and "value" in one:
+            say(console, f"Temperature{where}: {one['value']:.4g}; above 1: it was overconfident")
 
 
-def _temperatures(saved: SavedCalibrator, learned: dict[str, Any]) -> Table:
+def _temperatures(
+    learned: dict[str, Any], classes: Sequence[str], bands: list[float] | None
+) -> Table:
     """Temperatures by predicted class and region."""
-    rows = learned["temperatures"]
-    bands = saved.calibrator.state()["arguments"]["bands"]
     regions = ["inside", "boundary"]
     if bands is not None:
         regions = [f"to {end:g} mm" for end in bands] + [f"beyond {bands[-1]:g} mm"]
@@ -376,7 +382,7 @@ def _temperatures(saved: SavedCalibrator, learned: dict[str, Any]) -> Table:
     table.add_column("predicted as")
     for region in regions:
         table.add_column(region, justify="right")
-    for name, of in zip(saved.channels, rows, strict=True):
+    for name, of in zip(classes, learned["temperatures"], strict=True):
         table.add_row(Text(name), *(f"{value:.3f}" for value in of))
     table.add_row("all", f"{learned['global_temperature']:.3f}", end_section=True)
     return table

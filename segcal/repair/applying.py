@@ -259,6 +259,9 @@ def apply_job(
 
     Returns:
         what became of every case, those of the interrupted run included.
+
+    Raises:
+        ValueError: `resume` into what was made with other settings.
     """
     done = _begin(job, resume)
     todo = [source for source in job.sources if source.name not in done]
@@ -279,13 +282,7 @@ def _begin(job: ApplyJob, resume: bool) -> dict[str, Applied]:
     remove_leftovers(job.output)
     done: dict[str, Applied] = {}
     if resume and (job.output / WRITTEN_NAME).is_file():
-        before = read_json(job.output / WRITTEN_NAME)
-        if isinstance(before, dict) and before.get("made_of") == _made_of(job):
-            done = {
-                name: Applied(of["changed"], of["notes"])
-                for name, of in before.get("cases", {}).items()
-                if name in {source.name for source in job.sources}
-            }
+        done = _done_before(job)
     for source in job.sources:  # what an earlier run wrote must not be taken for this one's
         if source.name not in done:
             for path in (f"{source.name}.npz", f"{source.name}.nii.gz"):
@@ -297,6 +294,31 @@ def _begin(job: ApplyJob, resume: bool) -> dict[str, Applied]:
     write_json(job.output / RECORD_NAME, job.record)
     _write_state(job, done)
     return done
+
+
+def _done_before(job: ApplyJob) -> dict[str, Applied]:
+    """Cases that are there, made of the same files by the same calibrator."""
+    path = job.output / WRITTEN_NAME
+    before = read_json(path)
+    if not isinstance(before, dict) or before.get("made_of") != _made_of(job):
+        raise ValueError(
+            f"{path}: written with another calibrator, decision or type of numbers, or from other "
+            "predictions; leave --resume out to start anew"
+        )
+    done = {}
+    for source in job.sources:
+        of = before["cases"].get(source.name)
+        there = [job.output / f"{source.name}{e}" for e in (".npz", ".nii.gz", "")]
+        if of and of["files"] == _stamp(source) and any(path.exists() for path in there):
+            done[source.name] = Applied(of["changed"], of["notes"])
+    return done
+
+
+def _stamp(source: ToCalibrate) -> list[list[int]]:
+    """Sizes and times of the files of a case."""
+    given = [*source.members, source.label_map, source.logits]
+    stats = [path.stat() for path in given if path is not None]
+    return [[stat.st_size, stat.st_mtime_ns] for stat in stats]
 
 
 def _made_of(job: ApplyJob) -> str:
@@ -314,9 +336,9 @@ def _made_of(job: ApplyJob) -> str:
 
 def _write_state(job: ApplyJob, done: dict[str, Applied]) -> None:
     cases = {
-        name: {"changed": one.changed, "notes": one.notes}
-        for name, one in sorted(done.items())
-        if not one.failed
+        source.name: {"changed": one.changed, "notes": one.notes, "files": _stamp(source)}
+        for source in job.sources
+        if (one := done.get(source.name)) is not None and not one.failed
     }
     write_json(job.output / WRITTEN_NAME, {"made_of": _made_of(job), "cases": cases})
 

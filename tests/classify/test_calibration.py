@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(digits, tmp_path):
     said = segcal(*command, "--method", "temperature", code=2)
     assert "--method: is of --calibrate" in said
     said = segcal(*command, "--calibrate", "--method", "prayer", code=2)
-    assert "--method: expected one of class_region" in said
+    assert "--method: expected one of beta, class_region" in said
     said = segcal(*command, "--calibrate", "--part", "validation", code=2)
     assert "--calibrate: is fitted to the validation samples" in said
 

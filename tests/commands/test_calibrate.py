@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from segcal.commands.main import app
-from tests.repair.conftest import cohort, record
+from segcal.io.volumes import write_nifti
+from tests.repair.conftest import SHAPE, cohort, geometry, record
 
 
 def run(*arguments):
@@ -54,11 +56,25 @@ def test_fit_takes_methods_arguments_and_offsets(folders, tmp_path):
     assert "Temperature: " in done.output
 
 
+def test_regions_have_temperatures_each(tmp_path):
+    rng = np.random.default_rng(0)
+    predictions = tmp_path / "p"
+    predictions.mkdir()
+    labels = {"background": 0, "whole": [1, 2], "core": [2]}
+    content = {"labels": labels, "regions_class_order": [1, 2]}
+    (predictions / "dataset.json").write_text(json.dumps(content))
+    for name in "ab":
+        p = rng.uniform(0.01, 0.99, size=(2, *SHAPE)).astype(np.float32)
+        np.savez(predictions / f"{name}.npz", probabilities=p)
+        write_nifti(tmp_path / "gt" / f"{name}.nii.gz", (p > 0.5).sum(0), geometry())
+    done = run("fit", predictions, tmp_path / "gt", "-o", tmp_path / "c.json", "-p", 1)
+    assert done.exit_code == 0, done.output
+    for text in ("of whole; above 1", "of core; above 1", "not in it"):
+        assert text in done.output
+
+
 def test_a_separable_fit_is_pointed_out(tmp_path):
     perfect = cohort(tmp_path, sharpened=1.0, cases=2)
-    from segcal.io.volumes import write_nifti
-    from tests.repair.conftest import geometry
-
     for name in perfect.reference:
         write_nifti(perfect.labels / f"{name}.nii.gz", perfect.stored(name).argmax(0), geometry())
     path = tmp_path / "c.json"

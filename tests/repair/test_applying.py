@@ -361,9 +361,16 @@ def test_resume_takes_what_the_same_calibrator_wrote(test_set, saved, tmp_path, 
     assert worked == []
     assert list(done) == list(test_set.reference)
     assert {f.name: f.stat().st_mtime_ns for f in out.glob("*.npz")} == times
+    (out / "case_50.npz").unlink()
+    (out / "case_50.nii.gz").unlink()
+    os.utime(test_set.predictions / "case_51.npz")
+    apply_job(job, resume=True, processes=1)
+    assert worked == ["case_50", "case_51"]  # lost, and of another file
     other = plan_apply(test_set.predictions, saved, out, precision="float16")
-    apply_job(other, resume=True, processes=1)
-    assert worked == list(test_set.reference)
+    with pytest.raises(ValueError, match="leave --resume out to start anew"):
+        apply_job(other, resume=True, processes=1)
+    apply_job(other, processes=1)
+    assert worked[2:] == list(test_set.reference)
     assert not list(out.glob("*.npz"))  # what was there is not of this run
 
 
