@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from segcal.datasets.phantom import write_phantom_dataset
+from segcal.io.pairing import pair
+from segcal.io.volumes import Geometry
 from tests.forks import said
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -23,3 +29,56 @@ def test_script_explains_itself(path, tmp_path):
     code, (out, err) = said(command, [tmp_path / "out.txt", tmp_path / "err.txt"])
     assert code == 0, err
     assert "usage:" in out.lower()
+
+
+def renamed_phantoms(folder, names):
+    """A data set of phantoms with the names of cases of another one."""
+    write_phantom_dataset(folder, train=len(names), test=0)
+    for number, name in enumerate(names, 1):
+        for kind, ending in (("images", "_0000.nii.gz"), ("labels", ".nii.gz")):
+            old = folder / f"{kind}Tr" / f"phantom_{number:03d}{ending}"
+            old.rename(old.with_name(f"{name}{ending}"))
+
+
+def test_repair_study_parts_patients_and_skips_what_is_done(tmp_path):
+    pytest.importorskip("monai")
+    source, output = tmp_path / "source", tmp_path / "study"
+    renamed_phantoms(source, [f"hippocampus_{n:03d}" for n in (1, 2, 3, 4, 7, 8)])
+    command = [
+        *(sys.executable, str(SCRIPTS / "repair_study.py"), "train", "-o", str(output)),
+        *("--hippocampus", str(source), "--recipes", "dice_ce", "--seeds", "4"),
+        *("--epochs", "1", "--patients", "1", "1", "1"),
+    ]
+    files = [tmp_path / "out.txt", tmp_path / "err.txt"]
+    code, (out, err) = said(command, files)
+    assert code == 0, err
+    assert "phantom dice_ce seed 4: fit dsc" in out
+    for name, cases in (("phantom", 1), ("hippocampus", 2)):
+        for part in ("fit", "test"):
+            predictions = output / name / "dice_ce_s4" / part
+            found = pair(predictions, output / name / "labels_s4" / part)
+            assert len(found.cases) == cases
+            with np.load(next(predictions.glob("*.npz"))) as file:
+                assert file["probabilities"].dtype == np.float32
+    posterior = pair(output / "phantom/posterior_s4/test", output / "phantom/labels_s4/test")
+    assert len(posterior.cases) == 1
+    (fold,) = json.loads((output / "hippocampus/data_s4/splits_final.json").read_text())
+    persons = [{(int(case[-3:]) + 1) // 2 for case in fold[part]} for part in fold]
+    assert sorted(len(p) for p in persons) == [1, 1, 1]
+    assert set.union(*persons) == {1, 2, 4}
+    code, (out, err) = said(command, files)
+    assert code == 0, err
+    assert out.splitlines() == [
+        "phantom dice_ce seed 4: done before",
+        "hippocampus dice_ce seed 4: done before",
+    ]
+
+
+def test_repair_study_cuts_the_middle_where_it_lies():
+    pytest.importorskip("monai")
+    middle_box = runpy.run_path(str(SCRIPTS / "repair_study.py"))["_middle_box"]
+    geometry = Geometry((3, 11, 6), (10.0, 2.0, 1.0), (5.0, 6.0, 7.0), np.diag([-1.0, -1.0, 1.0]))
+    box, cut = middle_box(geometry, 8.0)
+    assert box == (slice(None), slice(3, 7), slice(0, 6))
+    assert cut.shape == (3, 4, 6)
+    np.testing.assert_allclose(cut.affine @ [0, 0, 0, 1], geometry.affine @ [0, 3, 0, 1])
