@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,44 @@ def test_repair_study_parts_patients_and_skips_what_is_done(tmp_path):
         "phantom dice_ce seed 4: done before",
         "hippocampus dice_ce seed 4: done before",
     ]
+
+
+def test_repair_study_undoes_what_was_done_to_a_true_posterior(tmp_path):
+    pytest.importorskip("monai")
+    script = runpy.run_path(str(SCRIPTS / "repair_study.py"))
+    material = replace(script["MATERIALS"]["phantom"], counts=(1, 3, 3))
+    folder = tmp_path / "phantom"
+    script["prepare"](material, None, folder, 0)
+    for recipe, power in (("dice_ce", 2.0), ("svls", 1.0)):  # as of a network that is too sure
+        for source in (folder / "posterior_s0").glob("*/*.npz"):
+            target = folder / f"{recipe}_s0" / source.parent.name / source.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with np.load(source) as file:
+                sharper = file["probabilities"].astype(np.float64) ** power
+            np.savez(target, probabilities=(sharper / sharper.sum(0)).astype(np.float32))
+        (folder / f"{recipe}_s0" / "done.json").write_text("{}")
+    options = ["-o", str(tmp_path), "--seeds", "0"]
+    files = [tmp_path / "out.txt", tmp_path / "err.txt"]
+    for command in (["evaluate"], ["report", "--resamples", "50"]):
+        made = [sys.executable, str(SCRIPTS / "repair_study.py"), *command, *options]
+        code, (out, err) = said(made, files)
+        assert code == 0, err
+    assert "**phantom, dice_ce** (3 test patients, seeds 0)" in out
+    tables = json.loads((tmp_path / "results" / "tables.json").read_text())
+    kl = {
+        (row["recipe"], row["method"]): row["mean"]
+        for row in tables["posterior"]
+        if row["metric"] == "kl_all"
+    }
+    assert kl["dice_ce", "uncalibrated"] > 0.01
+    assert kl["svls", "uncalibrated"] == pytest.approx(0, abs=1e-5)
+    assert abs(kl["dice_ce", "temperature"]) < 0.001
+    assert abs(kl["dice_ce", "true posterior"]) < 1e-6
+    drawn = {(row["method"], row["patients"]): row for row in tables["patients"]}
+    assert drawn["temperature", 2]["draws"] == 3
+    assert drawn["temperature", 2]["worse"] == 0
+    assert {row["metric"] for row in tables["decisions"]} >= {"dsc", "hd95_penalised_mm"}
+    assert {row["recipe"] for row in tables["retrain"]} == {"dice_ce", "svls"}
 
 
 def test_repair_study_cuts_the_middle_where_it_lies():
