@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from segcal.datasets.phantom import write_phantom_dataset
+from segcal.io.pairing import pair
+from segcal.io.volumes import Geometry
 from tests.forks import said
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -23,3 +30,91 @@ def test_script_explains_itself(path, tmp_path):
     code, (out, err) = said(command, [tmp_path / "out.txt", tmp_path / "err.txt"])
     assert code == 0, err
     assert "usage:" in out.lower()
+
+
+def renamed_phantoms(folder, names):
+    """A data set of phantoms with the names of cases of another one."""
+    write_phantom_dataset(folder, train=len(names), test=0)
+    for number, name in enumerate(names, 1):
+        for kind, ending in (("images", "_0000.nii.gz"), ("labels", ".nii.gz")):
+            old = folder / f"{kind}Tr" / f"phantom_{number:03d}{ending}"
+            old.rename(old.with_name(f"{name}{ending}"))
+
+
+def test_repair_study_parts_patients_and_skips_what_is_done(tmp_path):
+    pytest.importorskip("monai")
+    source, output = tmp_path / "source", tmp_path / "study"
+    renamed_phantoms(source, [f"hippocampus_{n:03d}" for n in (1, 2, 3, 4, 7, 8)])
+    command = [
+        *(sys.executable, str(SCRIPTS / "repair_study.py"), "train", "-o", str(output)),
+        *("--hippocampus", str(source), "--recipes", "dice_ce", "--seeds", "4"),
+        *("--epochs", "1", "--patients", "1", "1", "1"),
+    ]
+    files = [tmp_path / "out.txt", tmp_path / "err.txt"]
+    code, (out, err) = said(command, files)
+    assert code == 0, err
+    assert "phantom dice_ce seed 4: fit dsc" in out
+    for name, cases in (("phantom", 1), ("hippocampus", 2)):
+        for part in ("fit", "test"):
+            predictions = output / name / "dice_ce_s4" / part
+            found = pair(predictions, output / name / "labels_s4" / part)
+            assert len(found.cases) == cases
+            with np.load(next(predictions.glob("*.npz"))) as file:
+                assert file["probabilities"].dtype == np.float32
+    posterior = pair(output / "phantom/posterior_s4/test", output / "phantom/labels_s4/test")
+    assert len(posterior.cases) == 1
+    (fold,) = json.loads((output / "hippocampus/data_s4/splits_final.json").read_text())
+    persons = [{(int(case[-3:]) + 1) // 2 for case in fold[part]} for part in fold]
+    assert sorted(len(p) for p in persons) == [1, 1, 1]
+    assert set.union(*persons) == {1, 2, 4}
+    code, (out, err) = said(command, files)
+    assert code == 0, err
+    assert out.splitlines() == [
+        "phantom dice_ce seed 4: done before",
+        "hippocampus dice_ce seed 4: done before",
+    ]
+
+
+def test_repair_study_undoes_what_was_done_to_a_true_posterior(tmp_path, capsys):
+    pytest.importorskip("monai")
+    script = runpy.run_path(str(SCRIPTS / "repair_study.py"))
+    material = replace(script["MATERIALS"]["phantom"], counts=(1, 3, 3))
+    folder = tmp_path / "phantom"
+    script["prepare"](material, None, folder, 0)
+    for recipe, power in (("dice_ce", 2.0), ("svls", 1.0)):  # as of a network that is too sure
+        for source in (folder / "posterior_s0").glob("*/*.npz"):
+            target = folder / f"{recipe}_s0" / source.parent.name / source.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with np.load(source) as file:
+                sharper = file["probabilities"].astype(np.float64) ** power
+            np.savez(target, probabilities=(sharper / sharper.sum(0)).astype(np.float32))
+        (folder / f"{recipe}_s0" / "done.json").write_text("{}")
+    for command in (["evaluate", "--methods", "temperature", "class_region"], ["report"]):
+        options = script["_parser"]().parse_args([*command, "-o", str(tmp_path), "--seeds", "0"])
+        options.run(options)
+    assert "**phantom, dice_ce** (3 test patients, seeds 0)" in capsys.readouterr().out
+    tables = json.loads((tmp_path / "results" / "tables.json").read_text())
+    kl = {
+        (row["recipe"], row["method"]): row["mean"]
+        for row in tables["posterior"]
+        if row["metric"] == "kl_all"
+    }
+    assert kl["dice_ce", "uncalibrated"] > 0.01
+    assert kl["svls", "uncalibrated"] == pytest.approx(0, abs=1e-5)
+    assert abs(kl["dice_ce", "temperature"]) < 0.001
+    assert abs(kl["dice_ce", "true posterior"]) < 1e-6
+    drawn = {(row["method"], row["patients"]): row for row in tables["patients"]}
+    assert drawn["temperature", 2]["draws"] == 3
+    assert drawn["temperature", 2]["worse"] == 0
+    assert {row["metric"] for row in tables["decisions"]} >= {"dsc", "hd95_penalised_mm"}
+    assert {row["recipe"] for row in tables["retrain"]} == {"dice_ce", "svls"}
+
+
+def test_repair_study_cuts_the_middle_where_it_lies():
+    pytest.importorskip("monai")
+    middle_box = runpy.run_path(str(SCRIPTS / "repair_study.py"))["_middle_box"]
+    geometry = Geometry((3, 11, 6), (10.0, 2.0, 1.0), (5.0, 6.0, 7.0), np.diag([-1.0, -1.0, 1.0]))
+    box, cut = middle_box(geometry, 8.0)
+    assert box == (slice(None), slice(3, 7), slice(0, 6))
+    assert cut.shape == (3, 4, 6)
+    np.testing.assert_allclose(cut.affine @ [0, 0, 0, 1], geometry.affine @ [0, 3, 0, 1])
