@@ -76,13 +76,11 @@ PARTS = ("fit", "test")
 SUBFOLDERS = {"Tr": "fit", "Ts": "test"}
 UNCALIBRATED = "uncalibrated"
 TRUTH = "true posterior"
-BIASED = "class_region, biases"
-"""class_region with an offset of the logits for every group, beside its temperature."""
 PLAIN = "dice_ce"
 """Recipe without a calibration loss, of which all methods are tried."""
 POINTWISE = (
-    "temperature", "class_region", BIASED, "vector", "beta", "histogram", "isotonic", "matrix",
-    "dirichlet",
+    "temperature", "class_region", "class_region_bias", "vector", "beta", "histogram", "isotonic",
+    "matrix", "dirichlet",
 )  # fmt: skip
 METHODS = (*POINTWISE, "local")
 FEW = ("temperature", "class_region", "local")
@@ -175,6 +173,9 @@ def _parser() -> argparse.ArgumentParser:
     reporting = commands.add_parser("report", help="make tables of what was measured")
     reporting.set_defaults(run=report)
     reporting.add_argument("--resamples", type=int, default=2000, help="of the bootstrap")
+    reporting.add_argument(
+        "--page", type=Path, metavar="FILE", help="Markdown whose tables are put in anew"
+    )
     for command in (training, evaluation, reporting):
         command.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
         command.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="NAME")
@@ -542,7 +543,7 @@ class Measuring:
     def drawn(self) -> list[dict[str, Any]]:
         """Numbers of calibrators that were fitted to some of the patients, means over patients."""
         job = self.job("fit")
-        (rows,) = collect(job, build(DRAWN[0]), processes=1).rows
+        (rows,) = collect(job, build_calibrator(DRAWN[0]), processes=1).rows
         owner = [self.patient(case.name) for case in job.pairing.cases]
         patients = list(dict.fromkeys(owner))
         fits: dict[tuple[str, int, int], Calibrator | None] = {(UNCALIBRATED, 0, 0): None}
@@ -553,7 +554,7 @@ class Measuring:
                 some = rows.of_cases([i for i, of in enumerate(owner) if of in chosen])
                 some = some.thinned(MOST_ROWS)
                 for method in DRAWN:
-                    fits[method, size, draw] = build(method).fit_rows([some])
+                    fits[method, size, draw] = build_calibrator(method).fit_rows([some])
         test = self.job("test")
         found = []
         for case in self.few(test):
@@ -575,18 +576,12 @@ class Measuring:
         return [dict(row) for row in means.to_dict("records")]
 
 
-def build(method: str) -> Any:
-    if method == BIASED:
-        return build_calibrator("class_region", arguments={"offsets": True})
-    return build_calibrator(method)
-
-
 def fit_all(methods: Iterable[str], job: Job) -> dict[str, Calibrator]:
     """Fit methods to a job; those that look at single voxels share the rows of all."""
-    rows = collect(job, build(POINTWISE[0]), processes=1).rows
+    rows = collect(job, build_calibrator(POINTWISE[0]), processes=1).rows
     found = {}
     for method in methods:
-        one = build(method)
+        one = build_calibrator(method)
         own = rows if method in POINTWISE else collect(job, one, processes=1).rows
         found[method] = one.fit_rows(own)
     return found
@@ -774,6 +769,19 @@ def report(options: argparse.Namespace) -> None:
     (folder / "all.md").write_text("\n".join(texts))
     write_json(folder / "tables.json", {key: one.data for key, one in sections.items()})
     print("\n".join(texts))
+    if options.page is not None:
+        fill(options.page, {key: one.text for key, one in sections.items()})
+
+
+def fill(page: Path, tables: Mapping[str, str]) -> None:
+    """Put tables between marks of their names, ``<!-- NAME -->`` and ``<!-- end of NAME -->``."""
+    text = page.read_text()
+    for name, table in tables.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if begin in text:
+            before, rest = text.split(begin, 1)
+            text = f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end, 1)[1]}"
+    page.write_text(text)
 
 
 def _read(folder: Path, options: argparse.Namespace) -> pd.DataFrame:
