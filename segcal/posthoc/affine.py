@@ -23,8 +23,6 @@ RIDGE = 1e-7
 cases show, and keeps finite what they do not (a class that never occurs, separable cases)."""
 FEW = 1 << 15
 """Rows of which the Hessian is computed."""
-MOST_CLASSES = 30
-"""Of a full matrix; with more, its K^2 numbers are noise."""
 AT_A_TIME = 1 << 13
 """Rows: the Hessian needs K (K + 1) numbers of each."""
 
@@ -292,6 +290,8 @@ class FullAffine(Affine):
         ValueError: a negative weight; in the fit, more than 30 classes.
     """
 
+    most_classes = 30  # with more, the K^2 numbers are noise
+
     def __init__(
         self, *, per_channel: bool = False, off_diagonal: float = 1e-3, bias: float = 1e-3
     ) -> None:
@@ -310,14 +310,6 @@ class FullAffine(Affine):
         np.fill_diagonal(found, 0)
         found[:, k] = self.bias / k
         return found.ravel()
-
-    def _fit(self, rows: Rows) -> None:
-        if rows.num_classes > MOST_CLASSES:
-            raise ValueError(
-                f"logits: expected no more than {MOST_CLASSES} classes for a matrix, got "
-                f"{rows.num_classes}; VectorScaling (vector) fits more"
-            )
-        super()._fit(rows)
 
     def _arguments(self) -> dict[str, Any]:
         return {"off_diagonal": self.off_diagonal, "bias": self.bias}

@@ -234,6 +234,8 @@ class SampledCalibrator(Calibrator):
         regions: of the predicted map.
     """
 
+    most_classes: ClassVar[int | None] = None
+
     def __init__(self, *, per_channel: bool = False, regions: Regions | None = None) -> None:
         super().__init__(per_channel=per_channel)
         self.regions = regions or Regions()
@@ -357,6 +359,7 @@ class SampledCalibrator(Calibrator):
             self.facts = _mean_facts([c.facts for c in self.channels])
             return self
         (one,) = rows
+        self.check_classes(one.num_classes)
         self.improved, self._notes = False, []
         before, error = self._nll(one)
         self.improved = True
@@ -382,6 +385,18 @@ class SampledCalibrator(Calibrator):
             },
         }  # fmt: skip
         return self
+
+    def check_classes(self, num_classes: int) -> None:
+        """Check that the method fits a softmax of so many classes.
+
+        Raises:
+            ValueError: it has a limit, and they are more.
+        """
+        if self.most_classes is not None and num_classes > self.most_classes:
+            raise ValueError(
+                f"logits: {type(self).__name__} fits no more than {self.most_classes} classes, got "
+                f"{num_classes}; VectorScaling (vector) fits more"
+            )
 
     def nll(self, rows: Rows) -> float:
         """Mean NLL in nats of rows of a softmax, as calibrated.

@@ -26,7 +26,13 @@ from segcal.posthoc.calibrator import Calibrator, PointwiseCalibrator, SampledCa
 from segcal.posthoc.decision import Rule, decide
 from segcal.posthoc.rows import Rows
 from segcal.recipes import names
-from segcal.repair.fitting import build_calibrator, collect, numbered, owners
+from segcal.repair.fitting import (
+    build_calibrator,
+    channels_of,
+    collect,
+    numbered,
+    owners,
+)
 from segcal.repair.inputs import CaseLogits, read_case_logits
 from segcal.tally import Tally
 
@@ -125,7 +131,7 @@ def compare_methods(
 
     Args:
         job: validation cases; see :func:`segcal.repair.fitting.plan_fit`.
-        methods: names of configs; None takes all.
+        methods: names of configs; None takes all that fit so many classes.
         test: cases from elsewhere, on which methods fitted to all validation cases are evaluated.
         patients: see :func:`segcal.repair.fitting.owners`; cases of one patient are never parted
             and count as one.
@@ -140,7 +146,7 @@ def compare_methods(
         ValueError: an unknown method, a file that cannot be read, fewer than two patients, a
             pattern that does not find a patient in every name.
     """
-    chosen = _chosen(methods)
+    chosen = _chosen(job, methods)
     entries = _entries(chosen)
     owner, fold_of = _parted(job, patients)
     folds = max(fold_of) + 1
@@ -193,7 +199,7 @@ def planned_steps(
     Raises:
         ValueError: as there.
     """
-    chosen = _chosen(methods)
+    chosen = _chosen(job, methods)
     cases = len(job.pairing.cases)
     pointwise = [isinstance(build_calibrator(name), PointwiseCalibrator) for name in chosen]
     passes = pointwise.count(False) + any(pointwise)
@@ -365,15 +371,23 @@ def _near(job: Job) -> str:
     return next((s for s in job.settings.scopes if s.startswith("dilated")), "all")
 
 
-def _chosen(methods: Sequence[str] | None) -> list[str]:
+def _chosen(job: Job, methods: Sequence[str] | None) -> list[str]:
+    """The methods that are asked for, or all that fit so many classes."""
     known = names("posthoc")
-    if methods is None:
-        return [name for name in SIMPLEST if name in known] + sorted(set(known) - set(SIMPLEST))
-    if unknown := [name for name in methods if name not in known]:
+    unknown = [name for name in methods or () if name not in known]
+    if unknown:
         raise ValueError(
             f"methods: no post-hoc method {', '.join(unknown)}; there are {', '.join(known)}"
         )
-    return list(dict.fromkeys(methods))
+    classes = channels_of(job) or 2
+    if methods is not None:
+        chosen = list(dict.fromkeys(methods))
+        for name in chosen:
+            build_calibrator(name).check_classes(classes)
+        return chosen
+    every = [name for name in SIMPLEST if name in known] + sorted(set(known) - set(SIMPLEST))
+    most = {name: build_calibrator(name).most_classes for name in every}
+    return [name for name in every if classes <= (most[name] or classes)]
 
 
 def _entries(methods: Sequence[str]) -> list[Entry]:

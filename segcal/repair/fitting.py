@@ -15,6 +15,7 @@ from torch import Tensor
 
 from segcal.components import Component, build_component
 from segcal.evaluation.api import Runner
+from segcal.evaluation.check import count_channels
 from segcal.evaluation.engine import default_jobs, run
 from segcal.evaluation.job import Job, named, plan
 from segcal.evaluation.labels import FoundLabels
@@ -30,6 +31,7 @@ from segcal.repair.saved import SavedCalibrator, channel_names, model_of
 __all__ = [
     "Collected",
     "build_calibrator",
+    "channels_of",
     "collect",
     "fit_calibrator",
     "fit_job",
@@ -190,15 +192,16 @@ def fit_job(
     """
     regions = job.label_set is not None and bool(job.label_set.regions)
     calibrator = build_calibrator(method, regions=regions, arguments=arguments)
+    if (channels := channels_of(job)) is not None:
+        calibrator.check_classes(channels)
     model = model_of(job.predictions)
     owner = numbered(owners([case.name for case in job.pairing.cases], patients))
     collected = collect(job, calibrator, processes=processes, runner=runner, progress=progress)
     calibrator.fit_rows([rows.of_patients(owner) for rows in collected.rows])
-    channels = calibrator.facts["num_classes"]
     saved = SavedCalibrator(
         method,
         calibrator,
-        channel_names(job.label_set, channels),
+        channel_names(job.label_set, calibrator.facts["num_classes"]),
         regions,
         () if job.label_set is None else job.label_set.class_order,
         model,
@@ -207,6 +210,16 @@ def fit_job(
     if not offsets:
         return saved
     return with_offsets(saved, job)
+
+
+def channels_of(job: Job) -> int | None:
+    """Classes of each softmax of a job, from its labels or the header of its first case.
+
+    None where neither tells; of a region these are two, in it and not in it.
+    """
+    if job.label_set is None:
+        return count_channels(job.pairing.cases[0])
+    return 2 if job.label_set.regions else job.label_set.num_channels
 
 
 def collect(

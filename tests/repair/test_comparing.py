@@ -159,6 +159,15 @@ def test_an_unknown_method_is_refused(shared):
         compared(shared, methods=["platt"])
 
 
+def test_methods_that_do_not_fit_so_many_classes_are_left_out(shared, monkeypatch):
+    job = plan_fit(shared.predictions, shared.labels)
+    every = planned_steps(job, None, None, None)[1]
+    monkeypatch.setattr(comparing, "channels_of", lambda job: 117)
+    assert planned_steps(job, None, None, None)[1] == every - 2 * 5  # matrix and dirichlet
+    with pytest.raises(ValueError, match="no more than 30 classes, got 117"):
+        planned_steps(job, ["matrix"], None, None)
+
+
 def table(nll, ece, dsc=0.8, n=20, seed=0):
     """A row a patient, about these values; patients differ much, methods in them little."""
     patients = np.random.default_rng(0).normal(size=n) * 0.05
