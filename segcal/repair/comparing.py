@@ -446,7 +446,7 @@ def recommend(
     nll, ece = "nll_all", f"ece_{near}"
     candidates = [one.method for one in entries if one.method and one.decision == "argmax"]
     lost = {m: float(paired(base, tables[m], "dsc").mean()) for m in candidates}
-    reasons = [
+    losses = [
         f"{m} loses {-change:.4f} of DSC." for m, change in lost.items() if change < -MOST_LOST
     ]
     kept = [m for m in candidates if not lost[m] < -MOST_LOST]
@@ -457,13 +457,14 @@ def recommend(
             [
                 "No method lowers NLL, or ECE near the foreground at no cost in NLL, beyond chance "
                 "(5 %, corrected for the number of methods): leave the probabilities as they are.",
-                *reasons,
+                *losses,
             ],
         )
     chosen, *rest = helping
     for other in rest:
         if _better(tables[chosen], {other: tables[other]}, nll, ece, questions=2 * len(rest)):
             chosen = other
+    reasons = []
     for key, what in ((nll, "NLL over all voxels"), (ece, "ECE near the foreground")):
         change = paired(base, tables[chosen], key)
         reasons.append(
@@ -472,7 +473,7 @@ def recommend(
         )
     if alike := [m for m in helping if m != chosen]:
         reasons.append(f"These help, too: {', '.join(alike)}.")
-    return Recommendation(chosen, reasons)
+    return Recommendation(chosen, [*reasons, *losses])
 
 
 def _better(
