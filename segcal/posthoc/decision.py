@@ -199,9 +199,9 @@ class Offsets:
     Offsets between -3 and 3 by 0.1 are tried for one structure after the other until none changes;
     of equals the smallest is taken. A structure that is in no held-out case keeps 0.
 
-    They are taken if they win on cases that they were not chosen on: in cross-validation (each case
-    by itself up to 10, else 5 folds), by more than the standard error over cases. Otherwise, or
-    with one case, all stay 0: the decision is argmax.
+    They are taken if they win on patients that they were not chosen on: in cross-validation (each
+    by itself up to 10, else 5 folds), by more than the standard error over patients. Otherwise, or
+    with one patient, all stay 0: the decision is argmax.
 
     Args:
         per_channel: every channel is a region of its own; it is judged on its own, and taken or
@@ -222,13 +222,21 @@ class Offsets:
         self.values: list[float] = []
         self.facts: dict[str, Any] = {}
 
-    def fit(self, cases: Iterable[tuple[Any, Any]], ignore_index: int | None = None) -> Self:
+    def fit(
+        self,
+        cases: Iterable[tuple[Any, Any]],
+        ignore_index: int | None = None,
+        *,
+        owners: Sequence[int] | None = None,
+    ) -> Self:
         """Choose offsets, and return itself.
 
         Args:
             cases: pairs of probabilities, floating ``(K, *S)``, and labels, integer ``(*S)``, per
                 channel ``(K, *S)`` of 0 and 1. Gone through once; one case is held at a time.
             ignore_index: label of voxels that are left out.
+            owners: number of the patient of every case, whose cases are left out together; None
+                where each is its own.
 
         Raises:
             ValueError: shapes, values or numbers of classes that do not fit, or no case.
@@ -246,7 +254,11 @@ class Offsets:
                 raise ValueError(f"case {i}: {error}") from None
         if not parts:
             raise ValueError("cases: expected at least one, got none")
-        fits = [_fit(_Cases.of(rows)) for rows in zip(*parts, strict=True)]
+        owner = np.arange(len(parts)) if owners is None else np.asarray(owners)
+        owner = np.unique(owner, return_inverse=True)[1]
+        if len(owner) != len(parts):
+            raise ValueError(f"owners: expected {len(parts)}, one a case, got {len(owner)}")
+        fits = [_fit(_Cases.of(rows), owner) for rows in zip(*parts, strict=True)]
         rows = sum(len(one.labels) for case in parts for one in case)
         voxels = sum(int(case[0].counts.sum()) for case in parts)
         if self.per_channel:
@@ -623,28 +635,29 @@ def _search(cases: _Cases, chosen: NDArray[np.bool_]) -> Integers:
     return m
 
 
-def _fit(cases: _Cases) -> tuple[list[float], dict[str, Any]]:
-    """Offsets of all classes, and the facts of their fit."""
-    n = cases.number
+def _fit(cases: _Cases, owner: NDArray[np.intp]) -> tuple[list[float], dict[str, Any]]:
+    """Offsets of all classes, and the facts of their fit, for patients that own the cases."""
+    n, patients = cases.number, int(owner.max()) + 1
     m = _search(cases, np.ones(n, bool))
     zero = np.zeros_like(m)
     before, held_out = cases.dsc(zero), cases.dsc(zero)
-    folds = 1 if n == 1 else n if n <= LEAVE_ONE_OUT else FOLDS
-    fold = np.arange(n) % folds
-    for f in range(folds) if n > 1 else ():
+    folds = patients if patients <= LEAVE_ONE_OUT else FOLDS
+    fold = owner % folds
+    for f in range(folds) if patients > 1 else ():
         held_out[fold == f] = cases.dsc(_search(cases, fold != f))[fold == f]
     gain = float(_mean(held_out) - _mean(before))
-    by_case = np.array([_mean(a) - _mean(b) for a, b in zip(held_out, before, strict=True)])
-    by_case = by_case[~np.isnan(by_case)]
-    error = float(by_case.std(ddof=1)) / math.sqrt(len(by_case)) if len(by_case) > 1 else math.nan
+    owned = [owner == one for one in range(patients)]
+    gains = np.array([_mean(held_out[of]) - _mean(before[of]) for of in owned])
+    gains = gains[~np.isnan(gains)]
+    error = float(gains.std(ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
     taken = gain > error  # not where either is unknown
     notes = [
         f"structure {c}: in no held-out case, so its offset is 0"
         for c in range(1, cases.num_classes)
         if not cases.true[:, c].any()
     ]
-    if n == 1:
-        notes.append("one case cannot tell what offsets do to others; they stay 0")
+    if patients == 1:
+        notes.append("one patient cannot tell what offsets do to others; they stay 0")
     elif m.any() and not taken:
         notes.append(
             f"offsets {(m * STEP).round(1).tolist()} gain {gain:.4f} (standard error {error:.4f}) "
@@ -660,7 +673,7 @@ def _fit(cases: _Cases) -> tuple[list[float], dict[str, Any]]:
         "taken": bool(taken),
         "dsc_before": _plain(_mean(before)),
         "dsc_after": _plain(_mean(cases.dsc(m))),
-        "gain": _plain(gain) if n > 1 else None,
+        "gain": _plain(gain) if patients > 1 else None,
         "gain_error": _plain(error),
         "notes": notes,
     }

@@ -489,6 +489,9 @@ def _write(
     beside = source.label_map
     if read.stored is None and job.decide == "argmax":  # evaluation decides likewise
         _write_volumes(source, read, after, job)
+        given = source.members[0]
+        if given.is_file() and not given.name.endswith((".nii", ".nii.gz")):
+            notes.append(f"{given.name} is written as NIfTI")
         return
     if labels is not None and read.geometry is not None:
         if beside is not None and np.array_equal(labels, read_labels(beside).array):

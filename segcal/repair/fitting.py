@@ -209,7 +209,7 @@ def fit_job(
     )
     if not offsets:
         return saved
-    return with_offsets(saved, job)
+    return with_offsets(saved, job, owner)
 
 
 def channels_of(job: Job) -> int | None:
@@ -332,8 +332,14 @@ def facts_of(job: Job, collected: Collected) -> dict[str, Any]:
     }
 
 
-def with_offsets(saved: SavedCalibrator, job: Job) -> SavedCalibrator:
-    """The same with an offset of the decision for every structure, chosen on the job's cases."""
+def with_offsets(saved: SavedCalibrator, job: Job, owner: Sequence[int]) -> SavedCalibrator:
+    """The same with an offset of the decision for every structure, chosen on the job's cases.
+
+    Args:
+        saved: fitted to them.
+        job: see :func:`plan_fit`.
+        owner: number of the patient of every case.
+    """
     cases = job.pairing.cases
     ignored = read_case_logits(cases[0], job).ignore_index
 
@@ -343,5 +349,5 @@ def with_offsets(saved: SavedCalibrator, job: Job) -> SavedCalibrator:
             probs = saved.calibrator.apply(read.logits, spacing_mm=read.spacing_mm)
             yield probs[0], read.held_out.labels[0]
 
-    offsets = Offsets(per_channel=saved.regions).fit(calibrated(), ignored)
+    offsets = Offsets(per_channel=saved.regions).fit(calibrated(), ignored, owners=owner)
     return replace(saved, offsets=offsets.state())

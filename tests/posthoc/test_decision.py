@@ -284,7 +284,7 @@ def test_one_case_tells_nothing_of_others():
     found = Offsets().fit([shifted(0, (-2, -2))])
     assert found.values == [0, 0, 0]
     assert found.facts["gain"] is None
-    assert any("one case" in text for text in found.facts["notes"])
+    assert any("one patient" in text for text in found.facts["notes"])
     json.dumps(found.state(), allow_nan=False)
 
 
@@ -366,3 +366,25 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+def test_cases_of_a_patient_are_left_out_together():
+    """Two cases of each patient, alike but for a voxel: the folds are those of the patients."""
+    rng = np.random.default_rng(4)
+    once = []
+    for _ in range(6):
+        x = rng.normal(size=(2, 300))
+        x[1] -= 1.5  # the structure is segmented too small
+        p = np.exp(x) / np.exp(x).sum(0)
+        once.append((p, (rng.random(300) < 1 / (1 + np.exp(-x[1] + x[0] - 1))).astype(int)))
+    twice = [pair for pair in once for _ in range(2)]
+    owners = [i // 2 for i in range(12)]
+    by_patient = Offsets().fit(twice, owners=owners)
+    single = Offsets().fit(once)
+    assert by_patient.values == single.values
+    for key in ("gain", "gain_error", "folds", "taken"):
+        assert by_patient.facts[key] == pytest.approx(single.facts[key])
+    assert Offsets().fit(twice).facts["folds"] == 5
+    assert Offsets().fit(twice, owners=[7] * 12).values == [0, 0]
+    with pytest.raises(ValueError, match="owners: expected 12, one a case, got 2"):
+        Offsets().fit(twice, owners=[0, 1])

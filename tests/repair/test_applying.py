@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import SimpleITK as sitk  # noqa: N813
 import torch
 
 from segcal.evaluation.api import evaluate, runner_of
@@ -408,3 +410,42 @@ def test_a_killed_run_leaves_whole_files_and_goes_on(test_set, saved, tmp_path):
         got = stored(out / f"{name}.npz")["probabilities"]
         close(got, expected(saved, test_set.stored(name)), rtol=1e-6)
     assert not list(out.glob(".segcal-*"))
+
+
+@pytest.mark.parametrize("decide", ["argmax", "dice"])
+def test_the_crop_of_nnunet_v1_stays_a_crop(test_set, saved, tmp_path, decide):
+    folder, box = tmp_path / "v1", ((1, 5), (2, 18), (3, 15))
+    folder.mkdir()
+    z, y, x = (slice(*side) for side in box)
+    p = test_set.stored("case_50")[:, z, y, x]
+    np.savez(folder / "a.npz", softmax=p)
+    properties = {"crop_bbox": [list(side) for side in box], "original_size_of_raw_data": SHAPE}
+    (folder / "a.pkl").write_bytes(pickle.dumps(properties))
+    shutil.copy(test_set.predictions / "dataset.json", folder)
+    label_map = np.zeros(SHAPE, np.uint8)
+    label_map[z, y, x] = p.argmax(0)
+    write_nifti(folder / "a.nii.gz", label_map, geometry())
+    done = applied(folder, saved, tmp_path / "out", decide=decide)
+    assert not done["a"].failed, done["a"].failed
+    after = stored(tmp_path / "out" / "a.npz")
+    assert list(after) == ["softmax"]
+    close(after["softmax"], expected(saved, p), rtol=1e-5)
+    labels = read_labels(tmp_path / "out" / "a.nii.gz").array
+    inside = p.argmax(0) if decide == "argmax" else decide_dice(after["softmax"]).labels
+    assert np.array_equal(labels[z, y, x], inside)
+    assert np.count_nonzero(labels) == np.count_nonzero(inside)
+    write_nifti(tmp_path / "gt" / "a.nii.gz", label_map, geometry())
+    assert not evaluate(tmp_path / "out", tmp_path / "gt").failed
+
+
+def test_other_volumes_are_written_as_nifti(test_set, saved, tmp_path):
+    folder = tmp_path / "p"
+    folder.mkdir()
+    p = test_set.stored("case_50")
+    image = sitk.GetImageFromArray(np.moveaxis(p, 0, -1), isVector=True)
+    image.SetSpacing((1.0, 1.0, 3.0))
+    sitk.WriteImage(image, str(folder / "a.nrrd"))
+    shutil.copy(test_set.predictions / "dataset.json", folder)
+    done = applied(folder, saved, tmp_path / "out")
+    assert done["a"].notes == ["a.nrrd is written as NIfTI"]
+    close(read_volume(tmp_path / "out" / "a.nii.gz").array, expected(saved, p), atol=1e-6)
