@@ -76,18 +76,20 @@ def test_what_is_written_is_calibrated(trained, calibrator):
         volume = read_labels(folder / "raw" / name.replace(".npz", ".nii.gz"))
         spacing_mm = volume.geometry.spacing_mm
         x = logits_of(raw, regions=False)[None]
-        close(found, saved.calibrator.apply(x, spacing_mm=spacing_mm)[0])
+        expected = saved.calibrator.apply(x, spacing_mm=spacing_mm)[0]
+        close(found, expected, atol=1e-5)  # two runs of a network round apart
         assert found.dtype == torch.float32
         assert (found - raw).abs().max() > 0.01
         assert (found - saved.calibrator.apply(x)[0]).abs().max() > 1e-4  # bands are in mm
         mask = read_labels(folder / "npz" / name.replace(".npz", ".nii.gz")).array
         assert np.array_equal(mask, volume.array)  # temperatures change no class
         stacked = folder / "nii" / name.replace(".npz", ".nii.gz")
-        close(read_probabilities(stacked, volume.geometry, num_classes=len(raw)), found)
+        volume = read_probabilities(stacked, volume.geometry, num_classes=len(raw))
+        close(volume, found, atol=1e-5)
     segcal("calibrate", "apply", folder / "raw", file, "-o", folder / "applied", "-p", 1)
     for name in names:
         found, applied = (probabilities(folder / kind / name) for kind in ("npz", "applied"))
-        close(found, applied)
+        close(found, applied, atol=1e-5)
     record = find_record(folder / "npz")
     assert record["calibrator"] == json.loads(json.dumps(saved.summary()))
     assert record["calibrator"]["members"] == 1
