@@ -276,6 +276,7 @@ class SampledCalibrator(Calibrator):
         many = among or (len(cases) if isinstance(cases, Sequence) else 0)
         parts: list[list[Rows]] = []
         known = 0
+        self._begin()
         for i, given in enumerate(cases):
             case = HeldOut(*given)
             k = case.logits.shape[1] if case.logits.ndim > 1 else 0
@@ -287,6 +288,9 @@ class SampledCalibrator(Calibrator):
             for element in elements:
                 parts.append(self._rows(element, ignore_index, most, seed=seed + len(parts)))
         return [Rows.joined(of_channel) for of_channel in zip(*parts, strict=True)]
+
+    def _begin(self) -> None:
+        """Forget what earlier cases looked like; called before the first."""
 
     def _rows(self, case: HeldOut, ignore_index: int | None, most: int, *, seed: int) -> list[Rows]:
         """Rows of one case, or of samples that have no spatial axes; of each channel."""

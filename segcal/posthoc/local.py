@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from segcal.posthoc.calibrator import MOST_VOXELS, Cases, HeldOut, SampledCalibrator
+from segcal.posthoc.calibrator import MOST_VOXELS, HeldOut, SampledCalibrator
 from segcal.posthoc.rows import Rows, log_softmax
 from segcal.posthoc.scale import best_scale, is_bound
 from segcal.tensors import full_precision
@@ -79,7 +79,8 @@ class LocalTemperature(SampledCalibrator):
         seed: of the first weights, the cases that are held back, and the order of voxels.
 
     Raises:
-        ValueError: fewer than one step.
+        ValueError: fewer than one step; in the fit, cases without spatial axes, or with other axes
+            or channels of the image than the first.
     """
 
     def __init__(self, *, per_channel: bool = False, steps: int = 2000, seed: int = 0) -> None:
@@ -91,22 +92,8 @@ class LocalTemperature(SampledCalibrator):
         self._network: _Network | None = None
         self._form: tuple[int, int] | None = None
 
-    def collect(
-        self,
-        cases: Cases,
-        ignore_index: int | None = None,
-        *,
-        among: int | None = None,
-        seed: int = 0,
-    ) -> list[Rows]:
-        """See :meth:`segcal.posthoc.calibrator.SampledCalibrator.collect`.
-
-        Raises:
-            ValueError: also for cases without spatial axes or with other axes or image channels
-                than the first, and an image that does not fit its logits.
-        """
+    def _begin(self) -> None:
         self._form = None
-        return super().collect(cases, ignore_index, among=among, seed=seed)
 
     def _most(self, case: HeldOut, most: int) -> int:
         k, softmaxes = case.logits.shape[1], 1
