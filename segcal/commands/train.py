@@ -82,6 +82,7 @@ def train(
         )
         with training_ends(console):
             done = training.run(advance)
+        del training  # the network of several processes must be gone before their group is
     if not ranks.first:
         return
     say_trained(console, done, experiment.training.early_stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -56,6 +57,9 @@ class Ranks:
 def processes(device: str) -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` has started, if it has.
 
+    Keep no run beyond the block: a network of several processes that outlives their group can abort
+    the process when Python ends.
+
     Args:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``; of several processes on GPUs each takes
             the one of its local rank.
@@ -74,4 +78,5 @@ def processes(device: str) -> Iterator[Ranks]:
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size(), chosen)
     finally:
+        gc.collect()  # what still holds the group would abort the process at its end
         dist.destroy_process_group()
