@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
+from segcal.heads import HEADS, Head, split_heads
+from segcal.schedule import Ramp
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import CrossEntropyTerm, Residual
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
 
-__all__ = ["Objective", "two_view_loss"]
+__all__ = ["Objective", "TwoHeads", "two_view_loss"]
 
 
 class Objective(nn.Module):
@@ -25,26 +29,69 @@ class Objective(nn.Module):
         terms: by name; a module of another library that takes ``(logits, labels)`` and returns a
             scalar becomes a :class:`segcal.term.OtherTerm`.
         weights: weight by name; 1 where missing.
+        schedules: factors on weights that change while training goes on, by the name of the term;
+            who trains calls :meth:`advance` before every epoch.
+
+    Attributes:
+        weights: by name, without the factors of schedules.
+        num_heads: a network of K classes has ``num_heads * K`` output channels.
 
     Raises:
-        ValueError: no term, or a weight without a term.
+        ValueError: no term, or a weight or a schedule without a term.
     """
 
+    num_heads = 1
+    began: Tensor
+
     def __init__(
-        self, terms: Mapping[str, nn.Module], weights: Mapping[str, float] | None = None
+        self,
+        terms: Mapping[str, nn.Module],
+        weights: Mapping[str, float] | None = None,
+        schedules: Mapping[str, Ramp] | None = None,
     ) -> None:
         super().__init__()
-        weights = dict(weights or {})
+        weights, schedules = dict(weights or {}), dict(schedules or {})
         if not terms:
             raise ValueError("terms: expected at least one loss or penalty, got none")
-        if unknown := set(weights) - set(terms):
-            raise ValueError(
-                f"weights: no term of that name: {sorted(unknown)}; terms are {sorted(terms)}"
-            )
+        for what, given in (("weights", weights), ("schedules", schedules)):
+            if unknown := set(given) - set(terms):
+                raise ValueError(
+                    f"{what}: no term of that name: {sorted(unknown)}; terms are {sorted(terms)}"
+                )
         self.terms = nn.ModuleDict(
             {n: t if isinstance(t, Term) else OtherTerm(t) for n, t in terms.items()}
         )
         self.weights = {name: float(weights.get(name, 1.0)) for name in terms}
+        self.schedules = schedules
+        if schedules:  # when the Dice that a schedule waits for was reached; NaN: not yet
+            self.register_buffer("began", torch.full((len(schedules),), math.nan).double())
+        self.advance(0.0)
+
+    def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
+        """Set the factors of the schedules for what is trained next.
+
+        Args:
+            progress: share of the epochs that are done, in [0, 1].
+            dice: of the validation pass just done, mean over the foreground classes; NaN: none.
+
+        Returns:
+            weights in force of the terms that have a schedule, by name.
+        """
+        factors = {}
+        for i, (name, ramp) in enumerate(self.schedules.items()):
+            reached = ramp.dice is not None and dice >= ramp.dice
+            if reached and bool(self.began[i].isnan()):
+                self.began[i] = progress
+            factors[name] = ramp.at(progress, float(self.began[i]))
+        self._in_force = {name: w * factors.get(name, 1.0) for name, w in self.weights.items()}
+        return {name: self._in_force[name] for name in factors}
+
+    def by_head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits ``(N, K, *S)`` that decide, and those that give probabilities.
+
+        They are the same here, and the two halves of the channels with :class:`TwoHeads`.
+        """
+        return logits, logits
 
     def loss_and_terms(
         self, logits: Tensor, labels: Tensor, image: Tensor | None = None
@@ -89,9 +136,9 @@ class Objective(nn.Module):
                 logits,
                 labels,
                 residual,
-                weight=self.weights[penalty],
+                weight=self._in_force[penalty],
                 cross_entropy=cross_entropy,
-                cross_entropy_weight=self.weights[loss],
+                cross_entropy_weight=self._in_force[loss],
             )
             parts.append(part)
         declared = self.declared()
@@ -100,7 +147,7 @@ class Objective(nn.Module):
                 seen = (image,) if declared[name].needs_image else ()
                 value = term(logits, labels, *seen)
                 values[name] = value.detach()
-                parts.append(self.weights[name] * value)
+                parts.append(self._in_force[name] * value)
         total = sum(parts[1:], start=parts[0]) if parts else 0 * logits.sum()
         return total, {name: values[name] for name in self.terms if name in values}
 
@@ -134,7 +181,7 @@ class Objective(nn.Module):
             self._of_one_view(z, view.labels(labels), x)
             for view, x, z in zip(views, seen, logits, strict=True)
         ]
-        return two_view_loss(two[0], term, self.weights[two[0]], views, logits, labels, losses)
+        return two_view_loss(two[0], term, self._in_force[two[0]], views, logits, labels, losses)
 
     def declared(self) -> dict[str, Capabilities]:
         """What every term declares, by name."""
@@ -186,6 +233,89 @@ class Objective(nn.Module):
 
     def _terms(self) -> dict[str, Term]:
         return {name: cast(Term, term) for name, term in self.terms.items()}
+
+
+class TwoHeads(Objective):
+    """An objective of a network of two heads, see :mod:`segcal.heads`.
+
+    ``L = sum of the decision's terms of the first K channels + sum of the probability's terms of
+    the other K``. Multipliers are of the probability head, which is what :meth:`observe` shows
+    their penalties, unless a penalty stands among the decision's terms.
+
+    Args:
+        decision: objective of the first K channels.
+        probability: objective of the other K channels.
+
+    Attributes:
+        heads: both, by name.
+        weights: of all terms, whose names begin with that of their head:
+            ``probability/confidence``.
+
+    Raises:
+        ValueError: a term that compares two views, for which there is no such form.
+    """
+
+    num_heads = 2
+
+    def __init__(self, decision: Objective, probability: Objective) -> None:
+        nn.Module.__init__(self)
+        self.heads = nn.ModuleDict(dict(zip(HEADS, (decision, probability), strict=True)))
+        if two := self._two_views():
+            raise ValueError(
+                f"{', '.join(two)}: compares two views, and has no form with two heads"
+            )
+
+    def _objectives(self) -> dict[Head, Objective]:
+        return {head: cast(Objective, self.heads[head]) for head in HEADS}
+
+    @property
+    def terms(self) -> dict[str, Term]:  # type: ignore[override]
+        """All terms, by names that begin with that of their head."""
+        return self._terms()
+
+    @property
+    def weights(self) -> dict[str, float]:  # type: ignore[override]
+        """Weights of all terms, without the factors of schedules."""
+        return _named({head: one.weights for head, one in self._objectives().items()})
+
+    def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
+        """Set the factors of the schedules of both heads, see :meth:`Objective.advance`."""
+        return _named({h: one.advance(progress, dice) for h, one in self._objectives().items()})
+
+    def by_head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of the decision and of the probability head of ``(N, 2 K, *S)``."""
+        return split_heads(logits)
+
+    def shares_sweep(self, logits: Tensor) -> bool:
+        """Whether a cross-entropy and a penalty of a head share a sweep over its logits."""
+        both = zip(self._objectives().values(), split_heads(logits), strict=True)
+        return any(one.shares_sweep(of_head) for one, of_head in both)
+
+    def _of_one_view(
+        self, logits: Tensor, labels: Tensor, image: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        totals, values = [], {}
+        both = zip(self._objectives().items(), split_heads(logits), strict=True)
+        for (head, one), of_head in both:
+            total, values[head] = one.loss_and_terms(of_head, labels, image)
+            totals.append(total)
+        return totals[0] + totals[1], _named(values)
+
+    def observe(self, logits: Tensor, labels: Tensor) -> None:
+        """Hand a validation batch ``(N, 2 K, *S)`` to the terms, each its head's."""
+        for one, of_head in zip(self._objectives().values(), split_heads(logits), strict=True):
+            one.observe(of_head, labels)
+
+    def _terms(self) -> dict[str, Term]:
+        return _named({head: one._terms() for head, one in self._objectives().items()})
+
+
+Value = TypeVar("Value")
+
+
+def _named(by_head: Mapping[Head, Mapping[str, Value]]) -> dict[str, Value]:
+    """What belongs to the terms of heads, by names that begin with that of the head."""
+    return {f"{head}/{name}": v for head, of in by_head.items() for name, v in of.items()}
 
 
 def two_view_loss(

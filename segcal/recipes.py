@@ -8,17 +8,19 @@ a target with arguments of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from segcal.components import Component, build_component
+from segcal.heads import HEADS, Head
 from segcal.io.yaml import Model, Strict, config_root, merged, read_yaml, validated
 from segcal.losses.cross_entropy import CrossEntropy
-from segcal.objective import Objective
+from segcal.objective import Objective, TwoHeads
+from segcal.schedule import Ramp
 from segcal.tensors import check_background
 from segcal.term import Term
 
@@ -30,46 +32,132 @@ __all__ = [
     "load_objective",
     "load_recipe",
     "names",
+    "objective_of",
     "resolve_terms",
 ]
 
 ComponentKind = Literal["losses", "penalties", "multilabel", "posthoc"]
 Kind = Literal[ComponentKind, "recipes"]
+Value = TypeVar("Value")
+
+
+class HeadTerms(Strict):
+    """Weights of the base losses and of the penalties of a head, by config name."""
+
+    base: dict[str, float] = Field(default={})
+    penalties: dict[str, float] = Field(default={})
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of all."""
+        return {**self.base, **self.penalties}
+
+
+class Schedule(Strict):
+    """A factor on the weight of a term, see :class:`segcal.schedule.Ramp`.
+
+    ``{from: 1, to: 0, start: 0.1, end: 0.5}`` hands a term over between a tenth and a half of the
+    epochs; with ``dice: 0.8`` shares of the epochs count from where validation reaches that Dice.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    first: float = Field(default=1.0, alias="from")
+    last: float = Field(default=0.0, alias="to")
+    start: float = 0.0
+    end: float = 1.0
+    dice: float | None = None
+
+    @property
+    def ramp(self) -> Ramp:
+        """The schedule as the objective has it."""
+        return Ramp(self.first, self.last, self.start, self.end, self.dice)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Schedule:
+        self.ramp  # noqa: B018 - raises ValueError
+        return self
 
 
 class Recipe(Strict):
     """A training objective: weights of base losses and of penalties, by config name.
 
     ``args`` holds arguments of a term where they differ from those of its config; ``trainer``
-    names nnU-Net's trainer of it: ``nnUNetTrainer`` + this.
+    names nnU-Net's trainer of it: ``nnUNetTrainer`` + this. With ``probability`` the network has
+    two heads (:mod:`segcal.heads`): ``base`` and ``penalties`` are those of the decision, and the
+    names of all terms begin with that of their head (``probability/svls``). ``schedule`` changes
+    weights while training goes on, by the name of the term.
     """
 
     summary: str = ""
     trainer: str = Field(default="", pattern=r"^[A-Za-z0-9]*$")
     base: dict[str, float]
     penalties: dict[str, float] = Field(default={})
+    probability: HeadTerms | None = None
     multilabel: dict[str, float] = Field(default={})
     args: dict[str, dict[str, Any]] = Field(default={})
+    schedule: dict[str, Schedule] = Field(default={})
 
     @model_validator(mode="after")
     def _one_kind(self) -> Recipe:
-        if self.multilabel and (self.base or self.penalties):
+        if self.multilabel and (self.base or self.penalties or self.probability):
             raise ValueError("multilabel: losses of labels do not add up with those of classes")
+        for name in self.schedule:
+            self.full_names(name)
         return self
+
+    @property
+    def heads(self) -> dict[Head, HeadTerms]:
+        """Terms by head; a recipe of one head is all decision."""
+        decision = HeadTerms(base=self.base, penalties=self.penalties)
+        found: dict[Head, HeadTerms] = {"decision": decision}
+        return found if self.probability is None else {**found, "probability": self.probability}
 
     @property
     def kinds(self) -> dict[str, ComponentKind]:
         """What every term is, by its name."""
-        return {
-            **dict.fromkeys(self.base, "losses"),
-            **dict.fromkeys(self.penalties, "penalties"),
-            **dict.fromkeys(self.multilabel, "multilabel"),
-        }
+        found: dict[str, ComponentKind] = dict.fromkeys(self.multilabel, "multilabel")
+        for head, terms in self.heads.items():
+            found |= {self._name(head, name): "losses" for name in terms.base}
+            found |= {self._name(head, name): "penalties" for name in terms.penalties}
+        return found
 
     @property
     def weights(self) -> dict[str, float]:
         """Weight of every term, by its name."""
-        return {**self.base, **self.penalties, **self.multilabel}
+        found = dict(self.multilabel)
+        for head, terms in self.heads.items():
+            found |= {self._name(head, name): w for name, w in terms.weights.items()}
+        return found
+
+    def full_names(self, name: str) -> list[str]:
+        """Names of the terms that a user means by `name`: of two heads, those of both.
+
+        Raises:
+            ValueError: there is none.
+        """
+        found = [full for full in self.kinds if name in (full, component_of(full))]
+        if not found:
+            raise ValueError(
+                f"recipe: has no term {name}; it has {', '.join(self.kinds) or 'none'}"
+            )
+        return found
+
+    def by_full_name(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        """What is given for terms, by their full names.
+
+        Raises:
+            ValueError: a name of no term.
+        """
+        return {full: value for name, value in given.items() for full in self.full_names(name)}
+
+    def _name(self, head: Head, name: str) -> str:
+        return name if self.probability is None else f"{head}/{name}"
+
+
+def component_of(name: str) -> str:
+    """Name of the config of a term, without that of its head."""
+    return name.rpartition("/")[2]
 
 
 def names(kind: Kind) -> list[str]:
@@ -146,17 +234,13 @@ def resolve_terms(
     Raises:
         ValueError: an override for a term that the recipe lacks, or no config of a name.
     """
-    overrides = overrides or {}
-    kinds = recipe.kinds
-    if unknown := sorted({*overrides, *recipe.args} - set(kinds)):
-        raise ValueError(
-            f"recipe: has no term {', '.join(unknown)}; it has {', '.join(kinds) or 'none'}"
-        )
+    changes = [recipe.by_full_name(of) for of in (recipe.args, overrides or {})]
     terms = {}
-    for name, kind in kinds.items():
-        component = load_component(kind, name)
-        arguments = merged(component.args, recipe.args.get(name, {}))
-        arguments = merged(arguments, overrides.get(name, {}))
+    for name, kind in recipe.kinds.items():
+        component = load_component(kind, component_of(name))
+        arguments = component.args
+        for change in changes:
+            arguments = merged(arguments, change.get(name, {}))
         terms[name] = component.model_copy(update={"args": arguments})
     return terms
 
@@ -193,6 +277,33 @@ def build_terms(
     return terms
 
 
+def objective_of(recipe: Recipe, terms: Mapping[str, Term]) -> Objective:
+    """Put a recipe's terms together with its weights and schedules.
+
+    Args:
+        recipe: what they are of.
+        terms: of :func:`build_terms`, or those of them that are wanted; of two heads, some of
+            each.
+    """
+    weights = recipe.weights
+    ramps = {n: one.ramp for n, one in recipe.by_full_name(recipe.schedule).items()}
+
+    def of(names: Iterable[str]) -> Objective:
+        kept = {component_of(n): n for n in names}
+        return Objective(
+            {short: terms[n] for short, n in kept.items()},
+            {short: weights[n] for short, n in kept.items()},
+            {short: ramps[n] for short, n in kept.items() if n in ramps},
+        )
+
+    if recipe.probability is None:
+        return of(terms)
+    decision, probability = (
+        of(name for name in terms if name.startswith(f"{head}/")) for head in HEADS
+    )
+    return TwoHeads(decision, probability)
+
+
 def build(
     name: str | PathLike[str],
     num_classes: int,
@@ -224,7 +335,9 @@ def build(
             file of your own sets others.)
 
     Returns:
-        a module with the three verbs ``forward``, ``observe`` and ``dual_step``.
+        a module with the three verbs ``forward``, ``observe`` and ``dual_step``. Of a recipe with
+        two heads (``confidence``) it takes logits ``(N, 2 K, *S)``, see :mod:`segcal.heads`. With a
+        schedule, call ``advance(share of the epochs done)`` before every epoch.
 
     Raises:
         ValueError: an unknown name, term or argument, with what there is instead; a term without a
@@ -248,7 +361,7 @@ def build(
     )
     if not include_background:
         _check_without_background(terms)
-    return Objective(terms, recipe.weights)
+    return objective_of(recipe, terms)
 
 
 def _check_without_background(terms: Mapping[str, Term]) -> None:

@@ -39,7 +39,13 @@ def build_objective(experiment: ClassificationExperiment, data: Parted) -> Objec
                     "each other; take one that segcal methods lists as a recipe"
                 ) from None
         terms: dict[str, Any] = experiment.terms
-        return build(experiment.recipe, len(data.names), **terms)
+        objective = build(experiment.recipe, len(data.names), **terms)
+        if objective.num_heads > 1:
+            raise ValueError(
+                f"recipe: {experiment.recipe} is of a network of two heads, one for a mask and one "
+                "for probabilities, which is of segmentation; take a recipe with one"
+            )
+        return objective
     recipe = experiment.recipe
     if recipe not in names("multilabel"):
         raise ValueError(

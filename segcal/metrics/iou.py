@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from segcal.tensors import as_array, as_tensor, check_label_values
 
-__all__ = ["accuracy", "confusion_matrix", "iou", "mean_iou"]
+__all__ = ["accuracy", "confusion_matrix", "iou", "mean_dice", "mean_iou"]
 
 Confusion = NDArray[np.int64]
 
@@ -75,6 +75,21 @@ def mean_iou(confusion: Confusion, *, include_background: bool = False) -> float
     values = iou(confusion)[0 if include_background else 1 :]
     values = values[~np.isnan(values)]
     return float(values.mean()) if values.size else float("nan")
+
+
+def mean_dice(confusion: Confusion, *, include_background: bool = False) -> float:
+    """Mean over the classes that occur of the Dice coefficient, ``2 TP / (2 TP + FP + FN)``.
+
+    Args:
+        confusion: see :func:`iou`.
+        include_background: whether class 0 takes part.
+
+    Returns:
+        NaN when no class occurs.
+    """
+    values = iou(confusion)[0 if include_background else 1 :]
+    values = values[~np.isnan(values)]
+    return float((2 * values / (1 + values)).mean()) if values.size else float("nan")
 
 
 def accuracy(confusion: Confusion) -> float:

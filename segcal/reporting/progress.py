@@ -46,11 +46,15 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
         {k for r in records for k, v in r.items() if isinstance(v, dict) and "lam" in v}
     )
     rows = [["terms", "terms", "ece"], *([f"{n} {key}" for key in PANELS] for n in learned)]
+    if any("weights" in r for r in records):
+        rows.append(["weights"] * 3)
     with plt.style.context("default"):  # nnU-Net sets the fonts of all figures
         figure = Figure(figsize=(12, 3.6 * len(rows)), layout="constrained")
         axes: dict[str, Axes] = figure.subplot_mosaic(rows)
         _terms(axes["terms"], records)
         _calibration(axes["ece"], records)
+        if "weights" in axes:
+            _weights(axes["weights"], records)
         for name in learned:
             for key, title in PANELS.items():
                 ax = axes[f"{name} {key}"]
@@ -88,6 +92,18 @@ def _terms(ax: Axes, records: Records) -> None:
                 label=f"{name}, {phase}",
             )  # fmt: skip
     ax.set_title("terms of the loss, unweighted")
+    add_legend(ax, ax.lines, fontsize=7)
+
+
+def _weights(ax: Axes, records: Records) -> None:
+    """Weights that a schedule changes."""
+    known = [r for r in records if "weights" in r]
+    epochs = [r["epoch"] for r in known]
+    for i, name in enumerate(known[-1]["weights"]):
+        values = [r["weights"].get(name, float("nan")) for r in known]
+        colour = COLOURS[i % len(COLOURS)]
+        ax.plot(epochs, values, "-", marker=marker(len(epochs)), color=colour, label=name)
+    ax.set(title="weights of terms with a schedule", ylim=(0, None))
     add_legend(ax, ax.lines, fontsize=7)
 
 

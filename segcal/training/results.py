@@ -32,7 +32,8 @@ class Validation:
 
     Attributes:
         terms: mean of every unweighted term of the loss over samples.
-        metrics: numbers by name: that of the criterion, and ``ece``, which the figure shows.
+        metrics: numbers by name: that of the criterion, and ``ece``, which the figure shows;
+            ``dice``, which schedules may wait for, where there is one.
         steps: what the update of the multipliers did, by penalty.
         predicted: voxels per class in the prediction, where collapse is watched.
         labelled: voxels per class in the labels, where collapse is watched.

@@ -119,6 +119,7 @@ class TrainingRun(ABC, Generic[Kind]):
         self.load()
         if checkpoint is not None:
             self._restore(checkpoint)
+        self._scheduled = self.objective.advance(self._progress)
         self._check_ranks()
         if self.ranks.first:
             begin(
@@ -261,6 +262,11 @@ class TrainingRun(ABC, Generic[Kind]):
                 "must lie on a file system that all machines share"
             )
 
+    @property
+    def _progress(self) -> float:
+        """Share of the epochs that are done, which schedules go by."""
+        return self.epoch / self.experiment.training.epochs
+
     def _run_epoch(self) -> None:
         """Train, validate, log, keep the best and the last."""
         started = time.monotonic()
@@ -285,9 +291,13 @@ class TrainingRun(ABC, Generic[Kind]):
         if self.collapse is not None:
             record["collapsed"] = self.collapse.update(validation.predicted, validation.labelled)
         record["seconds"] = round(time.monotonic() - started, 3)
+        if self._scheduled:
+            record["weights"] = self._scheduled
         record |= {name: vars(step) for name, step in validation.steps.items()}
         best = self._is_best(value)
         self.epoch += 1
+        dice = validation.metrics.get("dice", math.nan)
+        self._scheduled = self.objective.advance(self._progress, dice)
         if self.ranks.first:
             self._keep(record, best=best)
             self.after_epoch(record, validation)

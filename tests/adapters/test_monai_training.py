@@ -16,9 +16,11 @@ from typer.testing import CliRunner
 from segcal.adapters.monai.checkpoints import read_training
 from segcal.adapters.monai.experiment import load_experiment
 from segcal.adapters.monai.inference import Predictor, predict_cases
+from segcal.binning import equal_width_statistics
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
+from segcal.metrics.iou import confusion_matrix, mean_dice, mean_iou
 from segcal.training.epoch_log import EpochLog
 from tests.adapters.monai_experiments import apart_main, rank_main, run, write_config
 from tests.ranks import in_two_processes
@@ -67,7 +69,9 @@ def assert_same_state(a, b, *, but=("experiment",), exactly=True):
     for name, value in one.items():
         if isinstance(value, torch.Tensor):
             rtol, atol = (0, 0) if exactly else (1e-4, 1e-6)
-            torch.testing.assert_close(value, two[name], rtol=rtol, atol=atol, msg=name)
+            torch.testing.assert_close(
+                value, two[name], rtol=rtol, atol=atol, equal_nan=True, msg=name
+            )
         elif isinstance(value, float) and not exactly:
             assert value == pytest.approx(two[name], abs=1e-5), name
         else:
@@ -123,7 +127,7 @@ def test_logged_metrics_are_those_of_the_predictions(tmp_path, phantom):
     (record,) = EpochLog(done.folder).records()
     predictor = Predictor(load_experiment(path), "last")
     (case,) = predictor.cases(None, validation=True)
-    p, _ = predictor.predict(case)
+    p = predictor.predict(case)[0]
     p, y = p.numpy().astype(np.float64), read_labels(case.label).array
     top = p.argmax(0)
     ious = [
@@ -139,9 +143,11 @@ def test_logged_metrics_are_those_of_the_predictions(tmp_path, phantom):
     assert record["val"]["cross_entropy"] == pytest.approx(ce, rel=1e-5)
 
 
-@pytest.mark.parametrize("recipe", ["crac", "bwcr"])
+@pytest.mark.parametrize("recipe", ["crac", "bwcr", "two heads"])
 def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, phantom, recipe):
     data = {"size": [24, 24], "crop": "random", "foreground": 0.5, "augment": AUGMENT}
+    if recipe == "two heads":
+        recipe = str(two_heads(tmp_path))
     path = write_config(
         tmp_path,
         phantom,
@@ -176,6 +182,54 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, phantom, reci
     assert one == two
     finished = run(path, f"output={tmp_path}/killed", resume=True)
     assert finished == again  # nothing is left to do
+
+
+def two_heads(folder):
+    """A recipe of two heads, with schedules; one waits for a Dice that is reached at once."""
+    path = folder / "two.yaml"
+    path.write_text(
+        "base: {cross_entropy: 1.0, soft_dice: 1.0}\n"
+        "probability: {base: {svls: 1.0}, penalties: {crac: 1.0}}\n"
+        "schedule:\n"
+        "  soft_dice: {from: 1, to: 0.5, start: 0.2, end: 0.8}\n"
+        "  svls: {from: 0.1, to: 1, end: 0.5, dice: 0.001}\n"
+    )
+    return path
+
+
+def test_a_network_of_two_heads(tmp_path, phantom, pictures):
+    path = write_config(tmp_path, phantom, recipe=str(two_heads(tmp_path)))
+    done = run(path, "training.epochs=3")
+    records = EpochLog(done.folder).records()
+    names = ["decision/cross_entropy", "decision/soft_dice", "probability/svls"]
+    assert list(records[0]["train"]) == list(records[0]["val"]) == [*names, "probability/crac"]
+    assert np.array(records[-1]["probability/crac"]["lam"]).shape == (2, 4)
+    weights = [tuple(r["weights"].values()) for r in records]
+    assert list(records[0]["weights"]) == names[1:]
+    ramps = [(1.0, 0.1), (1 - 0.5 * (1 / 3 - 0.2) / 0.6, 0.1), (1 - 0.5 * (2 / 3 - 0.2) / 0.6, 0.7)]
+    assert weights == [pytest.approx(pair) for pair in ramps]
+    assert all(0 < r["dice"] < 1 for r in records)
+    # the mask is the decision head's, the probabilities are the other's
+    predictor = Predictor(load_experiment(done.folder / "config.yaml"), "last")
+    (case,) = predictor.cases(None, validation=True)
+    probs, decision, _ = predictor.predict(case)
+    predict_cases(predictor, [case], tmp_path / "p", "npz")
+    mask = read_labels(tmp_path / "p" / f"{case.name}.nii.gz").array
+    np.testing.assert_array_equal(mask, decision.argmax(0))
+    assert (mask != probs.argmax(0).numpy()).any()
+    with np.load(tmp_path / "p" / f"{case.name}.npz") as file:
+        np.testing.assert_array_equal(file["probabilities"], probs)
+    record = json.loads((tmp_path / "p" / "segcal_predict.json").read_text())
+    assert (record["heads"], record["decision"]) == (2, "decision head")
+    y = read_labels(case.label).array
+    bins = equal_width_statistics(probs.max(0)[0], probs.argmax(0).numpy() == y, 15)
+    assert records[-1]["ece"] == pytest.approx(bins.expected_error(), abs=1e-6)
+    confusion = confusion_matrix(mask, y, 4)
+    assert records[-1]["dice"] == pytest.approx(mean_dice(confusion), abs=1e-6)
+    assert records[-1]["miou"] == pytest.approx(mean_iou(confusion), abs=1e-6)
+    predict_cases(predictor, [case], tmp_path / "q", "nifti")
+    written = read_labels(tmp_path / "q" / "masks" / f"{case.name}.nii.gz").array
+    np.testing.assert_array_equal(written, mask)
 
 
 def test_a_training_goes_on_only_as_it_began(tmp_path, phantom):

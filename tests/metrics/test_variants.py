@@ -18,7 +18,7 @@ from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
 from segcal.metrics.ece import ece, reliability
 from segcal.metrics.hausdorff import nsd
-from segcal.metrics.iou import accuracy, confusion_matrix, iou, mean_iou
+from segcal.metrics.iou import accuracy, confusion_matrix, iou, mean_dice, mean_iou
 from segcal.metrics.volume_difference import volume_difference
 from segcal.reproduction import crac, svls
 from tests.conftest import close
@@ -216,10 +216,12 @@ def test_overlap_from_a_confusion_matrix():
         close(values[k], d / (2 - d))
     assert np.isnan(values[4])
     close(mean_iou(matrix), values[1:4].mean())
+    close(mean_dice(matrix), (2 * values[1:4] / (1 + values[1:4])).mean())
     close(mean_iou(matrix, include_background=True), values[:4].mean())
     close(accuracy(matrix), (prediction == reference).mean())
     empty = np.zeros((3, 3), dtype=np.int64)
     assert np.isnan(mean_iou(empty))
+    assert np.isnan(mean_dice(empty))
     assert np.isnan(accuracy(empty))
 
 

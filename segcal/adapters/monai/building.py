@@ -12,8 +12,13 @@ from segcal.adapters.monai.experiment import SegmentationExperiment, VolumeData
 from segcal.training.building import build_part
 
 
-def build_network(experiment: SegmentationExperiment, channels: int, num_classes: int) -> nn.Module:
+def build_network(experiment: SegmentationExperiment, channels: int, outputs: int) -> nn.Module:
     """Build the network of an experiment.
+
+    Args:
+        experiment: names it.
+        channels: of the images.
+        outputs: channels of the logits: as many as classes, for each head of the recipe.
 
     Raises:
         ValueError: not a network, or arguments that do not fit.
@@ -24,13 +29,13 @@ def build_network(experiment: SegmentationExperiment, channels: int, num_classes
         "network",
         spatial_dims=experiment.data.axes,
         in_channels=channels,
-        out_channels=num_classes,
+        out_channels=outputs,
     )
 
 
 @torch.no_grad()
 def check_network(
-    network: nn.Module, data: VolumeData, channels: int, num_classes: int, device: torch.device
+    network: nn.Module, data: VolumeData, channels: int, outputs: int, device: torch.device
 ) -> None:
     """Check with an image of zeros that logits come out as large as the image, in both modes.
 
@@ -38,7 +43,7 @@ def check_network(
         ValueError: they do not.
     """
     images = torch.zeros(1, channels, *data.size, device=device)
-    expected = (1, num_classes, *data.size)
+    expected = (1, outputs, *data.size)
     for training in (False, True):
         trial = copy.deepcopy(network).train(training)  # batch norm keeps what it sees
         try:

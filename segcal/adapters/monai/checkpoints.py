@@ -9,7 +9,7 @@ from segcal.adapters.monai.experiment import SegmentationExperiment
 from segcal.io.yaml import validated
 from segcal.training.checkpoints import read_checkpoint
 
-KEYS = ("classes", "ignore_label", "channels", "cases")
+KEYS = ("classes", "heads", "ignore_label", "channels", "cases")
 """What a checkpoint of this trainer tells of its data."""
 
 

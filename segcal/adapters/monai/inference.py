@@ -21,6 +21,7 @@ from segcal.adapters.monai.checkpoints import experiment_of, read_training
 from segcal.adapters.monai.data import Preprocess, resample
 from segcal.adapters.monai.dataset import CaseFiles, check_images, find_cases, find_images
 from segcal.adapters.monai.experiment import AXES, SegmentationExperiment, VolumeData
+from segcal.heads import split_heads
 from segcal.io.files import whole_file, write_json
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import RECORD_NAME
@@ -31,6 +32,10 @@ from segcal.training.checkpoints import BEST_NAME, LAST_NAME, weights_digest
 from segcal.training.devices import choose_device
 from segcal.training.experiments import check_same
 
+DECISION_HEAD = "decision head"
+"""What label maps of a network of two heads were decided by."""
+MASKS = "masks"
+"""Folder of label maps where those of the decision head have no place beside probabilities."""
 PREDICTED = ("data", "network")
 """Parts of an experiment that a prediction depends on."""
 
@@ -60,11 +65,14 @@ class Predictor:
         self.classes: list[str] = content["classes"]
         self.ignore_label: int | None = content["ignore_label"]
         self.channels: int = content["channels"]
+        self.two_heads: bool = content["heads"] == 2
         self.epoch: int = content["epoch"] - 1
         self.recipe = Path(trained.recipe).stem
         self.weights = weights_digest(content["network"])
         self.device = choose_device(experiment.training.device)
-        self.network: nn.Module = build_network(trained, self.channels, len(self.classes))
+        self.network: nn.Module = build_network(
+            trained, self.channels, content["heads"] * len(self.classes)
+        )
         self.network.load_state_dict(content["network"])
         self.network.to(self.device).eval()
         self.preprocess = Preprocess(experiment.data)
@@ -132,6 +140,7 @@ class Predictor:
             "weights": self.weights,
             "epoch": self.epoch,
             "members": 1,
+            "heads": 2 if self.two_heads else 1,
             "average": "prob",
             **self.experiment.inference.model_dump(),
             "segcal": __version__,
@@ -139,8 +148,10 @@ class Predictor:
         }
 
     @torch.inference_mode()
-    def predict(self, case: CaseFiles) -> tuple[Tensor, Geometry]:
-        """Probabilities ``(K, z, y, x)`` of a case on the grid of its image, float32.
+    def predict(self, case: CaseFiles) -> tuple[Tensor, Tensor, Geometry]:
+        """Probabilities and what decides, both ``(K, z, y, x)`` float32, on the image's grid.
+
+        What decides are the probabilities themselves, or those of the decision head.
 
         Raises:
             ValueError: an image that cannot be read, naming the file.
@@ -164,10 +175,17 @@ class Predictor:
         ]
         probs = torch.cat(parts)
         probs = probs.movedim(0, axis) if data.units == "slices" else probs[0]
-        return resample(probs, geometry.shape), geometry
+        probs = resample(probs, geometry.shape)
+        if not self.two_heads:
+            return probs, probs, geometry
+        decision, probability = split_heads(probs[None])
+        return probability[0], decision[0], geometry
 
     def _probabilities(self, images: Tensor) -> Tensor:
-        return torch.softmax(self.network(images).float(), 1)
+        logits = self.network(images).float()
+        if not self.two_heads:
+            return torch.softmax(logits, 1)
+        return torch.cat([torch.softmax(head, 1) for head in split_heads(logits)], 1)
 
 
 def check_output(folder: Path, data: VolumeData, cases: Sequence[CaseFiles]) -> None:
@@ -202,7 +220,8 @@ def predict_cases(
         predictor: what predicts.
         cases: what is predicted.
         output: folder. It gets CASE.npz (``probabilities (K, z, y, x)``, as nnU-Net writes them)
-            and the label map CASE.nii.gz, or CASE.nii.gz with the classes as its fourth axis;
+            and the label map CASE.nii.gz, or CASE.nii.gz with the classes as its fourth axis (of a
+            network of two heads then also masks/CASE.nii.gz, the decision head's label map);
             ``dataset.json`` with the names of the labels, ``segcal_predict.json`` with how it was
             made.
         form: which of both.
@@ -213,17 +232,20 @@ def predict_cases(
     output.mkdir(parents=True, exist_ok=True)
     (output / RECORD_NAME).unlink(missing_ok=True)  # of a run before; half of both has none
     for case in cases:
-        probs, geometry = predictor.predict(case)
+        probs, decision, geometry = predictor.predict(case)
         if calibrator is not None:
             probs = _calibrated(probs, geometry, calibrator)
-        array = probs.numpy()
+        array, mask = probs.numpy(), decision.argmax(0).numpy().astype(np.uint8)
         volume = output / f"{case.name}.nii.gz"
         stored = output / f"{case.name}.npz"
         if form == "nifti":
             stored.unlink(missing_ok=True)  # of a run before, which would be evaluated instead
             write_nifti(volume, array, geometry)
+            if predictor.two_heads:
+                (output / MASKS).mkdir(exist_ok=True)
+                write_nifti(output / MASKS / volume.name, mask, geometry)
         else:
-            write_nifti(volume, array.argmax(0).astype(np.uint8), geometry)
+            write_nifti(volume, mask, geometry)
             with whole_file(stored) as temporary:
                 np.savez_compressed(temporary, probabilities=array)
         progress(case.name)
@@ -231,8 +253,12 @@ def predict_cases(
     if predictor.ignore_label is not None:
         labels["ignore"] = predictor.ignore_label
     write_json(output / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
-    summary = {} if calibrator is None else {"calibrator": calibrator.summary()}
-    write_json(output / RECORD_NAME, {**predictor.record(), **summary})
+    record = predictor.record()
+    if predictor.two_heads:
+        record["decision"] = DECISION_HEAD
+    if calibrator is not None:
+        record["calibrator"] = calibrator.summary()
+    write_json(output / RECORD_NAME, record)
 
 
 def _calibrated(probs: Tensor, geometry: Geometry, saved: SavedCalibrator) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -32,6 +33,11 @@ class SegcalLoss(_Loss):
     or without engines: ``loss(input, target)`` in training; ``loss.observe(input, target)`` on
     every validation batch and ``loss.dual_step()`` after the last. Multipliers, rho and counters
     are in ``state_dict``: put the loss beside the network into CheckpointSaver's dictionary.
+
+    Of a recipe with two heads, such as ``confidence``, it takes the ``2 N`` channels of both heads
+    (:mod:`segcal.heads`; ``loss.num_heads`` says which it is), and ``loss.by_head(input)`` gives
+    the channels that decide and those that give probabilities. A recipe with a schedule wants
+    ``loss.advance(epoch / epochs)`` before every epoch.
 
     It takes logits: the terms apply softmax or sigmoid themselves. With autocast, or logits in half
     precision, it computes in float32. The loss of MetaTensors is a plain tensor. It follows its
@@ -100,6 +106,7 @@ class SegcalLoss(_Loss):
                 **overrides,
             )
         self.objective = objective
+        self.num_heads = objective.num_heads
         self.to_onehot_y = to_onehot_y
         declared = objective.declared()
         ours = [t for t in declared.values() if not isinstance(t, OtherTerm)]  # the rest is silent
@@ -131,7 +138,8 @@ class SegcalLoss(_Loss):
         logits, labels = self._canonical(input, target)
         with full_precision(logits) as x:
             if not self._checked:
-                _check_logits(x)
+                for of_head in self.by_head(x):
+                    _check_logits(of_head)
                 self._checked = True
             return self.objective.loss_and_terms(x, labels)
 
@@ -158,6 +166,14 @@ class SegcalLoss(_Loss):
         """Forget the batches that were observed since the last update."""
         self.objective.start_pass()
 
+    def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
+        """Set the weights of terms that have a schedule, see :meth:`Objective.advance`."""
+        return self.objective.advance(progress, dice)
+
+    def by_head(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """Channels ``BNH[WD]`` that decide, and those that give probabilities; one head's alike."""
+        return self.objective.by_head(input)
+
     def _canonical(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Logits ``(N, K, *S)`` and labels ``(N, *S)``, per channel ``(N, K, *S)``."""
         if not isinstance(input, Tensor):
@@ -168,7 +184,7 @@ class SegcalLoss(_Loss):
         logits, target = input.as_subclass(Tensor), target.as_subclass(Tensor)
         if any(state.device != logits.device for state in self.buffers()):
             self.to(logits.device)
-        return logits, self._labels(logits, target)
+        return logits, self._labels(self.by_head(logits)[0], target)
 
     def _labels(self, logits: Tensor, target: Tensor) -> Tensor:
         k = logits.shape[1]

@@ -95,12 +95,17 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
 
     def build_network(self, *, fresh: bool) -> nn.Module:
         """Build what the experiment names."""
-        return build_network(self.experiment, self.cases.channels, len(self.classes))
+        return build_network(self.experiment, self.cases.channels, self._outputs)
+
+    @property
+    def _outputs(self) -> int:
+        """Channels of the network's logits: the classes, for each head."""
+        return self.objective.num_heads * len(self.classes)
 
     def check_network(self) -> None:
         """Raise ValueError unless logits come out as large as the image."""
         data, channels = self.experiment.data, self.cases.channels
-        check_network(self.network, data, channels, len(self.classes), self.device)
+        check_network(self.network, data, channels, self._outputs, self.device)
 
     def load(self) -> None:
         """Check and read the volumes of all cases."""
@@ -257,6 +262,7 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         """What a prediction needs to know of the data, and the scale of gradients."""
         return {
             "classes": list(self.classes),
+            "heads": self.objective.num_heads,
             "ignore_label": self.cases.ignore_label,
             "channels": self.cases.channels,
             "cases": self.cases.names,

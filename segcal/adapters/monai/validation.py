@@ -12,7 +12,7 @@ from torch import Tensor
 
 from segcal.binning import BinStatistics
 from segcal.metrics.ece import reliability
-from segcal.metrics.iou import confusion_matrix, mean_iou
+from segcal.metrics.iou import confusion_matrix, mean_dice, mean_iou
 from segcal.objective import Objective
 from segcal.term import sum_over_ranks
 from segcal.training.results import Validation
@@ -72,10 +72,11 @@ class ValidationPass:
         self._samples += n
         for name, value in values.items():
             self._terms[name] = self._terms.get(name, 0.0) + n * float(value)
-        probs = torch.softmax(logits, 1)
+        decision, probability = self.objective.by_head(logits)
+        probs = torch.softmax(probability, 1)
         self._bins += reliability(probs, labels, bins=ECE_BINS, ignore_index=self.ignore_index)
         self._confusion += confusion_matrix(
-            logits.argmax(1), labels, self.num_classes, ignore_index=self.ignore_index
+            decision.argmax(1), labels, self.num_classes, ignore_index=self.ignore_index
         )
 
     def _finish(self, engine: Any) -> None:
@@ -93,6 +94,7 @@ class ValidationPass:
             terms={n: float(v / means[0]) for n, v in zip(self._terms, means[1:], strict=True)},
             metrics={
                 "miou": mean_iou(confusion),
+                "dice": mean_dice(confusion),
                 "ece": BinStatistics(*bins.reshape(3, ECE_BINS)).expected_error(),
             },
             steps=steps,

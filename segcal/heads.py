@@ -1,0 +1,149 @@
+"""Two heads: one set of channels decides, another says how sure, and both share all features.
+
+Dice makes a good mask and overconfident probabilities; what calibrates probabilities may cost
+Dice. A network of two heads need not choose: its last layer has 2K channels. The first K, the
+*decision* head, are trained with Dice and cross-entropy, and their argmax is the mask. The other K,
+the *probability* head, are trained to be calibrated, and their softmax is what is reported.
+
+A network becomes one of two heads by being built with 2K output channels, or, where it exists
+already or has K channels for a reason (nnU-Net's), by :func:`add_probability_head`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Head", "TwoHeadLayer", "add_probability_head", "one_head", "split_heads"]
+
+Head = Literal["decision", "probability"]
+"""Names of the heads, in the order of their channels."""
+HEADS: tuple[Head, ...] = get_args(Head)
+Output = Literal["both", "decision", "probability"]
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear,
+          nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)  # fmt: skip
+
+
+def split_heads(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits of the decision and of the probability head.
+
+    Args:
+        logits: ``(N, 2 K, *S)`` of both, the decision's first.
+
+    Returns:
+        views ``(N, K, *S)``.
+
+    Raises:
+        ValueError: an odd number of channels, which are not those of two heads.
+    """
+    if logits.ndim < 2 or logits.shape[1] % 2 or not logits.shape[1]:
+        raise ValueError(
+            "logits: expected (N, 2 K, *S), the K channels of the decision head and then the K of "
+            f"the probability head, got {tuple(logits.shape)}; build the network with twice as "
+            "many output channels as there are classes, or see "
+            "segcal.heads.add_probability_head"
+        )
+    decision, probability = logits.chunk(2, 1)
+    return decision, probability
+
+
+class TwoHeadLayer(nn.Module):
+    """A last layer that stands twice, once for each head.
+
+    Attributes:
+        output: which head's channels it returns: ``both`` gives ``(N, 2 K, *S)``, the decision's
+            first.
+
+    Args:
+        layer: convolution, or linear layer, of K output channels. Both heads begin with its
+            weights: before any training the probability head says what the layer said.
+        output: see the attribute.
+    """
+
+    def __init__(self, layer: nn.Module, output: Output = "both") -> None:
+        super().__init__()
+        self.decision = layer
+        self.probability = copy.deepcopy(layer)
+        self.output: Output = output
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of `output`."""
+        if self.output == "both":
+            return torch.cat([self.decision(x), self.probability(x)], 1)
+        layer = self.decision if self.output == "decision" else self.probability
+        logits: Tensor = layer(x)
+        return logits
+
+
+def add_probability_head(
+    network: nn.Module, num_classes: int, *, output: Output = "both"
+) -> TwoHeadLayer:
+    """Put a probability head beside the last layer of a network, in place.
+
+    The last layer is the last convolution or linear layer that the network holds, in the order in
+    which its modules were made, which has `num_classes` output channels. Of a network whose output
+    is the sum of several layers (a residual unit at its end) there is no such layer: build it with
+    2K output channels instead.
+
+    Args:
+        network: returns ``(N, K, *S)``, or with deep supervision a list whose first element is the
+            full resolution, made by the last layer; lower resolutions keep K channels.
+        num_classes: K.
+        output: what the network returns from now on, see :class:`TwoHeadLayer`; change it by the
+            attribute of the layer that is returned.
+
+    Returns:
+        the layer that now stands there.
+
+    Raises:
+        ValueError: the network has no such layer, or two heads already.
+    """
+    if any(isinstance(module, TwoHeadLayer) for module in network.modules()):
+        raise ValueError("network: has two heads already")
+    found = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, LAYERS) and _channels(module) == num_classes
+    ]
+    if not found or not found[-1]:
+        raise ValueError(
+            f"network: holds no convolution or linear layer with {num_classes} output channels to "
+            "put a second head beside; build it with twice as many output channels instead"
+        )
+    parent, _, name = found[-1].rpartition(".")
+    place = network.get_submodule(parent)
+    layer = TwoHeadLayer(getattr(place, name), output)
+    setattr(place, name, layer)
+    return layer
+
+
+def one_head(state: Mapping[str, Tensor], head: Head) -> dict[str, Tensor]:
+    """Return the state of a network as if it had a single head.
+
+    Args:
+        state: ``state_dict`` of a network that :func:`add_probability_head` has changed.
+        head: the one that stays, under the names that the layer had before.
+
+    Raises:
+        ValueError: not one of `HEADS`, or a state without two heads.
+    """
+    if head not in HEADS:
+        raise ValueError(f"head: expected one of {', '.join(HEADS)}, got {head!r}")
+    left = next(name for name in HEADS if name != head)
+    marks = {name: f".{name}." for name in HEADS}
+    if not any(marks[head] in key for key in state):
+        raise ValueError(f"state: holds no {head} head; is it that of a network of two heads?")
+    return {
+        key.replace(marks[head], "."): value
+        for key, value in state.items()
+        if marks[left] not in key
+    }
+
+
+def _channels(layer: nn.Module) -> int:
+    channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    return int(channels)  # type: ignore[arg-type]
