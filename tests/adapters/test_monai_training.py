@@ -222,7 +222,8 @@ def test_a_network_of_two_heads(tmp_path, phantom, pictures):
     record = json.loads((tmp_path / "p" / "segcal_predict.json").read_text())
     assert (record["heads"], record["decision"]) == (2, "decision head")
     y = read_labels(case.label).array
-    bins = equal_width_statistics(probs.max(0)[0], probs.argmax(0).numpy() == y, 15)
+    hits = probs.argmax(0) == torch.from_numpy(y.astype(np.int64))
+    bins = equal_width_statistics(probs.max(0)[0].flatten(), hits.flatten(), 15)
     assert records[-1]["ece"] == pytest.approx(bins.expected_error(), abs=1e-6)
     confusion = confusion_matrix(mask, y, 4)
     assert records[-1]["dice"] == pytest.approx(mean_dice(confusion), abs=1e-6)
@@ -439,7 +440,7 @@ def test_windows_are_averaged_as_probabilities(oblique):
 
     predictor.network = mean_as_logit
     case = predictor.cases(oblique / "images")[0]
-    probs, _ = predictor.predict(case)
+    probs = predictor.predict(case)[0]
     x = read_volume(case.images[0]).array.astype(np.float64)
     x = (x - x.mean()) / x.std()
     p = 1 / (1 + np.exp(-30 * np.stack([x[:, :, :20].mean((1, 2)), x[:, :, 17:].mean((1, 2))])))
