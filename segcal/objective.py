@@ -34,6 +34,7 @@ class Objective(nn.Module):
 
     Attributes:
         weights: by name, without the factors of schedules.
+        in_force: weights by name, as they are now.
         num_heads: a network of K classes has ``num_heads * K`` output channels.
 
     Raises:
@@ -42,6 +43,7 @@ class Objective(nn.Module):
 
     num_heads = 1
     began: Tensor
+    in_force: dict[str, float]
 
     def __init__(
         self,
@@ -83,8 +85,8 @@ class Objective(nn.Module):
             if reached and bool(self.began[i].isnan()):
                 self.began[i] = progress
             factors[name] = ramp.at(progress, float(self.began[i]))
-        self._in_force = {name: w * factors.get(name, 1.0) for name, w in self.weights.items()}
-        return {name: self._in_force[name] for name in factors}
+        self.in_force = {name: w * factors.get(name, 1.0) for name, w in self.weights.items()}
+        return {name: self.in_force[name] for name in factors}
 
     def by_head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``(N, K, *S)`` that decide, and those that give probabilities.
@@ -136,9 +138,9 @@ class Objective(nn.Module):
                 logits,
                 labels,
                 residual,
-                weight=self._in_force[penalty],
+                weight=self.in_force[penalty],
                 cross_entropy=cross_entropy,
-                cross_entropy_weight=self._in_force[loss],
+                cross_entropy_weight=self.in_force[loss],
             )
             parts.append(part)
         declared = self.declared()
@@ -147,7 +149,7 @@ class Objective(nn.Module):
                 seen = (image,) if declared[name].needs_image else ()
                 value = term(logits, labels, *seen)
                 values[name] = value.detach()
-                parts.append(self._in_force[name] * value)
+                parts.append(self.in_force[name] * value)
         total = sum(parts[1:], start=parts[0]) if parts else 0 * logits.sum()
         return total, {name: values[name] for name in self.terms if name in values}
 
@@ -181,7 +183,7 @@ class Objective(nn.Module):
             self._of_one_view(z, view.labels(labels), x)
             for view, x, z in zip(views, seen, logits, strict=True)
         ]
-        return two_view_loss(two[0], term, self._in_force[two[0]], views, logits, labels, losses)
+        return two_view_loss(two[0], term, self.in_force[two[0]], views, logits, labels, losses)
 
     def declared(self) -> dict[str, Capabilities]:
         """What every term declares, by name."""
@@ -277,6 +279,11 @@ class TwoHeads(Objective):
     def weights(self) -> dict[str, float]:  # type: ignore[override]
         """Weights of all terms, without the factors of schedules."""
         return _named({head: one.weights for head, one in self._objectives().items()})
+
+    @property
+    def in_force(self) -> dict[str, float]:  # type: ignore[override]
+        """Weights of all terms, as they are now."""
+        return _named({head: one.in_force for head, one in self._objectives().items()})
 
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
         """Set the factors of the schedules of both heads, see :meth:`Objective.advance`."""

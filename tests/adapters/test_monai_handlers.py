@@ -16,9 +16,10 @@ from monai.losses import DeepSupervisionLoss
 from monai.networks.nets import UNet
 from monai.transforms import AsDiscreted
 
-from segcal.adapters.monai.handlers import DualStepHandler, MetricHandler
+from segcal.adapters.monai.handlers import DualStepHandler, MetricHandler, ScheduleHandler
 from segcal.adapters.monai.losses import SegcalLoss
 from segcal.adapters.monai.metrics import DSCMetric, HausdorffMetric
+from segcal.adapters.monai.transforms import SelectHead
 from tests.conftest import close
 from tests.ranks import in_two_processes
 
@@ -356,3 +357,39 @@ def test_distances_in_mm_of_the_meta_tensors(decollate, one_thread):
     evaluator.logger.disabled = True
     with pytest.raises(ValueError, match='"meta" needs y or y_pred to be MetaTensors'):
         evaluator.run()
+
+
+TWO_HEADS = """
+base: {cross_entropy: 1.0, soft_dice: 1.0}
+probability: {base: {svls: 1.0}, penalties: {crac: 1.0}}
+schedule: {soft_dice: {from: 1, to: 0, start: 0.25, end: 0.75}, svls: {from: 0, to: 1, dice: 0.5}}
+"""
+
+
+def test_two_heads_with_a_schedule(tmp_path, one_thread):
+    """In MONAI's engines, whose metrics see the head that they are of."""
+    path = tmp_path / "two.yaml"
+    path.write_text(TWO_HEADS)
+    loss = SegcalLoss(path, num_classes=K, to_onehot_y=True)
+    assert loss.num_heads == 2
+    network = UNet(spatial_dims=3, in_channels=1, out_channels=2 * K, channels=(4, 8), strides=(2,))
+    setting = Setting(loss, network)
+    evaluator = setting.evaluator()
+    scheduled, seen = ScheduleHandler(loss, dice=lambda: 0.6), []
+    loss.register_forward_pre_hook(lambda *_: seen.append(loss.objective.in_force))
+    trainer = setting.trainer([scheduled, ValidationHandler(1, evaluator)], epochs=4)
+    trainer.run()
+    assert [step["decision/soft_dice"] for step in seen[::2]] == pytest.approx([1, 1, 0.5, 0])
+    assert [step["probability/svls"] for step in seen[::2]] == pytest.approx([0, 0, 0.25, 0.5])
+    assert setting.handler.steps["probability/crac"].step == 4
+    (batch, *_) = batches(1)
+    logits = network(batch["image"])
+    for place, head in enumerate(("decision", "probability")):
+        close(SelectHead(head)(logits[0]), logits[0, place * K : (place + 1) * K])
+        close(loss.by_head(logits)[place], logits[:, place * K : (place + 1) * K])
+    with pytest.raises(ValueError, match="head: expected one of"):
+        SelectHead("both")
+    with pytest.raises(ValueError, match="engine: expected a trainer"):
+        scheduled.attach(evaluator)
+    with pytest.raises(ValueError, match=r"expected \(N, 2 K, \*S\)"):
+        loss(logits[:, :K], batch["label"])

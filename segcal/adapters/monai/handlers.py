@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from ignite.engine import Events
-from monai.engines import Evaluator, IterationEvents
+from monai.engines import Evaluator, IterationEvents, Trainer
 from monai.handlers import IgniteMetricHandler, from_engine
 from torch import nn
 
@@ -16,7 +17,7 @@ from segcal.adapters.monai.losses import SegcalLoss
 from segcal.adapters.monai.metrics import CaseMetric, SurfaceMetric
 from segcal.term import DualStep, sum_over_ranks
 
-__all__ = ["DualStepHandler", "MetricHandler"]
+__all__ = ["DualStepHandler", "MetricHandler", "ScheduleHandler"]
 
 PRED_AND_LABEL = ("pred", "label")
 
@@ -116,6 +117,46 @@ class DualStepHandler:
             )
             self._warned = True
         self._trained = False
+
+
+class ScheduleHandler:
+    """Sets the weights of a loss that have a schedule, before every epoch of training.
+
+    Put it into ``train_handlers``. It goes by the epochs of the trainer, also of one that resumes.
+
+    Args:
+        loss: the loss of the trainer; of a DeepSupervisionLoss the one inside.
+        dice: returns the Dice of the last validation, for schedules that wait for one, e.g.
+            ``lambda: evaluator.state.metrics["val_mean_dice"]``.
+    """
+
+    def __init__(self, loss: SegcalLoss, *, dice: Callable[[], float] | None = None) -> None:
+        self.loss = loss
+        self.dice = dice
+
+    def attach(self, engine: Any) -> None:
+        """Attach to the trainer.
+
+        Args:
+            engine: a MONAI trainer.
+
+        Raises:
+            ValueError: another engine, such as the evaluator.
+        """
+        if not isinstance(engine, Trainer):
+            raise ValueError(
+                f"engine: expected a trainer, got {type(engine).__name__}; weights change while it "
+                "trains, so this handler belongs into train_handlers"
+            )
+        engine.add_event_handler(Events.EPOCH_STARTED, self._advance)
+
+    def _advance(self, engine: Any) -> None:
+        done = engine.state.epoch - 1
+        dice = math.nan if self.dice is None or not done else self.dice()
+        weights = self.loss.advance(done / engine.state.max_epochs, dice)
+        if weights:
+            listed = ", ".join(f"{name} {weight:.4g}" for name, weight in weights.items())
+            engine.logger.info(f"weights: {listed}")
 
 
 class MetricHandler(IgniteMetricHandler):

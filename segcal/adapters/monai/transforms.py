@@ -1,4 +1,4 @@
-"""Post-hoc calibration in MONAI's form: transforms of post-processing pipelines."""
+"""Transforms of post-processing pipelines: post-hoc calibration, and one head of two."""
 
 from __future__ import annotations
 
@@ -15,12 +15,22 @@ from monai.transforms import MapTransform, Transform
 from monai.utils import TransformBackends, convert_to_dst_type, convert_to_tensor
 from torch import Tensor
 
+from segcal.heads import HEADS, Head
 from segcal.posthoc.calibrator import Calibrator
 from segcal.posthoc.links import logits_of
 from segcal.repair.saved import SavedCalibrator, read_calibrator
-from segcal.tensors import check_probabilities, is_softmax
+from segcal.tensors import check_choice, check_probabilities, is_softmax
 
-__all__ = ["Calibrate", "CalibrateD", "CalibrateDict", "Calibrated"]
+__all__ = [
+    "Calibrate",
+    "CalibrateD",
+    "CalibrateDict",
+    "Calibrated",
+    "SelectHead",
+    "SelectHeadD",
+    "SelectHeadDict",
+    "SelectHeadd",
+]
 
 CalibratorOrPath = Calibrator | SavedCalibrator | str | PathLike[str]
 
@@ -153,6 +163,68 @@ class Calibrated(MapTransform):
 
 CalibrateD = CalibrateDict = Calibrated
 """Other names, as all of MONAI's dictionary transforms have."""
+
+
+class SelectHead(Transform):
+    """The channels of one head of a network of two, see :mod:`segcal.heads`.
+
+    Example::
+
+        masks = Compose([SelectHead("decision"), AsDiscrete(argmax=True)])
+        probabilities = Compose([SelectHead("probability"), Activations(softmax=True)])
+
+    Args:
+        head: ``decision`` or ``probability``.
+
+    Raises:
+        ValueError: another name.
+    """
+
+    backend: ClassVar = [TransformBackends.TORCH, TransformBackends.NUMPY]
+
+    def __init__(self, head: Head) -> None:
+        check_choice("head", head, HEADS)
+        self.place = HEADS.index(head)
+
+    def __call__(self, img: NdarrayOrTensor) -> NdarrayOrTensor:
+        """Return the channels ``(K, *S)`` of channel-first logits ``(2 K, *S)``; not a batch.
+
+        Raises:
+            ValueError: an odd number of channels.
+        """
+        channels = img.shape[0]
+        if channels % 2:
+            raise ValueError(f"img: expected the channels of two heads, (2 K, *S), got {channels}")
+        half = channels // 2
+        return img[self.place * half : (self.place + 1) * half]
+
+
+class SelectHeadd(MapTransform):
+    """Dictionary version of :class:`SelectHead`.
+
+    Args:
+        keys: of the logits.
+        head: see there.
+        allow_missing_keys: MONAI's.
+    """
+
+    backend: ClassVar = SelectHead.backend
+
+    def __init__(
+        self, keys: KeysCollection, head: Head, *, allow_missing_keys: bool = False
+    ) -> None:
+        super().__init__(keys, allow_missing_keys)
+        self.select = SelectHead(head)
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """Return `data` with the head's channels in place of those of both."""
+        done = dict(data)
+        for key in self.key_iterator(done):
+            done[key] = self.select(done[key])
+        return done
+
+
+SelectHeadD = SelectHeadDict = SelectHeadd
 
 
 def _spacing_mm(img: NdarrayOrTensor) -> list[float] | None:
