@@ -134,8 +134,10 @@ def plan_apply(
             each fold's are calibrated and then averaged.
         saved: the calibrator.
         output: folder, another one.
-        decide: ``argmax``; ``dice``, the mask of the largest expected Dice; ``offsets``, those that
-            were chosen with the calibrator.
+        decide: ``argmax``, which leaves a label map that something else decided (the decision head
+            of a network of two) as it is, but where calibration changes the argmax; ``dice``, the
+            mask of the largest expected Dice; ``offsets``, those that were chosen with the
+            calibrator.
         precision: of what is written; ``same`` is that of the file.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         any_model: apply it to predictions of another model, too.
@@ -155,9 +157,10 @@ def plan_apply(
         _offsets(saved)
     record = model_of(predictions)
     sources, members = _sources(predictions, saved.members)
+    decided = str(record.get("decision", "argmax"))
+    sources = [replace(source, decision=decided) for source in sources]
     if "calibrator" in record:  # logits beside it are those before
-        decision = str(record.get("decision", "argmax"))
-        sources = [replace(source, logits=None, decision=decision) for source in sources]
+        sources = [replace(source, logits=None) for source in sources]
     if members > 1:
         record = {**record, "members": 1}
     notes = []
@@ -189,7 +192,7 @@ def plan_apply(
             **({"members": members} if members > 1 else {}),
             "segcal": __version__,
             "calibrator": saved.summary(),
-            "decision": decide,
+            "decision": decided if decide == "argmax" else decide,
             "precision": precision,
         },
         notes,

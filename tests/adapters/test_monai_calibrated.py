@@ -6,6 +6,7 @@ import json
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.io.pairing import find_record
 from segcal.io.probabilities import read_probabilities
 from segcal.io.volumes import read_labels
+from segcal.metrics.dice import dice
 from segcal.posthoc.links import logits_of
 from segcal.posthoc.temperature import Temperature
 from segcal.repair.saved import SavedCalibrator, read_calibrator, write_calibrator
@@ -165,3 +167,34 @@ def test_weights_have_a_digest_of_their_own():
         {**state, "b": torch.zeros(0)},
     ):
         assert weights_digest(other) != found
+
+
+def test_the_mask_of_a_decision_head_stays(trained, tmp_path):
+    folder, _ = trained
+    recipe = tmp_path / "two.yaml"
+    recipe.write_text(
+        "base: {cross_entropy: 1.0, soft_dice: 1.0}\nprobability: {base: {svls: 1.0}}\n"
+    )
+    path = write_config(tmp_path, folder / "phantom", recipe=str(recipe), training={"epochs": 1})
+    run(path)
+    made, labels, file = (tmp_path / n for n in ("validation", "labels", "calibrator.json"))
+    segcal("predict", path, "--validation", "-o", made)
+    segcal("calibrate", "fit", made, folder / "phantom" / "labelsTr", "-o", file,
+           "--method", "temperature", "-p", 1)  # fmt: skip
+    done = tmp_path / "done"
+    segcal("calibrate", "apply", made, file, "-o", done)
+    (mask,) = made.glob("*.nii.gz")
+    before, after = (read_labels(where / mask.name).array for where in (made, done))
+    p = probabilities(done / mask.name.replace(".nii.gz", ".npz")).numpy()
+    assert (before != p.argmax(0)).any()
+    np.testing.assert_array_equal(after, before)  # one temperature changes no argmax
+    assert find_record(done)["decision"] == "decision head"
+    labels.mkdir()
+    shutil.copy(folder / "phantom" / "labelsTr" / mask.name, labels)
+    shutil.copy(folder / "phantom" / "dataset.json", labels)
+    said = segcal("evaluate", done, labels, "-o", tmp_path / "report", "-p", 1)
+    assert "decided by decision head" in " ".join(said.split())
+    (row,) = pd.read_csv(tmp_path / "report" / "cases.csv").to_dict("records")
+    reference = read_labels(labels / mask.name).array
+    expected = np.nanmean([dice(after, reference, k) for k in (1, 2, 3)])
+    assert row["dsc"] == pytest.approx(expected)
