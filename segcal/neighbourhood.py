@@ -212,18 +212,19 @@ def outer_region(
     if ignore_index is None and padding == "replicate":  # in the type they have: bytes are fast
         labels = _replicate(labels, sizes)
         return _fold(labels, sizes, torch.maximum) != _fold(labels, sizes, torch.minimum)
-    labels = labels.long()
+    low, high = (0, 255) if labels.dtype == torch.uint8 else (-_BEYOND, _BEYOND)
+    labels = labels if labels.dtype == torch.uint8 else labels.long()
     centre_valid = valid_mask(labels, ignore_index)
     valid = centre_valid
     if padding == "replicate":
         labels = _replicate(labels, sizes)
         valid = valid_mask(labels, ignore_index)
-    largest = labels.masked_fill(~valid, -_BEYOND)
-    smallest = labels.masked_fill(~valid, _BEYOND)
+    largest = labels.masked_fill(~valid, low)
+    smallest = labels.masked_fill(~valid, high)
     if padding != "replicate":
         background = padding == "background"
-        largest = _pad_constant(largest, sizes, 0 if background else -_BEYOND)
-        smallest = _pad_constant(smallest, sizes, 0 if background else _BEYOND)
+        largest = _pad_constant(largest, sizes, 0 if background else low)
+        smallest = _pad_constant(smallest, sizes, 0 if background else high)
     largest = _fold(largest, sizes, torch.maximum)
     smallest = _fold(smallest, sizes, torch.minimum)
     return (largest != smallest) & centre_valid

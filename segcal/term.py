@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from segcal.sweep.terms import CrossEntropyTerm, Residual
 
@@ -55,6 +56,7 @@ class DualStep:
             all valid voxels, or over its own (``average="region"``).
         count: voxels seen per region.
         notes: sentences a user should read (an empty region, a multiplier at its bound).
+        quantity: what `constraint` is, in words for logs and figures.
     """
 
     step: int
@@ -63,6 +65,7 @@ class DualStep:
     constraint: list[list[float]]
     count: list[int]
     notes: list[str] = field(default_factory=list)
+    quantity: str = "constraint"
 
 
 class Capabilities(Protocol):
@@ -201,6 +204,16 @@ class LearnedTerm(Term):
     def identity(self) -> dict[str, Any]:
         """What a state must have in common with this penalty to be loaded."""
         return {"method": type(self).__name__}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the state with the module, but keep its types: half precision cannot sum it."""
+
+        def keep_type(x: Tensor) -> Tensor:
+            moved = fn(x)
+            return moved if moved.dtype == x.dtype else x.to(moved.device)
+
+        super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def get_extra_state(self) -> Tensor:
         """Version of the format and :meth:`identity` for ``state_dict``: JSON, as bytes."""

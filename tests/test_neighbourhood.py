@@ -106,6 +106,8 @@ def test_agrees_with_the_naive_oracle(shape, sizes, kernel, padding, ignore, see
     tau = class_proportions(x, 3, kernel=kernel, dtype=torch.float64, **kwargs)[0]
     close(tau, expected_tau)
     assert torch.equal(outer_region(x, **kwargs)[0], torch.as_tensor(expected_outer))
+    if ignore != -1:
+        assert torch.equal(outer_region(x.byte(), **kwargs)[0], torch.as_tensor(expected_outer))
     if padding != "zeros":
         valid = torch.as_tensor(labels != ignore if ignore is not None else labels >= 0)
         close(tau.sum(0)[valid], torch.ones(int(valid.sum())))

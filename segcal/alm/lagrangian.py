@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
@@ -167,16 +166,6 @@ class AugmentedLagrangian(LearnedTerm):
             ("count", torch.zeros(counted, dtype=torch.int64)),
         ):
             self.register_buffer(name, value)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AugmentedLagrangian:
-        """Move the state with the module, but keep its types: half precision cannot sum it."""
-
-        def keep_type(x: Tensor) -> Tensor:
-            moved = fn(x)
-            return moved if moved.dtype == x.dtype else x.to(moved.device)
-
-        super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
-        return self
 
     @abstractmethod
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,17 +22,24 @@ from segcal.reporting.legends import (
 )
 
 FIGURE_NAME = "segcal_progress.png"
-REGIONS = ("inner", "outer")
-STYLES = ("-", "--")
-"""Of the regions."""
+ROWS = {
+    1: ("all",),
+    2: ("inner", "outer"),
+    4: ("in-inner", "in-outer", "out-inner", "out-outer"),
+}
+"""Names of rows of multipliers by their number: one for the whole image; a row per region; and of
+channels with multipliers of their own for what is decided in and out, a row per side and region."""
+STYLES = ("-", "--", "-.", ":")
+"""Of the rows."""
 PANELS = {"lam": "multiplier", "rho": "penalty parameter", "constraint": "constraint"}
-"""Titles by what an update of multipliers reports; a method may not have them all."""
+"""Titles by what an update of multipliers reports; a method may not have them all, and may say
+itself what its constraint is (`quantity`)."""
 Records = Sequence[Mapping[str, Any]]
 
 
 def region_names(rows: int) -> Sequence[str]:
-    """Names of the rows of multipliers: regions, or one row for the whole image."""
-    return REGIONS[:rows] if rows > 1 else ("all",)
+    """Names of the rows of multipliers, see :data:`ROWS`."""
+    return ROWS.get(rows, tuple(f"region {r}" for r in range(rows)))
 
 
 def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
@@ -45,7 +52,11 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
     learned = sorted(
         {k for r in records for k, v in r.items() if isinstance(v, dict) and "lam" in v}
     )
-    rows = [["terms", "terms", "ece"], *([f"{n} {key}" for key in PANELS] for n in learned)]
+    steps = {n: [(r["epoch"], r[n]) for r in records if n in r] for n in learned}
+    panels = {
+        n: {key: f"{n} {key}" if steps[n][0][1][key] else "." for key in PANELS} for n in learned
+    }
+    rows = [["terms", "terms", "ece"], *([*panels[n].values()] for n in learned)]
     if any("weights" in r for r in records):
         rows.append(["weights"] * 3)
     with plt.style.context("default"):  # nnU-Net sets the fonts of all figures
@@ -56,27 +67,30 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
         if "weights" in axes:
             _weights(axes["weights"], records)
         for name in learned:
-            for key, title in PANELS.items():
-                ax = axes[f"{name} {key}"]
-                _multipliers(
-                    ax, [(r["epoch"], r[name][key]) for r in records if name in r], channels
-                )
-                ax.set_title(f"{name}: {title}")
-                positive = all((np.asarray(line.get_ydata()) > 0).all() for line in ax.lines)
-                if key != "constraint" and positive:  # of both signs, no logarithm
-                    ax.set_yscale("log")
+            for key, panel in panels[name].items():
+                if panel in axes:
+                    _learned(axes[panel], name, key, steps[name], channels)
         for ax in axes.values():
             label_epochs(ax)
-        drawn = [axes[f"{name} {key}"] for name in learned for key in PANELS]
+        drawn = [axes[p] for name in learned for p in panels[name].values() if p in axes]
+        most = max(learned, key=lambda n: len(steps[n][0][1]["lam"]), default="")
         if learned and len(channels) <= MOST_CLASSES:
-            add_legend(figure, drawn[0].lines, loc="outside lower center", ncols=6, fontsize=7)
+            lines = axes[panels[most]["lam"]].lines
+            add_legend(figure, lines, loc="outside lower center", ncols=6, fontsize=7)
         elif learned:
             add_class_bar(figure, drawn, channels, class_colours(len(channels)))
-            if len(drawn[0].lines) > len(channels):
-                styles = zip(REGIONS, STYLES, strict=True)
-                of_regions = [Line2D([], [], color="0.3", linestyle=s, label=r) for r, s in styles]
-                add_legend(figure, of_regions, loc="outside lower center", ncols=2, fontsize=7)
+            regions = region_names(len(steps[most][0][1]["lam"]))
+            if len(regions) > 1:
+                of_regions = [
+                    Line2D([], [], color="0.3", linestyle=_style(row), label=region)
+                    for row, region in enumerate(regions)
+                ]
+                add_legend(figure, of_regions, loc="outside lower center", ncols=4, fontsize=7)
     return figure
+
+
+def _style(row: int) -> str:
+    return STYLES[row % len(STYLES)]
 
 
 def _terms(ax: Axes, records: Records) -> None:
@@ -113,16 +127,34 @@ def _calibration(ax: Axes, records: Records) -> None:
     ax.set(title="ECE in validation", ylim=(0, None))
 
 
+def _learned(
+    ax: Axes,
+    name: str,
+    key: str,
+    steps: Sequence[tuple[int, Mapping[str, Any]]],
+    channels: Sequence[str],
+) -> None:
+    """Draw what the updates of a penalty report as `key`."""
+    _multipliers(ax, [(epoch, step[key]) for epoch, step in steps], channels)
+    quantity = steps[-1][1].get("quantity", "constraint")  # logs of old do not say
+    ax.set_title(f"{name}: {quantity if key == 'constraint' else PANELS[key]}")
+    if quantity != "constraint":  # of gaps, whose multipliers are no orders of magnitude
+        if key == "constraint":
+            ax.axhline(0, color="0.7", linewidth=0.8, zorder=0)
+    elif key != "constraint" and all((np.asarray(a.get_ydata()) > 0).all() for a in ax.lines):
+        ax.set_yscale("log")  # not of both signs
+
+
 def _multipliers(
     ax: Axes, steps: Sequence[tuple[int, list[list[float]]]], channels: Sequence[str]
 ) -> None:
     epochs = [epoch for epoch, _ in steps]
-    rows = len(steps[0][1])  # none where a method has no such values
+    rows = len(steps[0][1])
     colours = class_colours(len(channels))
-    for row, region in zip(range(rows), region_names(rows), strict=False):
+    for row, region in enumerate(region_names(rows)):
         for k, channel in enumerate(channels):
             values = [value[row][k] for _, value in steps]
             ax.plot(
-                epochs, values, STYLES[row], marker=marker(len(epochs)), color=colours[k],
+                epochs, values, _style(row), marker=marker(len(epochs)), color=colours[k],
                 label=f"{channel}, {region}" if rows > 1 else channel,
             )  # fmt: skip

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -507,6 +508,26 @@ def test_tensorboard(tmp_path, phantom):
     scalars = [(e.step, e.value) for e in events.Scalars("ece")]
     assert scalars == [(r["epoch"], pytest.approx(r["ece"])) for r in records]
     assert "crac/lam_0/background" in events.Tags()["scalars"]
+
+
+def test_gaps_of_confidence_are_logged_and_drawn(tmp_path, phantom, pictures):
+    """A penalty without rho: TensorBoard, the log and the figure do without, too."""
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("base: {cross_entropy: 1.0}\npenalties: {confidence: 1.0}\n")
+    done = run(write_config(tmp_path, phantom, recipe=str(recipe)))
+    steps = [r["confidence"] for r in EpochLog(done.folder).records()]
+    assert [s["step"] for s in steps] == [1, 2]
+    assert all(s["rho"] == [] and np.isfinite(s["constraint"]).all() for s in steps)
+    assert (done.folder / "segcal_progress.png").stat().st_size > 1000
+    if find_spec("tensorboard") is None:
+        return
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(done.folder / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    assert {"confidence/lam_1/background", "confidence/constraint_0/background"} <= {*tags}
+    assert not any("rho" in tag for tag in tags)
 
 
 @pytest.mark.slow

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import matplotlib.pyplot as plt
 import pytest
+import torch
 
+from segcal.penalties.confidence import Confidence
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import plot_progress
 
@@ -73,3 +77,35 @@ def test_what_was_measured_once_or_now_and_then_is_seen():
     (ece,) = axes[1].lines
     assert (list(ece.get_xdata()), list(ece.get_ydata())) == ([0, 2], [0.1, 0.1])
     assert {line.get_marker() for line in axes[0].lines} == {""}
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_gaps_of_confidence_have_no_penalty_parameter(rows):
+    """The step as the penalty reports it: no rho, gaps of both signs around a line at 0."""
+    penalty = Confidence(2, per_channel=rows == 4)
+    draw_from = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 2, 4, 5, generator=draw_from)
+    labels = torch.randint(0, 2, logits.shape if rows == 4 else (1, 4, 5), generator=draw_from)
+    records = []
+    for epoch in range(2):
+        penalty.observe(logits, labels)
+        step = json.loads(json.dumps(vars(penalty.dual_step())))
+        records.append({**record(2, 1, epoch), "crac": {}, "confidence": step})
+    figure = plot_progress(records, ["a", "b"])
+    draw(figure, "")
+    titles = [ax.get_title() for ax in figure.axes[2:]]
+    assert titles == ["confidence: multiplier", "confidence: confidence less accuracy"]
+    multipliers, gaps = figure.axes[2:]
+    assert [len(ax.lines) for ax in (multipliers, gaps)] == [2 * rows, 2 * rows + 1]
+    assert multipliers.get_yscale() == gaps.get_yscale() == "linear"
+    names = {2: ["inner", "outer"], 4: ["in-inner", "in-outer", "out-inner", "out-outer"]}[rows]
+    assert texts(figure) == [f"{channel}, {name}" for name in names for channel in ("a", "b")]
+    assert len({line.get_linestyle() for line in multipliers.lines}) == rows
+
+
+def test_the_legend_names_the_rows_of_the_penalty_with_most():
+    both = {**record(2, 1), "confidence": record(2, 4)["crac"]}
+    assert len(texts(plot_progress([both], ["a", "b"]))) == 8
+    many = {**record(50, 1), "confidence": record(50, 4)["crac"]}
+    assert len(texts(plot_progress([many], [f"{k}" for k in range(50)]))) == 4
+    assert texts(plot_progress([record(1, 3)], ["a"]))[2] == "a, region 2"

@@ -77,7 +77,8 @@ class Journal:
     def _step(self, name: str, step: DualStep) -> None:
         for row, region in enumerate(region_names(len(step.lam))):
             values = {key: v[row] for key in PANELS if (v := vars(step)[key])}
-            shown = ", ".join(f"{key} {_short(v)}" for key, v in values.items())
+            names = {"constraint": step.quantity}
+            shown = ", ".join(f"{names.get(key, key)} {_short(v)}" for key, v in values.items())
             self._say(f"segcal {name} {region}: {shown}")
             for key, of_channels in values.items():
                 for channel, value in zip(self.channel_names, of_channels, strict=True):
