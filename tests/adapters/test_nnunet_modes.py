@@ -82,7 +82,7 @@ def check(found, short, epochs=2, channels=4):
         assert 0 < line["ece"] < 1
     short = short.removesuffix("_CE")
     term = {"ECP": "entropy", "LogitNorm": "logit_norm", "MbLS": "margin", "mL1ACE": "ml1_ace"}
-    term |= {"CALSHR": "cals_hr"}
+    term |= {"CALSHR": "cals_hr", "mL1ACESoft": "ml1_ace_soft"}
     added = [] if short in {*IN_PLACE, "Baseline"} else [term.get(short, short.lower())]
     assert list(lines[0]["train"]) == ["base", *added]
     if short in LEARNED:
