@@ -22,8 +22,9 @@ from segcal.reporting.legends import (
 )
 
 FIGURE_NAME = "segcal_progress.png"
-REGIONS = ("inner", "outer")
-STYLES = ("-", "--")
+REGIONS = {1: ("all",), 2: ("inner", "outer"), 3: ("boundary", "near", "far")}
+"""Names of the rows of multipliers, by their number."""
+STYLES = ("-", "--", ":", "-.")
 """Of the regions."""
 PANELS = {"lam": "multiplier", "rho": "penalty parameter", "constraint": "constraint"}
 """Titles by what an update of multipliers reports; a method may not have them all."""
@@ -32,7 +33,11 @@ Records = Sequence[Mapping[str, Any]]
 
 def region_names(rows: int) -> Sequence[str]:
     """Names of the rows of multipliers: regions, or one row for the whole image."""
-    return REGIONS[:rows] if rows > 1 else ("all",)
+    return REGIONS.get(rows) or [f"region {r}" for r in range(rows)]
+
+
+def _style(row: int) -> str:
+    return STYLES[row % len(STYLES)]
 
 
 def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
@@ -69,9 +74,12 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
         elif learned:
             add_class_bar(figure, drawn, channels, class_colours(len(channels)))
             if len(drawn[0].lines) > len(channels):
-                styles = zip(REGIONS, STYLES, strict=True)
-                of_regions = [Line2D([], [], color="0.3", linestyle=s, label=r) for r, s in styles]
-                add_legend(figure, of_regions, loc="outside lower center", ncols=2, fontsize=7)
+                rows = len(drawn[0].lines) // len(channels)
+                of_regions = [
+                    Line2D([], [], color="0.3", linestyle=_style(row), label=region)
+                    for row, region in enumerate(region_names(rows))
+                ]
+                add_legend(figure, of_regions, loc="outside lower center", ncols=6, fontsize=7)
     return figure
 
 
@@ -107,6 +115,6 @@ def _multipliers(
         for k, channel in enumerate(channels):
             values = [value[row][k] for _, value in steps]
             ax.plot(
-                epochs, values, STYLES[row], marker=marker(len(epochs)), color=colours[k],
+                epochs, values, _style(row), marker=marker(len(epochs)), color=colours[k],
                 label=f"{channel}, {region}" if rows > 1 else channel,
             )  # fmt: skip
