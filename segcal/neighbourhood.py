@@ -28,7 +28,9 @@ __all__ = [
     "Patches",
     "channel_proportions",
     "check_options",
+    "check_reaches",
     "class_proportions",
+    "distance_bands",
     "kernel_sizes",
     "outer_region",
     "pad_labels",
@@ -228,6 +230,54 @@ def outer_region(
     largest = _fold(largest, sizes, torch.maximum)
     smallest = _fold(smallest, sizes, torch.minimum)
     return (largest != smallest) & centre_valid
+
+
+def distance_bands(
+    labels: Tensor,
+    reaches: Sequence[int],
+    *,
+    kernel_size: KernelSize = 3,
+    padding: Padding = "replicate",
+    ignore_index: int | None = None,
+) -> Tensor:
+    """Band of the distance of every voxel to the nearest voxel of another class.
+
+    The distance is the largest of those along the axes, in voxels: it is r or less where the patch
+    of 2 r + 1 voxels holds several classes, so that a reach of 1 gives :func:`outer_region`.
+
+    Args:
+        labels: integer ``(N, *S)``, S of 1 to 3 axes.
+        reaches: largest distance of every band but the last, ascending, from 1 on.
+        kernel_size: along an axis where it is 1 nothing is looked at; as in
+            :func:`class_proportions`.
+        padding: as in :func:`outer_region`.
+        ignore_index: label of voxels that do not count.
+
+    Returns:
+        int64 ``(N, *S)``, 0 next to a boundary, ``len(reaches)`` beyond the last reach; what it is
+        at ignored voxels means nothing.
+
+    Raises:
+        ValueError: reaches that do not ascend from 1 on, and as :func:`outer_region`.
+    """
+    check_reaches(reaches)
+    check_options(kernel_size, "mean", padding)
+    looked = [size > 1 for size in _sizes_for(labels, kernel_size)]
+    band = torch.zeros(labels.shape, dtype=torch.long, device=labels.device)
+    for reach in reaches:
+        size = [2 * reach + 1 if along else 1 for along in looked]
+        band += ~outer_region(labels, kernel_size=size, padding=padding, ignore_index=ignore_index)
+    return band
+
+
+def check_reaches(reaches: Sequence[int]) -> None:
+    """Raise ValueError for reaches that :func:`distance_bands` does not take."""
+    whole = all(hasattr(r, "__index__") and not isinstance(r, bool) for r in reaches)
+    ends = [0, *reaches]
+    if len(ends) < 2 or not whole or any(not a < b for a, b in itertools.pairwise(ends)):
+        raise ValueError(
+            f"bands: expected ascending whole distances in voxels from 1 on, got {list(reaches)}"
+        )
 
 
 def check_options(

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segcal.neighbourhood import class_proportions, outer_region
+from segcal.neighbourhood import class_proportions, distance_bands, outer_region
 from tests.conftest import close
-from tests.oracles.neighbourhood import proportions_and_outer
+from tests.oracles.neighbourhood import distance_to_another_class, proportions_and_outer
 
 PADDINGS = ("replicate", "background", "renormalize", "zeros")
 
@@ -155,3 +155,35 @@ def test_a_slice_is_a_volume_of_depth_one():
 def test_refuses(kwargs, message):
     with pytest.raises(ValueError, match=message):
         class_proportions(torch.full((1, 4, 4), 5), 2, **kwargs)
+
+
+@pytest.mark.parametrize("shape", [(30,), (9, 11), (3, 5, 8)])
+@pytest.mark.parametrize("ignore", [None, 9])
+@pytest.mark.parametrize("flat", [False, True])
+def test_bands_of_distance_against_a_loop(shape, ignore, flat):
+    """Sparse labels, so that some voxels are far; along the first axis not if flat."""
+    generator = np.random.default_rng(0)
+    label_map = (generator.random(shape) < 0.03) * generator.integers(1, 3, shape)
+    if ignore is not None:
+        label_map[generator.random(shape) < 0.2] = ignore
+    looked = np.array([not flat, *[True] * (len(shape) - 1)])
+    kernel = [3 if along else 1 for along in looked]
+    band = distance_bands(
+        torch.from_numpy(label_map)[None], (1, 2, 4), kernel_size=kernel, ignore_index=ignore
+    )[0].numpy()
+    expected = np.digitize(
+        distance_to_another_class(label_map, looked, ignore), (1, 2, 4), right=True
+    )
+    assert (band == expected)[label_map != ignore].all()
+    assert flat or len(np.unique(expected)) > 2
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_a_reach_of_one_is_the_outer_region(padding):
+    labels = torch.randint(0, 2, (2, 7, 9), generator=torch.Generator().manual_seed(0))
+    labels[0] = 1
+    band = distance_bands(labels, (1,), padding=padding)
+    assert torch.equal(band == 0, outer_region(labels, padding=padding))
+    for reaches in ((), (0, 1), (2, 2), (3, 1), (1.5,), (True,)):
+        with pytest.raises(ValueError, match="bands: expected ascending whole distances"):
+            distance_bands(labels, reaches)

@@ -18,7 +18,10 @@ from segcal.term import Term
 from tests.conftest import close
 from tests.test_contracts import METHODS
 
-HAVE = {"cross_entropy", "soft_dice", "svls", "nacl", "margin", "crac", "confidence"}
+HAVE = {
+    "cross_entropy", "soft_dice", "dicepp", "svls", "nacl", "margin", "crac", "crac_bands",
+    "confidence",
+}  # fmt: skip
 methods = pytest.mark.parametrize(("kind", "name"), [m for m in METHODS if m[1] in HAVE])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,8 @@ def soft_dice_loss(
     include_background: bool = True,
     batch: bool = False,
     smooth: float = 1e-5,
+    gamma: float = 1.0,
+    surgery: bool = False,
     skip_empty: bool = False,
     per_channel: bool = False,
     ignore_index: int | None = None,
@@ -37,12 +41,27 @@ def soft_dice_loss(
     margin code means to leave the background out; its Dice wrapper never passes that on, its
     combined loss does. nnU-Net's leaves it out and sums over the batch as the plan says.)
 
+    Two remedies for its overconfidence, which a step towards 0 and 1 always pays:
+
+    `gamma` > 1 is Dice++ (Yeung et al. 2023, "Calibrating the Dice loss to handle neural network
+    overconfidence for biomedical image segmentation"), ``D = (2 TP + s) / (2 TP + FP + FN + s)``
+    with ``TP = sum_i p t`` and ``FP + FN = sum_i |p - t|^gamma``: small errors cost less. gamma = 1
+    is the form above. The published code, with gamma 2, has s = 2e-7 and moves p and t away from 0
+    and 1 by 1e-7, which we do not.
+
+    `surgery` changes the gradient alone, not the value (Lux et al. 2026, "Beyond scalar losses:
+    calibrating segmentation models via gradient vector field surgery"): the partial derivative
+    with respect to every p is multiplied by ``|p - t|``, so that voxels which are nearly right are
+    let alone. What follows is no gradient of any function; no difference quotient can check it.
+
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
         labels: integer ``(N, *S)``.
         include_background: whether class 0 takes part.
         batch: sum over the batch before the ratio, as nnU-Net does for small patches.
         smooth: s, in voxels.
+        gamma: exponent of the errors, see above; 1 is Dice, 2 Dice++ as published.
+        surgery: multiply the gradient by the error, see above.
         skip_empty: leave out (sample, class) pairs without a labelled voxel; none left gives 0.
             Otherwise an absent class costs about 1 as soon as it has any probability mass.
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap, probabilities a
@@ -53,10 +72,11 @@ def soft_dice_loss(
         scalar; 0 with zero gradient for an empty batch.
 
     Raises:
-        ValueError: shapes or label values that do not fit, `smooth` not positive.
+        ValueError: shapes or label values that do not fit, `smooth` not positive, `gamma` below 1.
     """
     if not smooth > 0:
         raise ValueError(f"smooth: expected a positive number, got {smooth}")
+    _check_gamma(gamma)
     check_background(include_background, per_channel)
     (check_channels if per_channel else check_logits_labels)(
         logits, labels, ignore_index=ignore_index
@@ -78,17 +98,32 @@ def soft_dice_loss(
         p, t = torch.where(valid, p, 0.0).flatten(2), t.flatten(2)
         first = 0 if include_background else 1
         p, t = p[:, first:], t[:, first:]
+        p = _scaled_by_error(p, t) if surgery else p
         axes = (0, 2) if batch else (2,)
-        overlap, p_sum, t_sum = (p * t).sum(axes), p.sum(axes), t.sum(axes)
-        loss = 1 - (2 * overlap + smooth) / (p_sum + t_sum + smooth)
+        overlap = (p * t).sum(axes)
+        if gamma == 1:  # |p - t| = p + t - 2 p t
+            size = p.sum(axes) + t.sum(axes)
+        else:
+            size = 2 * overlap + ((p - t).abs() ** gamma).sum(axes)
+        loss = 1 - (2 * overlap + smooth) / (size + smooth)
         if skip_empty:
-            kept = t_sum > 0
+            kept = t.sum(axes) > 0
             return torch.where(kept, loss, 0.0).sum() / kept.sum().clamp(min=1)
         return loss.mean()
 
 
+def _scaled_by_error(p: Tensor, t: Tensor) -> Tensor:
+    """Return `p`, whose gradient is multiplied by ``|p - t|`` on its way back."""
+    held = p.detach()
+    return held + (p - held) * (held - t).abs()
+
+
 class SoftDiceLoss(Term):
-    """Module form of :func:`soft_dice_loss`."""
+    """Module form of :func:`soft_dice_loss`.
+
+    Raises:
+        ValueError: options out of range.
+    """
 
     def __init__(
         self,
@@ -97,16 +132,21 @@ class SoftDiceLoss(Term):
         include_background: bool = True,
         batch: bool = False,
         smooth: float = 1e-5,
+        gamma: float = 1.0,
+        surgery: bool = False,
         skip_empty: bool = False,
         per_channel: bool = False,
         ignore_index: int | None = None,
     ) -> None:
         super().__init__()
+        _check_gamma(gamma)
         check_background(include_background, per_channel)
         self.num_classes = num_classes
         self.include_background = include_background
         self.batch = batch
         self.smooth = smooth
+        self.gamma = gamma
+        self.surgery = surgery
         self.skip_empty = skip_empty
         self.per_channel = per_channel
         self.ignore_index = ignore_index
@@ -120,7 +160,14 @@ class SoftDiceLoss(Term):
             include_background=self.include_background,
             batch=self.batch,
             smooth=self.smooth,
+            gamma=self.gamma,
+            surgery=self.surgery,
             skip_empty=self.skip_empty,
             per_channel=self.per_channel,
             ignore_index=self.ignore_index,
         )
+
+
+def _check_gamma(gamma: float) -> None:
+    if not 1 <= gamma < math.inf:
+        raise ValueError(f"gamma: expected a number >= 1, got {gamma}")

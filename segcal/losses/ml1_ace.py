@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
 from segcal.binning import equal_width_index
 from segcal.tensors import (
+    check_choice,
     check_logits_labels,
     check_num_classes,
     full_precision,
@@ -17,27 +21,46 @@ from segcal.term import Term
 
 __all__ = ["ML1ACE", "ml1_ace"]
 
+Binning = Literal["hard", "soft"]
+Membership = list[tuple[Tensor, Tensor]]
+"""Bins of every value and how much of it belongs to them."""
+
 
 def ml1_ace(
     logits: Tensor,
     labels: Tensor,
     *,
     bins: int = 20,
+    binning: Binning = "hard",
+    empty_weight: float = 0.01,
+    skip_empty: bool = False,
     include_background: bool = True,
     ignore_index: int | None = None,
 ) -> Tensor:
     """Mean over images and classes of the unweighted gap over non-empty bins.
 
-    ``L = mean_{b,k} (1 / M+) sum_m |conf_m - acc_m|`` with ``conf_m`` the mean ``p_k`` and
-    ``acc_m`` the share of label k in bin m of image b; membership in bins is constant, so each
-    voxel's gradient is ``sign(conf - acc) / n_m`` (Barfoot et al. 2024, ACE-DLIRIS). Bins are
-    (lo, hi], as the published code has them (its docstring says otherwise). It is a companion of
-    Dice or cross-entropy, not a loss on its own.
+    ``L = mean_{b,k} (1 / M+) sum_m |conf_m - acc_m|`` with ``conf_m = sum_i w_im p_i / sum_i w_im``
+    the mean ``p_k`` and ``acc_m``, likewise, the share of label k in bin m of image b. It is a
+    companion of Dice or cross-entropy, not a loss on its own.
+
+    ``hard`` bins (Barfoot et al. 2024, ACE-DLIRIS): w is 1 in the voxel's bin and constant, so each
+    voxel's gradient is ``sign(conf - acc) / n_m``. Bins are (lo, hi], as the published code has
+    them (its docstring says otherwise).
+
+    ``soft`` bins (Barfoot et al. 2025, "Average Calibration Losses for Reliable Uncertainty in
+    Medical Image Segmentation"): ``w_im = max(0, 1 - M |p_i - c_m|)`` with centres
+    ``c_m = (m + 1/2) / M``, so that a voxel is shared by the two nearest bins, and the gradient
+    flows through w, too; below the first centre and above the last a voxel is all in that bin. Its
+    published runs have `skip_empty`. We differ from the published code by rounding alone: its last
+    edge is 1 + 1.2e-7, its memberships at the ends are 1 - 1e-4 at least, its sums are float32.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
         labels: integer ``(N, *S)``.
         bins: M.
+        binning: ``hard`` or ``soft``.
+        empty_weight: soft bins of a smaller total weight, in voxels, count as empty.
+        skip_empty: the gap of a class that an image does not hold counts as 0.
         include_background: whether class 0 takes part.
         ignore_index: label to leave out.
 
@@ -47,8 +70,7 @@ def ml1_ace(
     Raises:
         ValueError: shapes, label values or options that do not fit.
     """
-    if bins < 1:
-        raise ValueError(f"bins: expected at least 1, got {bins}")
+    _check(bins, binning, empty_weight)
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     n, k = logits.shape[:2]
     valid = valid_mask(labels, ignore_index)
@@ -63,16 +85,48 @@ def ml1_ace(
         p = p[:, first:].reshape(n * (k - first), -1)
         hits = hits[:, first:].reshape(n * (k - first), -1)
         counted = valid.reshape(n, 1, -1).expand(-1, k - first, -1).reshape(p.shape)
-        with torch.no_grad():
-            index = equal_width_index(p, bins)
-        zeros = torch.zeros(p.shape[0], bins, dtype=torch.float64, device=p.device)
-        count = zeros.scatter_add(1, index, counted.double())
-        confidence = zeros.scatter_add(1, index, torch.where(counted, p, 0.0).double())
-        accuracy = zeros.scatter_add(1, index, hits)
-        gap = (confidence - accuracy).abs() / count.clamp(min=1)
-        used = (count > 0).sum(1)
-        per_row = gap.sum(1) / used.clamp(min=1)
-        return (per_row.sum() / (used > 0).sum().clamp(min=1)).to(x.dtype)
+        p = torch.where(counted, p, 0.0)
+        least = empty_weight if binning == "soft" else 1.0
+        membership = _soft(p, bins) if binning == "soft" else _hard(p, bins)
+        gap, used = _gaps(membership, p, hits, counted, bins, least)
+        gap = torch.where(hits.any(1), gap, 0.0) if skip_empty else gap
+        return (gap.sum() / used.sum().clamp(min=1)).to(x.dtype)
+
+
+def _hard(p: Tensor, bins: int) -> Membership:
+    return [(equal_width_index(p.detach(), bins), torch.ones_like(p, dtype=torch.float64))]
+
+
+def _soft(p: Tensor, bins: int) -> Membership:
+    position = (p * bins - 0.5).clamp(0, bins - 1)  # in widths from the first centre
+    left = position.detach().floor().long()
+    share = (position - left).double()
+    return [(left, 1 - share), ((left + 1).clamp(max=bins - 1), share)]
+
+
+def _gaps(
+    membership: Membership, p: Tensor, hits: Tensor, counted: Tensor, bins: int, least: float
+) -> tuple[Tensor, Tensor]:
+    """Mean gap of every row's bins that are not empty ``(rows,)``, and which rows have such bins.
+
+    Args:
+        membership: of every value.
+        p: probabilities ``(rows, n)``.
+        hits: what came true ``(rows, n)``, float64.
+        counted: bool ``(rows, n)``.
+        bins: M.
+        least: weight below which a bin is empty.
+    """
+    weight = torch.zeros(p.shape[0], bins, dtype=torch.float64, device=p.device)
+    confidence, accuracy = weight, weight
+    for index, share in membership:
+        own = share * counted
+        weight = weight.scatter_add(1, index, own)
+        confidence = confidence.scatter_add(1, index, own * p)
+        accuracy = accuracy.scatter_add(1, index, own * hits)
+    found = weight >= least
+    gap = torch.where(found, (confidence - accuracy).abs(), 0.0) / torch.where(found, weight, 1.0)
+    return gap.sum(1) / found.sum(1).clamp(min=1), found.any(1)
 
 
 class ML1ACE(Term):
@@ -87,14 +141,19 @@ class ML1ACE(Term):
         num_classes: int,
         *,
         bins: int = 20,
+        binning: Binning = "hard",
+        empty_weight: float = 0.01,
+        skip_empty: bool = False,
         include_background: bool = True,
         ignore_index: int | None = None,
     ) -> None:
         super().__init__()
-        if bins < 1:
-            raise ValueError(f"bins: expected at least 1, got {bins}")
+        _check(bins, binning, empty_weight)
         self.num_classes = num_classes
         self.bins = bins
+        self.binning: Binning = binning
+        self.empty_weight = empty_weight
+        self.skip_empty = skip_empty
         self.include_background = include_background
         self.ignore_index = ignore_index
 
@@ -105,6 +164,17 @@ class ML1ACE(Term):
             logits,
             labels,
             bins=self.bins,
+            binning=self.binning,
+            empty_weight=self.empty_weight,
+            skip_empty=self.skip_empty,
             include_background=self.include_background,
             ignore_index=self.ignore_index,
         )
+
+
+def _check(bins: int, binning: str, empty_weight: float) -> None:
+    if bins < 1:
+        raise ValueError(f"bins: expected at least 1, got {bins}")
+    check_choice("binning", binning, get_args(Binning))
+    if not 0 < empty_weight < math.inf:
+        raise ValueError(f"empty_weight: expected a positive number, got {empty_weight}")

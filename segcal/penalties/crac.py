@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,7 +15,9 @@ from segcal.neighbourhood import (
     Padding,
     channel_proportions,
     check_options,
+    check_reaches,
     class_proportions,
+    distance_bands,
     outer_region,
 )
 from segcal.sweep.terms import Residual, Shape
@@ -58,6 +61,10 @@ class CRaC(AugmentedLagrangian):
     ours is exact; its labels are padded with background, ours are replicated
     (``padding="background"`` gives the code's); its ``normalize`` does nothing, and is not here.
 
+    With `bands` the regions are bands of the distance to the nearest voxel of another class instead
+    (three for two reaches: at the boundary, near it, far from it; row 0 is the boundary), each with
+    a margin of its own. That is ours, of no paper.
+
     On data where foreground is rare the published setting can collapse to background: with plain
     cross-entropy as base within a few epochs, with Dice + CE on small training sets, too.
 
@@ -71,6 +78,11 @@ class CRaC(AugmentedLagrangian):
             to reproduce the poster.
         kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next one.
         padding: see there.
+        bands: largest distances of all bands but the last in voxels, ascending, the distance being
+            the largest of those along the axes; 1 is what a patch of 3 calls outer. None takes the
+            two regions above.
+        margins: one per band, from the boundary on; None spaces them evenly from `margin_outer` to
+            `margin_inner`.
         per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap: tau_k is the proportion
             of 1 in channel k, and every channel has an inner and an outer region of its own.
         ignore_index: label to leave out, of voxels, neighbourhoods and statistics.
@@ -90,11 +102,14 @@ class CRaC(AugmentedLagrangian):
         constraint: Constraint = "abs",
         kernel_size: KernelSize = 3,
         padding: Padding = "replicate",
+        bands: Sequence[int] | None = None,
+        margins: Sequence[float] | None = None,
         per_channel: bool = False,
         ignore_index: int | None = None,
         **alm: Any,
     ) -> None:
-        super().__init__(num_classes, 2, per_channel, rho0=rho0, **alm)
+        regions = 2 if bands is None else len(bands) + 1
+        super().__init__(num_classes, regions, per_channel, rho0=rho0, **alm)
         check_options(kernel_size, "mean", padding)
         check_choice("constraint", constraint, get_args(Constraint))
         if not (math.isfinite(margin_inner) and math.isfinite(margin_outer)):
@@ -102,14 +117,22 @@ class CRaC(AugmentedLagrangian):
                 "margin_inner, margin_outer: expected finite numbers, "
                 f"got {margin_inner} and {margin_outer}"
             )
+        self.bands = None if bands is None else tuple(bands)
         self.margins = (margin_inner, margin_outer)
+        if self.bands is not None:
+            self.margins = _margins_of_bands(self.bands, margins, self.margins)
+        elif margins is not None:
+            raise ValueError(f"margins: are those of bands, which are not given; got {margins}")
         self.constraint: Constraint = constraint
         self.kernel_size = kernel_size
         self.padding: Padding = padding
         self.ignore_index = ignore_index
 
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z of ``t - l``, ``(N, K, *S)``, and regions: 0 inner, 1 outer, -1 ignored."""
+        """Return z of ``t - l``, ``(N, K, *S)``, and regions, -1 ignored.
+
+        Regions are 0 inner, 1 outer; or bands, 0 at the boundary.
+        """
         patch: dict[str, Any] = {
             "kernel_size": self.kernel_size,
             "padding": self.padding,
@@ -117,22 +140,28 @@ class CRaC(AugmentedLagrangian):
         }
         if self.per_channel:
             check_channels(logits, labels, self.num_classes, self.ignore_index)
-            outer = outer_region(labels.flatten(0, 1), **patch).view(labels.shape)
+            index = self._region(labels.flatten(0, 1), patch).view(labels.shape)
             tau = channel_proportions(labels, dtype=logits.dtype, **patch)
         else:
             check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
-            outer = outer_region(labels, **patch)
+            index = self._region(labels, patch)
             tau = class_proportions(
                 labels, self.num_classes, dtype=logits.dtype, validate=False, **patch
             )
-        region = torch.where(valid_mask(labels, self.ignore_index), outer.long(), -1)
-        margin = torch.tensor(self.margins).to(tau)[outer.long()]
+        region = torch.where(valid_mask(labels, self.ignore_index), index, -1)
+        margin = torch.tensor(self.margins).to(tau)[index]
         u = logits - (margin if self.per_channel else margin.unsqueeze(1)) * tau
         return u.abs() if self.constraint == "abs" else -u, region
 
+    def _region(self, labels: Tensor, patch: dict[str, Any]) -> Tensor:
+        """Region of every voxel of `labels` ``(N, *S)``; at ignored ones it means nothing."""
+        if self.bands is None:
+            return outer_region(labels, **patch).long()
+        return distance_bands(labels, self.bands, **patch)
+
     def swept(self) -> Residual | None:
-        """Describe the penalty to :mod:`segcal.sweep`."""
-        if not self.fused or self.per_channel:
+        """Describe the penalty to :mod:`segcal.sweep`, which knows regions by patch, not bands."""
+        if not self.fused or self.per_channel or self.bands is not None:
             return None
         lam, rho = self.weights_in_force()
         return Residual(
@@ -148,13 +177,33 @@ class CRaC(AugmentedLagrangian):
         )
 
     def identity(self) -> dict[str, Any]:
-        """What a state must have in common with this penalty: also its constraint."""
-        return {**super().identity(), "constraint": self.constraint}
+        """What a state must have in common with this penalty: also its constraint, and bands."""
+        bands = {} if self.bands is None else {"bands": list(self.bands)}
+        return {**super().identity(), "constraint": self.constraint, **bands}
 
     def extra_repr(self) -> str:
         """Name what distinguishes this penalty when it is printed."""
         return (
-            f"margins={self.margins}, constraint={self.constraint!r}, "
+            f"margins={self.margins}, bands={self.bands}, constraint={self.constraint!r}, "
             f"kernel_size={self.kernel_size}, padding={self.padding!r}, "
             f"{super().extra_repr()}"
         )
+
+
+def _margins_of_bands(
+    bands: Sequence[int], margins: Sequence[float] | None, ends: tuple[float, float]
+) -> tuple[float, ...]:
+    """Return a margin per band: those given, or evenly spaced between `ends`, far and boundary.
+
+    Raises:
+        ValueError: bands or margins that do not fit.
+    """
+    check_reaches(bands)
+    far, boundary = ends
+    if margins is None:
+        return tuple(boundary + (far - boundary) * i / len(bands) for i in range(len(bands) + 1))
+    if len(margins) != len(bands) + 1 or not all(map(math.isfinite, margins)):
+        raise ValueError(
+            f"margins: expected {len(bands) + 1} finite numbers, one per band, got {list(margins)}"
+        )
+    return tuple(margins)

@@ -25,6 +25,7 @@ FIGURE_NAME = "segcal_progress.png"
 ROWS = {
     1: ("all",),
     2: ("inner", "outer"),
+    3: ("boundary", "near", "far"),
     4: ("in-inner", "in-outer", "out-inner", "out-outer"),
 }
 """Names of rows of multipliers by their number: one for the whole image; a row per region; and of

@@ -225,6 +225,7 @@ PARTS = {
     "crac": ({}, {"crac": 1.0}),
     "ecp": ({}, {"entropy": 1.0}),
     "ml1_ace": ({}, {"ml1_ace": 1.0}),  # a third each of Dice, cross-entropy and this
+    "ml1_ace_soft": ({}, {"ml1_ace_soft": 1.0}),
     "mmce": ({}, {"mmce": 0.1}),
     "dice_ce": ({}, {}),
 }
@@ -240,7 +241,7 @@ def test_every_recipe_with_a_name_is_two_trainers(trainers):
     short = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
     assert len(set(short)) == len(short)
     assert {"FL", "FLSD", "LS", "SVLS", "ECP", "LogitNorm", "MbLS"} <= set(short)
-    assert {"NACL", "BWCR", "CALS", "CALSHR", "CRaC", "mL1ACE"} <= set(short)
+    assert {"NACL", "BWCR", "CALS", "CALSHR", "CRaC", "mL1ACE", "mL1ACESoft"} <= set(short)
     expected = {f"nnUNetTrainer{s}{suffix}" for s in short for suffix in ("", "_CE")}
     assert set(trainers.__all__) == expected
     assert trainers.nnUNetTrainerCRaC.dice

@@ -32,10 +32,10 @@ from tests.conftest import close
 from tests.ranks import in_two_processes
 
 TRAINERS = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
-LEARNED = {"CRaC": 2, "CALS": 1, "CALSHR": 1}
+LEARNED = {"CRaC": 2, "CRaCBands": 3, "CALS": 1, "CALSHR": 1}
 """Rows of multipliers."""
 IN_PLACE = {"FL", "FLSD", "LS", "SVLS"}
-PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "Baseline"}
+PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "CRaCBands", "Baseline"}
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "plain_progress"),
     pytest.mark.filterwarnings("ignore:.*Received empty chunks:UserWarning"),
@@ -82,7 +82,7 @@ def check(found, short, epochs=2, channels=4):
         assert 0 < line["ece"] < 1
     short = short.removesuffix("_CE")
     term = {"ECP": "entropy", "LogitNorm": "logit_norm", "MbLS": "margin", "mL1ACE": "ml1_ace"}
-    term |= {"CALSHR": "cals_hr"}
+    term |= {"CALSHR": "cals_hr", "mL1ACESoft": "ml1_ace_soft", "CRaCBands": "crac_bands"}
     added = [] if short in {*IN_PLACE, "Baseline"} else [term.get(short, short.lower())]
     assert list(lines[0]["train"]) == ["base", *added]
     if short in LEARNED:

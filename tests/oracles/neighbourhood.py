@@ -55,3 +55,17 @@ def proportions_and_outer(labels, num_classes, sizes, kernel, padding, ignore):
         tau[(slice(None), *centre)] = numerator / denominator
         outer[centre] = len(values) > 1
     return tau, outer
+
+
+def distance_to_another_class(label_map, looked, ignore):
+    """Largest distance along the axes to the nearest voxel of another class; infinite without.
+
+    Along axes that are not `looked` at there is no way.
+    """
+    found = np.full(label_map.shape, np.inf)
+    voxels = [v for v in np.ndindex(label_map.shape) if label_map[v] != ignore]
+    for a, b in itertools.product(voxels, voxels):
+        steps = np.abs(np.subtract(a, b))
+        if label_map[a] != label_map[b] and not steps[~looked].any():
+            found[a] = min(found[a], steps.max())
+    return found

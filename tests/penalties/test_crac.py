@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from segcal.alm import FUNCTIONS
 from segcal.penalties.crac import CRaC, from_reference
+from segcal.recipes import build
 from tests.conftest import close
+from tests.oracles.neighbourhood import distance_to_another_class, proportions_and_outer
 
 
 @pytest.mark.parametrize(("name", "padding"), [("cr_fix", "background"), ("cr_rep", "replicate")])
@@ -211,3 +214,95 @@ def test_the_mean_over_voxels_and_what_is_counted(function, fused):
     _, region = crac.constraints(logits, labels)
     assert crac.count[:, 0].tolist() == [int((region == r).sum()) for r in range(2)]
     assert (crac.count > 0).all()
+
+
+BANDS = (1, 3)
+
+
+def sparse(shape=(2, 13, 14), k=3):
+    """A few squares of label 1 and 2 in a large background, so that every band is found."""
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn((shape[0], k, *shape[1:]), generator=generator, dtype=torch.float64)
+    labels = torch.zeros(shape, dtype=torch.long)
+    labels[:, 2:5, 2:4] = 1
+    labels[0, 3:5, 4:6] = 2
+    labels[1, 7, 7:9] = 9
+    return logits, labels
+
+
+def test_bands_against_a_loop():
+    """Value, gradient and multipliers of PHR from distances and proportions of their own."""
+    logits, labels = sparse()
+    crac = CRaC(3, bands=BANDS, ignore_index=9, lambda0=0.2, rho0=0.4)
+    assert crac.margins == (1.0, 3.0, 5.0)
+    crac.lam.copy_(torch.rand(3, 3, generator=torch.Generator().manual_seed(1)) + 0.1)
+    margins, before = np.array(crac.margins), crac.lam.numpy().copy()
+    valid = labels.numpy() != 9
+    region, tau = [], []
+    for label_map in labels.numpy():
+        distance = distance_to_another_class(label_map, np.array([True, True]), 9)
+        region.append(np.digitize(distance, BANDS, right=True))
+        tau.append(proportions_and_outer(label_map, 3, (3, 3), "mean", "replicate", 9)[0])
+    region, tau = np.stack(region), np.stack(tau)
+    u = logits.numpy() - margins[region][:, None] * tau
+    z, lam = np.abs(u), np.moveaxis(before[region], -1, 1)
+    n = valid.sum()
+    value = ((lam * z + 0.2 * z**2) * valid[:, None]).sum() / (n * 3 * 3)
+    x = logits.clone().requires_grad_()
+    found = crac(x, labels)
+    close(found.detach(), value)
+    slope = (lam + 0.4 * z) * np.sign(u) * valid[:, None] / (n * 3 * 3)
+    close(torch.autograd.grad(found, x)[0], slope)
+    crac.observe(logits, labels)
+    step = crac.dual_step()
+    inside = [(region == r) & valid for r in range(3)]
+    assert step.count == [int(i.sum()) for i in inside]
+    assert min(step.count) > 0
+    grown = [[z[:, k][i].sum() / n for k in range(3)] for i in inside]
+    close(crac.lam, before + 0.4 * np.array(grown))
+
+
+def test_bands_that_are_the_two_regions():
+    """One band of reach 1 is inner and outer, in the other order."""
+    logits, labels = sparse()
+    one, two = CRaC(3, bands=[1], ignore_index=9), CRaC(3, ignore_index=9)
+    two.lam.copy_(torch.rand(2, 3, generator=torch.Generator().manual_seed(1)))
+    one.lam.copy_(two.lam.flip(0))
+    close(one(logits, labels), two(logits, labels))
+    for penalty in (one, two):
+        penalty.observe(logits, labels)
+        penalty.dual_step()
+    close(one.lam, two.lam.flip(0))
+
+
+def test_bands_of_the_users_and_states_of_others():
+    crac = build("crac_bands", 3, crac_bands={"bands": [2, 4, 6], "margins": [0, 1, 2, 3]})
+    assert crac.terms["crac_bands"].margins == (0, 1, 2, 3)
+    assert crac.terms["crac_bands"].lam.shape == (4, 3)
+    state = CRaC(3, bands=(1, 4)).state_dict()
+    with pytest.raises(ValueError, match=r"bands \[1, 4\], here \[1, 3\]"):
+        CRaC(3, bands=BANDS).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"bands \[1, 4\], here None; num_regions 3, here 2"):
+        CRaC(3).load_state_dict(state)
+    for options, message in (
+        ({"bands": (1, 1)}, r"bands: expected ascending whole distances .* got \[1, 1\]"),
+        ({"bands": ()}, r"bands: expected ascending whole distances"),
+        ({"bands": BANDS, "margins": (1, 5)}, r"margins: expected 3 finite numbers, .* got \[1, 5"),
+        ({"margins": (1, 5)}, r"margins: are those of bands, which are not given"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CRaC(3, **options)
+
+
+def test_bands_per_channel():
+    """Every channel is a problem of two classes with bands of its own."""
+    logits, labels = sparse()
+    channels = torch.stack([labels == 1, labels >= 1], 1).long()
+    whole = CRaC(2, bands=BANDS, per_channel=True)
+    z, region = whole.constraints(logits[:, :2], channels)
+    for k in range(2):
+        one = CRaC(2, bands=BANDS)
+        both = torch.stack([torch.zeros_like(logits[:, 0]), logits[:, k]], 1)
+        expected, own = one.constraints(both, channels[:, k])
+        close(z[:, k], expected[:, 1])
+        assert torch.equal(region[:, k], own)

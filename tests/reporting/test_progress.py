@@ -54,13 +54,19 @@ def test_names_of_classes_say_the_region_only_where_there_are_two():
     assert texts(plot_progress([record(2, 1)], ["0", "_b"])) == ["0", "_b"]
     both = ["0, inner", "_b, inner", "0, outer", "_b, outer"]
     assert texts(plot_progress([record(2, 2)], ["0", "_b"])) == both
+    three = plot_progress([record(1, 3)], ["0"])
+    assert texts(three) == ["0, boundary", "0, near", "0, far"]
+    assert [line.get_linestyle() for line in three.axes[2].lines] == ["-", "--", ":"]
+    assert texts(plot_progress([record(1, 5)], ["0"]))[-1] == "0, region 4"
 
 
-@pytest.mark.parametrize("regions", [1, 2])
-def test_many_classes_get_a_colour_bar(regions):
+@pytest.mark.parametrize(
+    ("regions", "shown"), [(1, []), (2, ["inner", "outer"]), (3, ["boundary", "near", "far"])]
+)
+def test_many_classes_get_a_colour_bar(regions, shown):
     names = [f"class {k}" for k in range(200)]
     figure = plot_progress([record(200, regions, epoch) for epoch in range(2)], names)
-    assert texts(figure) == (["inner", "outer"] if regions == 2 else [])
+    assert texts(figure) == shown
     *panels, bar = figure.axes
     labels = [label.get_text() for label in bar.get_yticklabels()]
     assert (labels[0], labels[-1]) == ("0: class 0", "199: class 199")
