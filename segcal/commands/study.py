@@ -1,17 +1,17 @@
-"""``segcal study``: losses x seeds x data sets, a table and the figures of the papers' kind."""
+"""``segcal study``: losses x seeds x data sets, of classification or of segmentation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from segcal.commands.console import say
 from segcal.commands.errors import user_errors
-from segcal.commands.evaluate import table_forms
+from segcal.commands.evaluate import Engine, table_forms
 from segcal.commands.experiment import OPTIONS, SetOptions
 from segcal.commands.progress import progress_bar
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 StudyConfig = Annotated[
     str,
     typer.Argument(
-        help="The study: a YAML file, or the name of one that comes with segcal (digits, "
-        "docstrings, multilabel, slices, cifar10)."
+        help="The study: a YAML file, or the name of one that comes with segcal. Segmentation: "
+        "phantom_small, phantom, hippocampus_small, hippocampus, chaos, acdc, acdc_nnunet, flare. "
+        "Classification: digits, docstrings, multilabel, slices, cifar10."
     ),
 ]
 Processes = Annotated[
@@ -32,7 +33,8 @@ Processes = Annotated[
         "--processes",
         "-p",
         min=1,
-        help="Trainings at the same time; of several, each has a core.",
+        help="Trainings at the same time; of several, each has a core. Those that find a GPU "
+        "share it: of small networks, several are faster side by side.",
     ),
 ]
 Formats = Annotated[
@@ -41,6 +43,30 @@ Formats = Annotated[
         "--format",
         help="Write the tables as markdown (tables.md), latex (tables.tex) or, with a comma, "
         "both; default: both.",
+    ),
+]
+Dry = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Segmentation: check everything, list the cells, done and to do, and what they cost.",
+    ),
+]
+Runs = Annotated[
+    Engine,
+    typer.Option(
+        "--engine",
+        help="Segmentation: what runs the cells, processes of this machine, or a Dask cluster "
+        '(needs pip install "segcal[dask]").',
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        help="With --engine dask: tcp://HOST:PORT of a running scheduler, or its scheduler file; "
+        "its workers see the files under the same paths. Default: a cluster of --processes on "
+        "this machine. Connect to none that you do not trust.",
     ),
 ]
 ReportOnly = Annotated[
@@ -55,35 +81,88 @@ def study(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder of the report; default: report in that of the study."
+            "--output",
+            "-o",
+            help="Classification: folder of the report; default: report in that of the study.",
         ),
     ] = None,
     processes: Processes = 1,
     formats: Formats = None,
     report_only: ReportOnly = False,
+    dry_run: Dry = False,
+    engine: Runs = Engine.processes,
+    scheduler: Scheduler = None,
 ) -> None:
-    """Train every loss with every seed on every data set, and report mean and deviation.
+    """Train every loss with every seed on every data set, and report what they are worth.
 
-    Examples: segcal study digits --processes 4
+    Examples: segcal study phantom_small --dry-run
+
+    segcal study phantom_small --processes 4
+
+    segcal study acdc --set sets.acdc.raw=$nnUNet_raw/Dataset027_ACDC
+
+    segcal study digits --processes 4
 
     segcal study multilabel --set sets.scene.changes.data.args.path=scene.arff.gz
     --set sets.emotions.changes.data.args.path=emotions.arff.gz
 
-    What has been trained is not trained again: the same command goes on where a study was stopped.
-    The report has index.html, runs.csv (a row for each training), means.csv, tables.md,
-    tables.tex, and figures/: metrics, calibration over the epochs, multipliers of CALS,
+    What has been trained is not trained again: the same command goes on where a study was stopped,
+    killed even.
+
+    Of segmentation, patients are parted into those that train, those that validate (repairs are
+    fitted to them), and those that only test. OUTPUT/results gets cells.csv (a row for each
+    training), cases.csv (one for each test case, repair and decision), and the report.
+
+    Of classification, the report has index.html, runs.csv (a row for each training), means.csv,
+    tables.md, tables.tex, and figures/: metrics, calibration over the epochs, multipliers of CALS,
     reliability, retrieval of samples by several labels at once.
 
     Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage.
     """
+    from segcal.commands.segmentation_study import Options, run_study
+
+    with user_errors(OPTIONS):
+        forms = table_forms(formats or ["markdown,latex"])
+        content = _content(config, settings or [])
+        segmentation = content.get("kind") is not None
+        if segmentation and output is not None:
+            raise ValueError(
+                "--output: a study of segmentation writes into its own folder (--set output=FOLDER)"
+            )
+        if not segmentation and (dry_run or engine is not Engine.processes or scheduler):
+            raise ValueError("--dry-run, --engine, --scheduler: are of studies of segmentation")
+    if segmentation:
+        run_study(
+            content,
+            Options(config, processes, engine.value, scheduler, forms, dry_run, report_only),
+        )
+        return
+    _classification(config, settings or [], output, processes, forms, report_only)
+
+
+def _content(config: str, settings: Sequence[str]) -> dict[str, Any]:
+    """What the file of a study says, of whatever kind."""
+    from segcal.classify.study import KIND, Study
+    from segcal.training.experiments import read_content
+
+    return read_content(config, Study, KIND, settings)
+
+
+def _classification(
+    config: str,
+    settings: Sequence[str],
+    output: Path | None,
+    processes: int,
+    forms: Sequence[str],
+    report_only: bool,
+) -> None:
     from segcal.classify.study import check, load_study, report_study, trials
     from segcal.classify.study_report import FILES
     from segcal.reporting.folder import ReportFolder
 
     console = Console()
     with user_errors(OPTIONS):
-        forms = table_forms(formats or ["markdown,latex"])
-        chosen = load_study(config, settings or [])
+        chosen = load_study(config, settings)
         folder = output or Path(chosen.output) / "report"
         ReportFolder(folder).check(FILES)
         found = trials(chosen)

@@ -30,7 +30,7 @@ ROWS = {
 }
 """Names of rows of multipliers by their number: one for the whole image; a row per region; and of
 channels with multipliers of their own for what is decided in and out, a row per side and region."""
-STYLES = ("-", "--", "-.", ":")
+STYLES = ("-", "--", ":", "-.")
 """Of the rows."""
 PANELS = {"lam": "multiplier", "rho": "penalty parameter", "constraint": "constraint"}
 """Titles by what an update of multipliers reports; a method may not have them all, and may say

@@ -7,7 +7,7 @@ depend on workers, processes or an interruption.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -232,6 +232,30 @@ def take_slice(item: Item, axis: str, place: int) -> Item:
     return {key: value.select(1 + AXES.index(axis), place) for key, value in item.items()}
 
 
+def is_fixed(data: VolumeData) -> bool:
+    """Whether all that is cut out of the volumes stays in memory: nothing in it is random.
+
+    Small slices would otherwise spend longer in being cut, epoch by epoch, than in the network.
+    """
+    return data.crop == "center" and not data.augment and data.cache == 1
+
+
+def together(items: Iterable[Item], count: int) -> Item:
+    """Items of one shape, stacked one by one, so that they are in memory once.
+
+    Args:
+        items: what is stacked.
+        count: how many there are.
+    """
+    found: Item = {}
+    for i, item in enumerate(items):
+        for key, value in item.items():
+            if i == 0:
+                found[key] = value.new_empty((count, *value.shape))
+            found[key][i] = value
+    return found
+
+
 class Crops(Dataset[Item]):
     """Training samples; a key is the number of a unit and the seed of what is random in it.
 
@@ -249,14 +273,23 @@ class Crops(Dataset[Item]):
         self.units = listed
         self.data = data
         self.transform = transform
+        self.kept: Item | None = None
+        if is_fixed(data):
+            self.kept = together(
+                (self._cut(number, 0) for number in range(len(listed))), len(listed)
+            )
 
     def __getitem__(self, key: tuple[int, int]) -> Item:
-        """Cut one.
+        """Cut one, or give what was cut once for all.
 
         Raises:
             ValueError: `transform` has mixed labels.
         """
-        number, seed = key
+        if self.kept is not None:
+            return {name: value[key[0]] for name, value in self.kept.items()}
+        return self._cut(*key)
+
+    def _cut(self, number: int, seed: int) -> Item:
         unit = self.units[number]
         item = self.volumes[unit.case]
         if self.data.units == "slices":
@@ -368,13 +401,18 @@ class ValidationBatches(Dataset[Item]):
                 (case, range(start, min(start + batch_size, n)))
                 for start in range(0, n, batch_size)
             ]
+        self.kept = [self._cut(*batch) for batch in self.batches] if is_fixed(data) else None
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __getitem__(self, number: int) -> Item:
         """A batch, ``(N, C, *S)`` and ``(N, 1, *S)``."""
-        case, places = self.batches[number]
+        if self.kept is not None:  # a network may write into what it is given
+            return {key: value.clone() for key, value in self.kept[number].items()}
+        return self._cut(*self.batches[number])
+
+    def _cut(self, case: int, places: range) -> Item:
         item = self.volumes[case]
         if self.data.units == "patches":
             cut = [self.transform(item)]

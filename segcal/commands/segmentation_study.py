@@ -1,0 +1,293 @@
+"""What ``segcal study`` does with a study of segmentation: check, run with a live table, report."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from segcal.commands.console import say
+from segcal.commands.errors import user_errors
+from segcal.commands.experiment import OPTIONS
+
+if TYPE_CHECKING:  # torch is imported when there is work to do
+    from segcal.evaluation.api import Runner
+    from segcal.study.plan import Cell, Host, Study
+    from segcal.study.running import Status
+
+SHOWN = 12
+"""Running cells that the live table names."""
+FRESH_S = 120.0
+"""A cell whose log was written since, runs."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for.
+
+    Attributes:
+        config: name of the study, or its file.
+        processes: cells at the same time.
+        engine: what runs them.
+        scheduler: of a Dask cluster.
+        forms: of the tables of the report.
+        dry_run: check and list, and end.
+        report_only: train nothing.
+    """
+
+    config: str
+    processes: int
+    engine: str
+    scheduler: str | None
+    forms: Sequence[str]
+    dry_run: bool
+    report_only: bool
+
+
+def run_study(content: Mapping[str, Any], options: Options) -> None:
+    """Run or report a study of segmentation.
+
+    Args:
+        content: what its YAML file says, settings put in.
+        options: of the command line.
+    """
+    console = Console()
+    with user_errors({**OPTIONS, "engine": "--engine", "scheduler": "--scheduler"}):
+        from segcal.evaluation.api import runner_of
+        from segcal.study.plan import cells, load_study
+        from segcal.study.running import check, in_use, statuses
+
+        study = load_study(content, options.config)
+        found = cells(study)
+        hosts = _hosts({cell.host for cell in found})
+        if not options.report_only:
+            check(found, hosts)
+        before = statuses(found)
+        if options.dry_run:
+            _say_plan(console, study, before)
+            return
+        todo = [c for c, s in before.items() if s.state != "done" and not options.report_only]
+        runner = runner_of(options.engine, options.scheduler)  # type: ignore[arg-type]
+    say(console, f"{len(found)} cells, {len(todo)} of them to do")
+    interrupted = False
+    if todo:
+        with user_errors(OPTIONS), in_use(study.folder):
+            interrupted = _run(console, todo, before, hosts, options, runner)
+    after = statuses(found)
+    _report(console, study, options, after)
+    _end(console, after, interrupted=interrupted)
+
+
+def _hosts(names: set[str]) -> dict[str, Host]:
+    """The hosts of networks; nnU-Net is imported by those alone who train with it."""
+    found: dict[str, Host] = {}
+    if "monai" in names:
+        from segcal.adapters.monai.study import MonaiHost
+
+        found["monai"] = MonaiHost()
+    if "nnunet" in names:
+        from segcal.adapters.nnunet.study import NnunetHost
+
+        found["nnunet"] = NnunetHost()
+    return found
+
+
+def _run(
+    console: Console,
+    todo: Sequence[Cell],
+    before: Mapping[Cell, Status],
+    hosts: Mapping[str, Host],
+    options: Options,
+    runner: Runner,
+) -> bool:
+    """Run what is to be done; return whether it was interrupted."""
+    from segcal.study.running import run_cells
+
+    progress = _Progress(todo, before, hosts, options.processes)
+    try:
+        with progress.shown():
+            for cell, why in run_cells(todo, hosts, processes=options.processes, runner=runner):
+                if why:
+                    say(console, f"FAILED {cell.name}: {why}", "red")
+                elif not console.is_terminal:
+                    say(console, progress.line(cell))
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+class _Progress:
+    """What is shown while cells run: read from their files, wherever they are run.
+
+    Args:
+        todo: cells that will be run.
+        before: how far all were.
+        hosts: of their networks.
+        processes: cells at the same time.
+    """
+
+    def __init__(
+        self,
+        todo: Sequence[Cell],
+        before: Mapping[Cell, Status],
+        hosts: Mapping[str, Host],
+        processes: int,
+    ) -> None:
+        self.todo, self.hosts, self.processes = todo, hosts, processes
+        self.begun = time.time()
+        self._known = [(c, _seconds(s.result)) for c, s in before.items() if s.result]
+        self._looked, self._shown = 0.0, Group()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show it on a terminal."""
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield
+            return
+        with Live(get_renderable=self._table, console=console, refresh_per_second=1):
+            yield
+
+    def line(self, cell: Cell) -> str:
+        """A line on a cell that has ended."""
+        from segcal.study.running import result_of
+
+        result = result_of(cell) or {}
+        scores = ", ".join(
+            f"{k} {v:.4f}" for k, v in result.get("val", {}).items() if v is not None
+        )
+        _, left = self._look()
+        clock = time.strftime("%H:%M:%S")
+        return f"{clock} {cell.name}: val {scores}; {_seconds(result):.0f} s; {left}"
+
+    def _table(self) -> Group:
+        if time.monotonic() - self._looked > 2:
+            rows, left = self._look()
+            table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+            for name in ("running", "epoch"):
+                table.add_column(name, justify="left", no_wrap=True)
+            for cell, epoch in rows[:SHOWN]:
+                table.add_row(cell.name, f"{epoch} of {cell.settings['epochs']}")
+            self._shown = Group(Text(left), table)
+            self._looked = time.monotonic()
+        return self._shown
+
+    def _look(self) -> tuple[list[tuple[Cell, int]], str]:
+        """Cells that run, with their epochs; and a sentence on all."""
+        from segcal.study.running import epochs_done, statuses
+
+        running, remaining, states = [], 0.0, Counter[str]()
+        found = statuses(self.todo)
+        new = [(c, _seconds(s.result)) for c, s in found.items() if s.result]
+        for cell, status in found.items():
+            states[status.state] += 1
+            if status.state != "to do":
+                continue
+            epoch = epochs_done(cell, self.hosts[cell.host])
+            share = 1 - min(epoch / cell.settings["epochs"], 1)
+            remaining += share * _expected(cell, [*self._known, *new])
+            if epoch and self._is_fresh(cell):
+                running.append((cell, epoch))
+        done = f"{states['done']} of {len(self.todo)} cells done"
+        failed = f", {states['failed']} failed" if states["failed"] else ""
+        since = timedelta(seconds=round(time.time() - self.begun))
+        text = f"{done}{failed}, {since} since the beginning"
+        if remaining:
+            left = timedelta(seconds=round(remaining / self.processes))
+            text += f", about {left} left"
+        return running, text
+
+    def _is_fresh(self, cell: Cell) -> bool:
+        from segcal.training.epoch_log import EpochLog
+
+        try:
+            written = EpochLog(self.hosts[cell.host].log(cell)).path.stat().st_mtime
+        except OSError:
+            return False
+        return written > max(self.begun, time.time() - FRESH_S)
+
+
+def _seconds(result: Mapping[str, Any] | None) -> float:
+    return float(sum((result or {}).get("seconds", {}).values()))
+
+
+def _expected(cell: Cell, known: Sequence[tuple[Cell, float]]) -> float:
+    """Seconds that a cell will take, by those that are done and most like it; 0 if none is."""
+    for like in (
+        lambda c: (c.set, c.network, c.recipe) == (cell.set, cell.network, cell.recipe),
+        lambda c: (c.set, c.network) == (cell.set, cell.network),
+        lambda c: True,
+    ):
+        if seconds := [s for c, s in known if like(c)]:
+            return sum(seconds) / len(seconds)
+    return 0.0
+
+
+def _say_plan(console: Console, study: Study, found: Mapping[Cell, Status]) -> None:
+    """List the cells, and what they cost."""
+    say(console, study.summary, "bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("set", "network", "recipe", "seeds", "epochs", "state"):
+        table.add_column(name)
+    rows: dict[tuple[str, str, str], list[tuple[Cell, Status]]] = {}
+    for cell, status in found.items():
+        rows.setdefault((cell.set, cell.network, cell.recipe), []).append((cell, status))
+    for key, members in rows.items():
+        states = Counter(status.state for _, status in members)
+        seeds = " ".join(str(cell.seed) for cell, _ in members)
+        said = ", ".join(f"{n} {state}" for state, n in states.items())
+        table.add_row(*key, seeds, str(members[0][0].settings["epochs"]), said)
+    console.print(table)
+    states = Counter(status.state for status in found.values())
+    say(console, f"{len(found)} cells: " + ", ".join(f"{n} {s}" for s, n in states.items()))
+    if study.cost is not None:
+        gpu = study.cost.gpu_minutes
+        also = "" if gpu is None else f", or {gpu:g} minutes of a GPU"
+        say(console, f"All of them take about {study.cost.cpu_hours:g} hours of a CPU core{also}.")
+    known = [(c, _seconds(s.result)) for c, s in found.items() if s.result]
+    left = sum(_expected(c, known) for c, s in found.items() if s.state != "done")
+    if known and left:
+        say(console, f"By the cells that are done, {left / 3600:.1f} hours are left.")
+    say(console, f"Output: {study.folder}")
+
+
+def _report(console: Console, study: Study, options: Options, found: Mapping[Cell, Status]) -> None:
+    from segcal.study.report import report
+    from segcal.study.running import collect_results
+
+    with user_errors():
+        folder = collect_results(study.folder, found)
+        if not any(status.result for status in found.values()):
+            say(console, "Nothing has been trained with these settings: no report.", "red")
+            return
+        header = {
+            "name": study.summary or options.config,
+            "study": study.model_dump(mode="json"),
+        }
+        files = report(
+            study.folder, baseline=study.compared_with, header=header, forms=options.forms
+        )
+    say(console, f"Written to {folder}: {', '.join(files)}")
+
+
+def _end(console: Console, found: Mapping[Cell, Status], *, interrupted: bool) -> None:
+    """Say how it ended, by the exit code, too."""
+    if interrupted:
+        say(console, "Interrupted: the same command goes on from there.", "red")
+        raise typer.Exit(130)
+    failed = {cell.name: s.why for cell, s in found.items() if s.state == "failed"}
+    for name, why in failed.items():
+        say(console, f"failed: {name}: {why}", "red")
+    if failed or not any(s.result for s in found.values()):
+        raise typer.Exit(1)

@@ -1,0 +1,338 @@
+"""The cells of a study, run one after the other, in several processes, or on a Dask cluster.
+
+A cell that is done is known by its ``result.json``, the last file that is written of it. All else
+can be killed anywhere: a training goes on from its last checkpoint, predictions and numbers are
+made again. One study is run into a folder at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pandas as pd
+
+from segcal.evaluation.api import Runner
+from segcal.evaluation.engine import run
+from segcal.io.files import read_json, remove_leftovers, whole_file, write_json, write_text
+from segcal.study.measuring import measure, tables_of
+from segcal.study.plan import RESULTS, Cell, Host, Part
+from segcal.study.preparing import check_source, classes_of, prepare
+from segcal.training.beginning import OutputInUseError
+from segcal.training.epoch_log import EpochLog
+
+__all__ = [
+    "Status", "check", "collect_results", "epochs_done", "in_use", "result_of", "run_cell",
+    "run_cells", "statuses",
+]  # fmt: skip
+
+RESULT_NAME = "result.json"
+FAILURE_NAME = "failed.txt"
+LOG_NAME = "log.jsonl"
+LOCK_NAME = ".segcal-study.lock"
+PARTS: tuple[Part, ...] = ("fit", "test")
+ELSEWHERE = {
+    "summary": None,
+    "output": None,
+    "data": ("root", "images", "labels", "cache"),
+    "training": ("device", "workers", "val_batch_size"),
+}
+"""What of a training may differ from that of a finished cell: where, not what, it is."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a cell is.
+
+    Attributes:
+        state: ``done``, ``failed``, or ``to do``.
+        result: content of its ``result.json``; None before it is done.
+        why: it failed.
+    """
+
+    state: str
+    result: dict[str, Any] | None = None
+    why: str = ""
+
+
+def check(cells: Sequence[Cell], hosts: Mapping[str, Host]) -> None:
+    """Check all that can be checked before work starts.
+
+    Raises:
+        ValueError: naming set, network and recipe: what does not fit, or cells that were finished
+            with other settings.
+    """
+    classes: dict[str, int] = {}
+    for cell in cells:
+        try:
+            if cell.set not in classes:
+                check_source(cell.source, [c.seed for c in cells if c.set == cell.set])
+                classes[cell.set] = classes_of(cell.source)
+        except ValueError as error:
+            raise ValueError(f"sets.{cell.set}: {error}") from None
+        try:
+            resolved = hosts[cell.host].resolve(cell, classes[cell.set]).model_dump(mode="json")
+        except ValueError as error:
+            raise ValueError(f"{cell.name}: {error}") from None
+        result = result_of(cell)
+        if result is not None and (other := _differences(result["experiment"], resolved)):
+            raise ValueError(
+                f"{cell.folder / RESULT_NAME}: is of other settings ({', '.join(other)}); choose "
+                "another output, or remove that folder to have it trained anew"
+            )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of parts that differ."""
+    found = []
+    for key in dict.fromkeys((*before, *now)):
+        ignored = ELSEWHERE.get(key, ())
+        a, b = before.get(key), now.get(key)
+        if ignored is None:
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):
+            inner = dict.fromkeys((*a, *b))
+            found += [f"{key}.{k}" for k in inner if k not in ignored and a.get(k) != b.get(k)]
+        elif a != b:
+            found.append(key)
+    return found
+
+
+def result_of(cell: Cell) -> dict[str, Any] | None:
+    """What came of a cell; None if it is not done.
+
+    Raises:
+        ValueError: a file that cannot be read.
+    """
+    path = cell.folder / RESULT_NAME
+    return read_json(path) if path.is_file() else None
+
+
+def statuses(cells: Sequence[Cell]) -> dict[Cell, Status]:
+    """How far every cell is."""
+    found = {}
+    for cell in cells:
+        result = result_of(cell)
+        told = cell.folder / FAILURE_NAME
+        if result is not None:
+            found[cell] = Status("done", result)
+        elif told.is_file():
+            found[cell] = Status("failed", None, told.read_text(encoding="utf-8").split("\n")[0])
+        else:
+            found[cell] = Status("to do")
+    return found
+
+
+def epochs_done(cell: Cell, host: Host) -> int:
+    """Epochs that the log of a training holds."""
+    path = EpochLog(host.log(cell)).path
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder of a study; the system lets go when a process is killed.
+
+    Raises:
+        OutputInUseError: another one is in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_NAME).open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            who = file.read().strip() or "another process"
+            raise OutputInUseError(
+                f"{folder}: a study is running there ({who}); wait for it, or choose another output"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def run_cells(
+    todo: Sequence[Cell],
+    hosts: Mapping[str, Host],
+    *,
+    processes: int = 1,
+    runner: Runner = run,
+) -> Iterator[tuple[Cell, str]]:
+    """Run cells; yield each, in order, with why it failed, or nothing, when it has ended.
+
+    Args:
+        todo: what to run.
+        hosts: by name.
+        processes: cells at the same time, with one thread each if there are several.
+        runner: see :func:`segcal.evaluation.api.runner_of`.
+
+    Raises:
+        ValueError: data that cannot be prepared.
+    """
+    for cell in todo:  # here, so that no two processes write the same
+        prepare(cell)
+    one = partial(_run_safely, hosts=dict(hosts))
+    for index, why in runner(one, list(todo), lost=_lost, jobs=processes):
+        yield todo[index], why
+
+
+def _lost(cell: Cell, why: str) -> str:
+    with suppress(OSError):
+        _fail(cell, why)
+    return why
+
+
+def _fail(cell: Cell, why: str, more: str = "") -> None:
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    write_text(cell.folder / FAILURE_NAME, f"{why}\n\n{more}")
+
+
+def _run_safely(cell: Cell, hosts: Mapping[str, Host]) -> str:
+    """Run a cell, and return why it failed, or nothing."""
+    try:
+        (cell.folder / FAILURE_NAME).unlink(missing_ok=True)
+        run_cell(cell, hosts[cell.host])
+    except Exception as error:  # noqa: BLE001 - a network's own, out of memory, a full disk
+        why = str(error)
+        if not isinstance(error, ValueError | FloatingPointError):
+            why = f"{type(error).__name__}: {error}"
+        why = why.replace("\n", " ")
+        with suppress(OSError):
+            _fail(cell, why, traceback.format_exc())
+        return why
+    return ""
+
+
+def run_cell(cell: Cell, host: Host) -> None:
+    """Train, predict and measure, from where it was left; write ``result.json``.
+
+    Args:
+        cell: whose data set has been prepared.
+        host: of its network.
+
+    Raises:
+        ValueError: something does not fit.
+        FloatingPointError: the loss is no longer finite.
+    """
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(cell.folder)
+    experiment = host.resolve(cell, classes_of(cell.source)).model_dump(mode="json")
+    trained = host.train(cell)
+    started = perf_counter()
+    for part in PARTS:
+        host.predict(cell, part)
+    predicted = perf_counter()
+    measured = measure(cell)
+    for name, table in tables_of(measured).items():
+        write_table(cell.folder / name, table)
+    write_json(cell.folder / "reliability.json", measured.reliability)
+    log = EpochLog(host.log(cell)).path
+    if log.is_file():
+        write_text(cell.folder / LOG_NAME, log.read_text(encoding="utf-8"))
+    seconds = {
+        "train": round(trained.seconds, 1),
+        "predict": round(predicted - started, 1),
+        "evaluate": round(perf_counter() - predicted, 1),
+    }
+    content = {
+        "status": "done",
+        "set": cell.set,
+        "network": cell.network,
+        "recipe": cell.recipe,
+        "seed": cell.seed,
+        "host": cell.host,
+        "experiment": experiment,
+        "seconds": seconds,
+        "epochs": trained.epochs,
+        "best_epoch": trained.best_epoch,
+        "parameters": trained.parameters,
+        "val": measured.val,
+        "fits": measured.fits,
+        "test_cases": len({row["case"] for row in measured.rows}),
+        "test_patients": len({row["patient"] for row in measured.rows}),
+        "versions": trained.versions,
+    }
+    write_json(cell.folder / RESULT_NAME, plain(content))
+    if not cell.keep_predictions:
+        for part in PARTS:
+            shutil.rmtree(cell.predictions(part), ignore_errors=True)
+
+
+def plain(content: Any) -> Any:
+    """What JSON can hold of it: NaN and infinity become None, other things text."""
+    text = json.dumps(content, default=str)
+    return json.loads(text, parse_constant=lambda name: None)
+
+
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a table without its index, whole or not at all."""
+    with whole_file(path) as temporary:
+        table.to_csv(temporary, index=False, float_format="%.9g")
+
+
+def collect_results(output: Path, found: Mapping[Cell, Status]) -> Path:
+    """Write ``results/cells.csv`` and ``results/cases.csv``; return their folder.
+
+    Args:
+        output: folder of the study.
+        found: its cells, in the order of the tables.
+
+    Raises:
+        ValueError: a file of a cell that cannot be read.
+    """
+    folder = output / RESULTS
+    rows, tables = [], []
+    for cell, status in found.items():
+        keys = {
+            "set": cell.set,
+            "network": cell.network,
+            "recipe": cell.recipe,
+            "seed": cell.seed,
+        }
+        result = status.result or {}
+        seconds = result.get("seconds", {})
+        rows.append({
+            **keys,
+            "status": status.state,
+            "why": status.why or None,
+            "seconds": round(sum(seconds.values()), 1) if seconds else None,
+            **{f"{key}_s": seconds.get(key) for key in ("train", "predict", "evaluate")},
+            **{key: result.get(key) for key in (
+                "epochs", "best_epoch", "parameters", "test_cases", "test_patients")},
+            **{f"val_{key}": value for key, value in result.get("val", {}).items()},
+        })  # fmt: skip
+        if status.result is not None:
+            table = _read_table(cell.folder / "cases.csv")
+            for place, (key, value) in enumerate(keys.items()):
+                table.insert(place, key, value)
+            tables.append(table)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(folder / "cells.csv", pd.DataFrame(rows))
+    if tables:
+        write_table(folder / "cases.csv", pd.concat(tables, ignore_index=True))
+    return folder
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path, dtype={"case": str, "patient": str})
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
