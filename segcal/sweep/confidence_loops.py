@@ -88,7 +88,7 @@ class ConfidenceNumbers(NamedTuple):
     with_statistics: bool
 
 
-class Buffers(NamedTuple):
+class OddsBuffers(NamedTuple):
     """What is kept of a stretch, one number per voxel of the logits' type.
 
     Attributes:
@@ -254,7 +254,7 @@ def confidence_block(logits, maps, plan, gradient, all_sums, all_statistics, blo
     images, classes, _, size = logits.shape
     per_image = (size + STRETCH - 1) // STRETCH
     length = min(size, STRETCH)
-    buffers = Buffers(
+    buffers = OddsBuffers(
         np.empty((FLOAT_SLOTS, length), logits.dtype), np.empty((classes, length), logits.dtype)
     )
     sums = all_sums[block]

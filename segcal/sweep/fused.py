@@ -68,16 +68,16 @@ def supports(logits: Tensor, penalty: Penalty) -> bool:
         and logits.numel() > 0
         and (patch is None or math.prod(kernel_sizes(axes, patch[0])) < NO_CLASS)
         and logits.device.type in DEVICES
-        and _compiles(logits.device, type(penalty))
+        and _compiles(logits.device, isinstance(penalty, ConfidenceTerm))
     )
 
 
 @cache
-def _compiles(device: torch.device, kind: type[Penalty]) -> bool:
+def _compiles(device: torch.device, of_log_odds: bool) -> bool:
     """Whether the device's loops can be compiled here, found out by a voxel; warns if not."""
     ones = torch.ones(2, 2, dtype=torch.float64, device=device)
     penalty: Penalty = ConfidenceTerm(ones, 1.0)
-    if kind is Residual:
+    if not of_log_odds:
         penalty = Residual(ones[:1], ones[:1], "phr", "abs", (1.0,), patch=(1, "replicate"))
     logits = torch.zeros(1, 2, 1, device=device)
     labels = torch.zeros(1, 1, dtype=torch.uint8, device=device)
