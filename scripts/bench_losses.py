@@ -39,6 +39,7 @@ from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.dice import SoftDiceLoss
 from segcal.objective import Objective
 from segcal.penalties.cals import CALS
+from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin
 from segcal.penalties.nacl import NACL
@@ -60,7 +61,8 @@ def candidates(k: int, device: str, axes: int) -> dict[str, Loss]:
     found: dict[str, Loss] = {"torch CE": F.cross_entropy}
     if axes in (2, 3):
         found["MONAI NACLLoss"] = NACLLoss(classes=k, dim=axes).to(device)
-    for name, penalty in (("NACL", NACL), ("MbLS", Margin), ("CALS", CALS), ("CRaC", CRaC)):
+    penalties = {"NACL": NACL, "MbLS": Margin, "CALS": CALS, "CRaC": CRaC, "confidence": Confidence}
+    for name, penalty in penalties.items():
         for fused in (True, False):
             term = penalty(k, fused=fused).to(device)
             if hasattr(term, "lam"):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from segcal.heads import HEADS, Head, split_heads
 from segcal.schedule import Ramp
 from segcal.sweep.fused import supports, sweep
-from segcal.sweep.terms import CrossEntropyTerm, Residual
+from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Penalty, Residual
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
 
 __all__ = ["Objective", "TwoHeads", "two_view_loss"]
@@ -133,11 +133,11 @@ class Objective(nn.Module):
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []
         if (pair := self._pair(logits)) is not None:
-            (loss, cross_entropy), (penalty, residual) = pair
+            (loss, cross_entropy), (penalty, description) = pair
             part, values[loss], values[penalty] = sweep(
                 logits,
                 labels,
-                residual,
+                description,
                 weight=self.in_force[penalty],
                 cross_entropy=cross_entropy,
                 cross_entropy_weight=self.in_force[loss],
@@ -199,14 +199,16 @@ class Objective(nn.Module):
 
     def _pair(
         self, logits: Tensor
-    ) -> tuple[tuple[str, CrossEntropyTerm], tuple[str, Residual]] | None:
+    ) -> tuple[tuple[str, CrossEntropyTerm], tuple[str, Penalty]] | None:
         """Names and descriptions of a cross-entropy and a penalty that can share a sweep."""
         losses, penalties = [], []
         for name, term in self.declared().items():
             description = term.swept()
             if isinstance(description, CrossEntropyTerm):
                 losses.append((name, description))
-            elif isinstance(description, Residual) and supports(logits, description):
+            elif isinstance(description, Residual | ConfidenceTerm) and supports(
+                logits, description
+            ):
                 penalties.append((name, description))
         for loss in losses:
             for penalty in penalties:

@@ -7,10 +7,16 @@ import torch
 import torch.distributed as dist
 
 from segcal.penalties.cals import CALS, CALSHR
+from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from tests.ranks import in_two_processes
 
-PENALTIES = {"crac": CRaC, "cals": CALS, "cals_hr": CALSHR}
+PENALTIES = {
+    "crac": (CRaC, {"rho_period": 1}),
+    "cals": (CALS, {"margin": 2.0}),
+    "cals_hr": (CALSHR, {"margin": 2.0}),
+    "confidence": (Confidence, {"floor": -0.2}),
+}
 SHARES = ((0, 1), (2,))  # batches of each rank, in the order in which one process sees them
 EMPTY_SHARES = ((0, 1, 2), ())
 
@@ -28,7 +34,8 @@ def all_reduce(x):
 
 
 def learn(name, share=None):
-    penalty = PENALTIES[name](3, margin=2.0) if name != "crac" else CRaC(3, rho_period=1)
+    make, options = PENALTIES[name]
+    penalty = make(3, **options)
     for epoch in range(4):
         for i, (logits, labels) in enumerate(batches(epoch)):
             if share is None or i in share:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from segcal.neighbourhood import KernelSize, check_options, outer_region
+from segcal.sweep.fused import confidence_statistics, supports, sweep
+from segcal.sweep.terms import ConfidenceTerm
 from segcal.tensors import (
     check_background,
     check_channels,
@@ -144,7 +146,8 @@ def log_odds_mean(decisions: Decisions, lam: Tensor) -> Tensor:
     """
     counts = decisions.row >= 0
     weight = lam.to(decisions.odds)[decisions.row.clamp(min=0), decisions.column]
-    kept = torch.where(counts, weight * decisions.odds.clamp(max=CLIP), 0.0)
+    clipped = torch.where(decisions.odds > CLIP, CLIP, decisions.odds)
+    kept = torch.where(counts, weight * clipped, 0.0)
     return kept.sum() / counts.sum().clamp(min=1)
 
 
@@ -222,6 +225,9 @@ class Confidence(LearnedTerm):
         per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap; every channel is decided
             against its other side, has groups of its own, and its log-odds are ``|l|``.
         ignore_index: label to leave out, of voxels, neighbourhoods and statistics.
+        fused: compute value and gradient in one sweep where that is possible (see
+            :mod:`segcal.sweep`); False keeps to ordinary torch operations, which can be
+            differentiated twice.
 
     Raises:
         ValueError: options out of range.
@@ -252,6 +258,7 @@ class Confidence(LearnedTerm):
         inner_background: bool = True,
         per_channel: bool = False,
         ignore_index: int | None = None,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         self.num_classes = num_classes
@@ -266,6 +273,7 @@ class Confidence(LearnedTerm):
         self.regions_of_background = (include_background and inner_background, include_background)
         self.per_channel = per_channel
         self.ignore_index = ignore_index
+        self.fused = fused
         self._check()
         rows = len(REGIONS) * (len(SIDES) if per_channel else 1)
         for name, start, dtype in (
@@ -328,6 +336,17 @@ class Confidence(LearnedTerm):
             return torch.zeros_like(self.lam)
         return self.lam if all(self.regions_of_background) else self.lam * self._penalised()
 
+    def swept(self) -> ConfidenceTerm | None:
+        """Describe the penalty to :mod:`segcal.sweep`; None per channel."""
+        if not self.fused or self.per_channel:
+            return None
+        return ConfidenceTerm(
+            lam=self.multipliers_in_force(),
+            clip=CLIP,
+            kernel_size=self.kernel_size,
+            ignore_index=self.ignore_index,
+        )
+
     def _penalised(self) -> Tensor:
         """Bool ``(R, K)``: which groups have a multiplier."""
         penalised = torch.ones_like(self.lam, dtype=torch.bool)
@@ -346,6 +365,9 @@ class Confidence(LearnedTerm):
             labels: integer ``(N, *S)``, per channel ``(N, K, *S)``; they only say which voxels
                 count.
         """
+        term = self.swept()
+        if term is not None and supports(logits, term):
+            return sweep(logits, labels, term)[0]
         with full_precision(logits) as x:
             return log_odds_mean(self.decisions(x, labels), self.multipliers_in_force())
 
@@ -368,6 +390,9 @@ class Confidence(LearnedTerm):
 
     def _statistics(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sums of confidence, NaN where a logit is NaN or infinite, of hits and of voxels."""
+        term = self.swept()
+        if term is not None and supports(logits, term):
+            return confidence_statistics(logits, labels, term)
         with full_precision(logits) as x:
             made = self.decisions(x, labels)
             confidence, hits, count = group_sums(made, *self.lam.shape)
@@ -487,5 +512,6 @@ class Confidence(LearnedTerm):
             "start_epoch": self.start_epoch,
             "kernel_size": self.kernel_size,
             "per_channel": self.per_channel,
+            "fused": self.fused,
         }
         return ", ".join(f"{k}={v}" for k, v in settings.items())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from segcal.alm import AugmentedLagrangian
 from segcal.neighbourhood import (
+    Kernel,
     KernelSize,
     Padding,
     channel_proportions,
@@ -26,6 +27,10 @@ from segcal.tensors import check_channels, check_choice, check_logits_labels, va
 __all__ = ["CRaC", "from_reference"]
 
 Constraint = Literal["abs", "signed"]
+Space = Literal["logit", "probability"]
+Target = Literal["tau", "smoothed"]
+KERNELS: dict[str, Kernel] = {"tau": "mean", "smoothed": "svls"}
+"""Weights of the patch by target."""
 SHAPES: dict[str, Shape] = {"abs": "abs", "signed": "lower"}
 
 
@@ -65,6 +70,11 @@ class CRaC(AugmentedLagrangian):
     (three for two reaches: at the boundary, near it, far from it; row 0 is the boundary), each with
     a margin of its own. That is ours, of no paper.
 
+    On logits the target is no distribution's: where ``tau = (.5, .5, 0, 0)`` with margin 1, logits
+    at their targets have the softmax (.31, .31, .19, .19). ``space="probability"``, which is ours,
+    compares probabilities instead: ``z_k(i) = |t_k(i) - p_k(i)|``, without margins, where t is tau
+    or the soft label of SVLS (``target="smoothed"``), whose centre has half the weight.
+
     On data where foreground is rare the published setting can collapse to background: with plain
     cross-entropy as base within a few epochs, with Dice + CE on small training sets, too.
 
@@ -76,6 +86,9 @@ class CRaC(AugmentedLagrangian):
         constraint: ``abs`` holds the logit at its target; ``signed``, ``t - l``, only from below,
             so that overconfident logits go free, z may be negative and multipliers can fall: kept
             to reproduce the poster.
+        space: ``logit``, or ``probability``, where margins are not used; see above. The latter is
+            not fused.
+        target: in probability space, ``tau`` or ``smoothed``.
         kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next one.
         padding: see there.
         bands: largest distances of all bands but the last in voxels, ascending, the distance being
@@ -100,6 +113,8 @@ class CRaC(AugmentedLagrangian):
         rho0: float = 0.1,
         *,
         constraint: Constraint = "abs",
+        space: Space = "logit",
+        target: Target = "tau",
         kernel_size: KernelSize = 3,
         padding: Padding = "replicate",
         bands: Sequence[int] | None = None,
@@ -112,6 +127,8 @@ class CRaC(AugmentedLagrangian):
         super().__init__(num_classes, regions, per_channel, rho0=rho0, **alm)
         check_options(kernel_size, "mean", padding)
         check_choice("constraint", constraint, get_args(Constraint))
+        check_choice("space", space, get_args(Space))
+        check_choice("target", target, get_args(Target) if space == "probability" else ("tau",))
         if not (math.isfinite(margin_inner) and math.isfinite(margin_outer)):
             raise ValueError(
                 "margin_inner, margin_outer: expected finite numbers, "
@@ -124,12 +141,14 @@ class CRaC(AugmentedLagrangian):
         elif margins is not None:
             raise ValueError(f"margins: are those of bands, which are not given; got {margins}")
         self.constraint: Constraint = constraint
+        self.space: Space = space
+        self.target: Target = target
         self.kernel_size = kernel_size
         self.padding: Padding = padding
         self.ignore_index = ignore_index
 
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z of ``t - l``, ``(N, K, *S)``, and regions, -1 ignored.
+        """Return z of ``t - l``, or ``t - p``, ``(N, K, *S)``, and regions, -1 ignored.
 
         Regions are 0 inner, 1 outer; or bands, 0 at the boundary.
         """
@@ -138,19 +157,21 @@ class CRaC(AugmentedLagrangian):
             "padding": self.padding,
             "ignore_index": self.ignore_index,
         }
+        weights: dict[str, Any] = {**patch, "dtype": logits.dtype, "kernel": KERNELS[self.target]}
         if self.per_channel:
             check_channels(logits, labels, self.num_classes, self.ignore_index)
             index = self._region(labels.flatten(0, 1), patch).view(labels.shape)
-            tau = channel_proportions(labels, dtype=logits.dtype, **patch)
+            tau = channel_proportions(labels, **weights)
         else:
             check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
             index = self._region(labels, patch)
-            tau = class_proportions(
-                labels, self.num_classes, dtype=logits.dtype, validate=False, **patch
-            )
+            tau = class_proportions(labels, self.num_classes, validate=False, **weights)
         region = torch.where(valid_mask(labels, self.ignore_index), index, -1)
-        margin = torch.tensor(self.margins).to(tau)[index]
-        u = logits - (margin if self.per_channel else margin.unsqueeze(1)) * tau
+        if self.space == "probability":
+            u = (logits.sigmoid() if self.per_channel else logits.softmax(1)) - tau
+        else:
+            margin = torch.tensor(self.margins).to(tau)[index]
+            u = logits - (margin if self.per_channel else margin.unsqueeze(1)) * tau
         return u.abs() if self.constraint == "abs" else -u, region
 
     def _region(self, labels: Tensor, patch: dict[str, Any]) -> Tensor:
@@ -161,7 +182,8 @@ class CRaC(AugmentedLagrangian):
 
     def swept(self) -> Residual | None:
         """Describe the penalty to :mod:`segcal.sweep`, which knows regions by patch, not bands."""
-        if not self.fused or self.per_channel or self.bands is not None:
+        readable = self.per_channel or self.bands is not None or self.space != "logit"
+        if not self.fused or readable:
             return None
         lam, rho = self.weights_in_force()
         return Residual(
@@ -177,14 +199,20 @@ class CRaC(AugmentedLagrangian):
         )
 
     def identity(self) -> dict[str, Any]:
-        """What a state must have in common with this penalty: also its constraint, and bands."""
-        bands = {} if self.bands is None else {"bands": list(self.bands)}
-        return {**super().identity(), "constraint": self.constraint, **bands}
+        """What a state must have in common: also its constraint, bands, and space."""
+        space = {"space": self.space, "target": self.target}
+        return {
+            **super().identity(),
+            "constraint": self.constraint,
+            **({} if self.bands is None else {"bands": list(self.bands)}),
+            **({} if self.space == "logit" else space),
+        }
 
     def extra_repr(self) -> str:
         """Name what distinguishes this penalty when it is printed."""
         return (
             f"margins={self.margins}, bands={self.bands}, constraint={self.constraint!r}, "
+            f"space={self.space!r}, target={self.target!r}, "
             f"kernel_size={self.kernel_size}, padding={self.padding!r}, "
             f"{super().extra_repr()}"
         )

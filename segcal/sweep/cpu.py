@@ -1,12 +1,14 @@
 """The sweep on CPUs: brings a plan to the compiled loops, and shares them out to threads.
 
-What is computed, and how, is said in :mod:`segcal.sweep.loops`.
+What is computed, and how, is said in :mod:`segcal.sweep.loops`, and for the penalty on log-odds in
+:mod:`segcal.sweep.confidence_loops`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.sweep.confidence_loops import ConfidenceNumbers, confidence_block, largest_block
 from segcal.sweep.loops import Numbers, split, sweep_block
-from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, SweepPlan
+from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, ConfidencePlan, SweepPlan
 
 
 def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -55,6 +58,53 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
         torch.from_numpy(sums.sum(0)),
         torch.from_numpy(statistics.sum(0)),
         gradient.view_as(logits) if plan.gradient else None,
+    )
+
+
+def largest_class(logits: Tensor) -> Tensor:
+    """First class of the largest logit, uint8 ``(N, V)``, of contiguous logits ``(N, K, V)``."""
+    n, _, voxels = logits.shape
+    stretches, per_block = split(n, voxels)
+    predicted = logits.new_empty((n, voxels), dtype=torch.uint8)
+    arguments = logits.unsqueeze(2).numpy(), predicted.numpy()
+    _in_parallel(lambda block: largest_block(*arguments, block), -(-stretches // per_block))
+    return predicted
+
+
+def run_confidence(
+    logits: Tensor, maps: tuple[Tensor, Tensor, Tensor], plan: ConfidencePlan
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sweep all voxels for the penalty on log-odds.
+
+    Args:
+        logits: float32 or float64 ``(N, K, V)``, contiguous.
+        maps: uint8 ``(N, V)`` each: labels, ``NOTHING`` where a voxel does not count; what is
+            predicted; the region of the predicted map.
+        plan: what to compute.
+
+    Returns:
+        values ``(2,)`` of cross-entropy and penalty; statistics ``(3, 2, K)``: sums of confidence
+        and of hits, and voxels; the gradient like `logits`, or None. The first two are float64.
+    """
+    n, k, voxels = logits.shape
+    stretches, per_block = split(n, voxels)
+    blocks = -(-stretches // per_block)
+    sums = np.zeros((blocks, 2))
+    statistics = np.zeros((blocks if plan.statistics else 1, 3, 2, k))
+    gradient = torch.empty_like(logits) if plan.gradient else logits.new_empty((0, 0, 0))
+    arguments = (
+        logits.unsqueeze(2).numpy(),
+        tuple(x.contiguous().numpy() for x in maps),
+        _confidence_numbers(plan, torch.finfo(logits.dtype).eps),
+        gradient.unsqueeze(2).numpy(),
+        sums,
+        statistics,
+    )
+    _in_parallel(lambda block: confidence_block(*arguments, block), blocks)
+    return (
+        torch.from_numpy(sums.sum(0)),
+        torch.from_numpy(statistics.sum(0)),
+        gradient if plan.gradient else None,
     )
 
 
@@ -109,9 +159,7 @@ def _openmp() -> Callable[..., None] | None:
 def _numbers(plan: SweepPlan) -> Numbers:
     residual = plan.residual
     with_ce = plan.cross_entropy_weight is not None
-    ce_weight = (
-        np.zeros(0) if plan.cross_entropy_weight is None else _float64(plan.cross_entropy_weight)
-    )
+    ce_weight = _ce_weight(plan)
     return Numbers(
         ce_weight=ce_weight,
         penalty_weight=float(plan.penalty_weight),
@@ -133,6 +181,28 @@ def _numbers(plan: SweepPlan) -> Numbers:
         with_gradient=plan.gradient,
         with_statistics=plan.statistics,
     )
+
+
+def _confidence_numbers(plan: ConfidencePlan, epsilon: float) -> ConfidenceNumbers:
+    ce_weight = _ce_weight(plan)
+    return ConfidenceNumbers(
+        ce_weight=ce_weight,
+        penalty_weight=float(plan.penalty_weight),
+        lam=_float64(plan.term.lam),
+        clip=float(plan.term.clip),
+        edge=math.exp(-plan.term.clip) * (1 - 16 * epsilon),
+        ce_factor=float(plan.factors[0]),
+        penalty_factor=float(plan.factors[1]),
+        one_ce_weight=bool((ce_weight == ce_weight[:1]).all()),
+        with_ce=plan.cross_entropy_weight is not None,
+        with_gradient=plan.gradient,
+        with_statistics=plan.statistics,
+    )
+
+
+def _ce_weight(plan: SweepPlan | ConfidencePlan) -> NDArray[np.float64]:
+    weight = plan.cross_entropy_weight
+    return np.zeros(0) if weight is None else _float64(weight)
 
 
 def _float64(x: Tensor) -> NDArray[np.float64]:

@@ -22,13 +22,17 @@ additions of sums are in float64. The host does not wait: what it computes stays
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from segcal.sweep import terms
-from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, SweepPlan
+from segcal.sweep.confidence_kernel import sweep_confidence
+from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, ConfidencePlan, SweepPlan
 
 BLOCK = 512
 PROGRAMS = 2048
@@ -43,7 +47,7 @@ RELU = tl.constexpr(terms.RELU)
 ABS, LOWER = tl.constexpr(terms.ABS), tl.constexpr(terms.LOWER)
 SCALE, CLIP_LOW, CLIP_HIGH = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 CE_FACTOR, PENALTY_FACTOR, MARGINS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
-"""Places in what :func:`_numbers` returns."""
+"""Places among the single numbers."""
 
 
 @triton.jit
@@ -322,32 +326,26 @@ def _sweep(
 def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sweep all voxels; arguments and results are those of :func:`segcal.sweep.cpu.run`."""
     n, k, z, y, x = logits.shape
-    if z * y * x >= 2**31 - BLOCK or codes[0].numel() >= 2**31:
-        raise ValueError(
-            f"one image has {z * y * x} voxels, the sweep on GPUs takes fewer than 2^31"
-        )
+    _check_size(z * y * x, codes[0].numel())
     residual = plan.residual
     r = len(residual.margins)
     blocks = n * triton.cdiv(z * y * x, BLOCK)
-    programs = triton.cdiv(blocks, triton.cdiv(blocks, PROGRAMS))
+    programs = _programs(blocks)
     bits = (plan.sizes[0] * plan.sizes[1] * plan.sizes[2]).bit_length()
     sums = logits.new_empty((programs, 2), dtype=torch.float64)
     rows = programs if plan.statistics else 1
     statistics = logits.new_zeros((rows, 3, r, k), dtype=torch.float64)
     gradient = torch.empty_like(logits) if plan.gradient else None
-
-    def alike(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.detach().to(logits).contiguous()
-
+    residual_numbers = (residual.scale, *residual.clip, *plan.factors, *residual.margins)
     with torch.cuda.device_of(logits):
         _sweep[(programs,)](
             logits,
             codes.contiguous(),
-            alike(residual.lam),
-            alike(residual.rho),
-            alike(plan.penalty_weight),
-            alike(plan.cross_entropy_weight),
-            _numbers(logits, plan),
+            _alike(logits, residual.lam),
+            _alike(logits, residual.rho),
+            _alike(logits, plan.penalty_weight),
+            _alike(logits, plan.cross_entropy_weight),
+            _numbers(logits, residual_numbers),
             gradient,
             sums,
             statistics if plan.statistics else None,
@@ -372,15 +370,64 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
     return sums.sum(0), statistics.sum(0), gradient
 
 
-def _numbers(logits: Tensor, plan: SweepPlan) -> Tensor:
+def largest_class(logits: Tensor) -> Tensor:
+    """First class of the largest logit, uint8 ``(N, V)``, of logits ``(N, K, V)``."""
+    return logits.argmax(1).byte()
+
+
+def run_confidence(
+    logits: Tensor, maps: tuple[Tensor, Tensor, Tensor], plan: ConfidencePlan
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sweep all voxels; see :func:`segcal.sweep.cpu.run_confidence`."""
+    n, k, voxels = logits.shape
+    _check_size(voxels, voxels)
+    blocks = n * triton.cdiv(voxels, BLOCK)
+    programs = _programs(blocks)
+    sums = logits.new_empty((programs, 2), dtype=torch.float64)
+    rows = programs if plan.statistics else 1
+    statistics = logits.new_zeros((rows, 3, 2, k), dtype=torch.float64)
+    gradient = torch.empty_like(logits) if plan.gradient else None
+    # a little below e^-clip: what is equal to the clip, but for rounding, is not beyond it
+    edge = math.exp(-plan.term.clip) * (1 - 100 * torch.finfo(logits.dtype).eps)
+    with torch.cuda.device_of(logits):
+        sweep_confidence[(programs,)](
+            logits,
+            *(x.contiguous() for x in maps),
+            _alike(logits, plan.term.lam),
+            _alike(logits, plan.penalty_weight),
+            _alike(logits, plan.cross_entropy_weight),
+            _numbers(logits, (plan.term.clip, edge, *plan.factors)),
+            gradient,
+            sums,
+            statistics if plan.statistics else None,
+            blocks,
+            voxels,
+            K=k,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
+            num_stages=1,
+        )
+    return sums.sum(0), statistics.sum(0), gradient
+
+
+def _check_size(voxels: int, padded: int) -> None:
+    if voxels >= 2**31 - BLOCK or padded >= 2**31:
+        raise ValueError(f"one image has {voxels} voxels, the sweep on GPUs takes fewer than 2^31")
+
+
+def _programs(blocks: int) -> int:
+    """As many as there are blocks; if that is too many, fewer that take as many blocks each."""
+    return triton.cdiv(blocks, triton.cdiv(blocks, PROGRAMS))
+
+
+def _alike(logits: Tensor, x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach().to(logits).contiguous()
+
+
+def _numbers(logits: Tensor, numbers: Sequence[float]) -> Tensor:
     """The single numbers, in the logits' precision, which arguments of a kernel do not have.
 
     They travel from pinned memory, for which the host does not wait.
     """
-    residual = plan.residual
-    values = torch.tensor(
-        [residual.scale, *residual.clip, *plan.factors, *residual.margins],
-        dtype=logits.dtype,
-        pin_memory=logits.is_cuda,
-    )
+    values = torch.tensor(numbers, dtype=logits.dtype, pin_memory=logits.is_cuda)
     return values.to(logits.device, non_blocking=True)

@@ -178,7 +178,7 @@ def _buffers(classes, length, patch_width, dtype):
 
 
 @njit(forceinline=True)
-def _of_class(planes, k, at):
+def of_class(planes, k, at):
     """Stretch of class k; slices like this one keep their last axis contiguous for the compiler."""
     return planes[at[0], k, at[1], at[2] : at[3]]
 
@@ -272,7 +272,8 @@ def _divide_by_neighbours(sizes, gaps, total, margin):
 
 
 @njit(forceinline=True, fastmath=SUMS)
-def _sum(values):
+def sum_up(values):
+    """Return the sum of a stretch's values, in float64."""
     total = 0.0
     for x in range(values.shape[0]):
         total += np.float64(values[x])
@@ -288,18 +289,19 @@ def _sum_of_region(values, region, r):
 
 
 @njit(forceinline=True, fastmath=EXACT)
-def _set_largest(logits, at, largest):
-    plane = _of_class(logits, 0, at)
+def set_largest(logits, at, largest):
+    """Set the largest logit of every voxel of a stretch."""
+    plane = of_class(logits, 0, at)
     for x in range(largest.shape[0]):
         largest[x] = plane[x]
     for k in range(1, logits.shape[1]):
-        plane = _of_class(logits, k, at)
+        plane = of_class(logits, k, at)
         for x in range(largest.shape[0]):
             largest[x] = plane[x] if plane[x] > largest[x] else largest[x]
 
 
 @njit(forceinline=True, fastmath=EXACT)
-def _set_ce_weights(table, alike, label, weight):
+def set_ce_weights(table, alike, label, weight):
     """Set w_y, 0 where the voxel does not count; that all classes weigh alike is the usual case."""
     T = weight.dtype.type
     every, zero = T(table[0]), T(0)
@@ -320,7 +322,7 @@ def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
         norm[x] = zero
         gap[x] = zero
     for k in range(logits.shape[1]):
-        plane, e = _of_class(logits, k, at), exps[k, : norm.shape[0]]
+        plane, e = of_class(logits, k, at), exps[k, : norm.shape[0]]
         for x in range(norm.shape[0]):
             e[x] = exponential(plane[x] - largest[x])
             norm[x] += e[x]
@@ -331,7 +333,7 @@ def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
         gap[x] += logarithm(norm[x])
     for x in range(norm.shape[0]):
         gap[x] = gap[x] * weight[x] if label[x] != NOTHING else zero
-    return _sum(gap)
+    return sum_up(gap)
 
 
 @njit(forceinline=True, fastmath=EXACT)
@@ -442,14 +444,14 @@ def _share_among_largest(logits, gradient, at, factor, label, largest, ties, sha
     for x in range(ties.shape[0]):
         ties[x] = zero
     for k in range(logits.shape[1]):
-        plane = _of_class(logits, k, at)
+        plane = of_class(logits, k, at)
         for x in range(ties.shape[0]):
             ties[x] += one if plane[x] == largest[x] else zero
     for x in range(ties.shape[0]):
         each = factor * share[x] / ties[x]
         share[x] = each if label[x] != NOTHING else zero
     for k in range(logits.shape[1]):
-        plane, g = _of_class(logits, k, at), _of_class(gradient, k, at)
+        plane, g = of_class(logits, k, at), of_class(gradient, k, at)
         for x in range(ties.shape[0]):
             g[x] += share[x] if plane[x] == largest[x] else zero
 
@@ -478,13 +480,13 @@ def _sweep_classes(logits, plan, gradient, statistics, at, buffers):
     for k in range(logits.shape[1]):
         _by_region(region, plan.lam[:, k], lam)
         _by_region(region, plan.rho[:, k], rho)
-        plane, count = _of_class(logits, k, at), buffers.counts[k, :width]
+        plane, count = of_class(logits, k, at), buffers.counts[k, :width]
         _set_residuals(plane, count, from_largest, scale, largest, margin, u)
         _penalise_by(plan.function, plan.shape, u, lam, rho, value, slope, pull)
         if plan.with_statistics:
             _observe(k, low, high, region, slope, u, statistics)
         if plan.with_gradient:
-            g, e = _of_class(gradient, k, at), buffers.exps[k, :width]
+            g, e = of_class(gradient, k, at), buffers.exps[k, :width]
             _write_gradient(g, k, factor, plan.with_ce, label, pull, e, norm, weight)
             if from_largest:
                 for x in range(width):
@@ -509,15 +511,15 @@ def _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
     if patch:
         _divide_by_neighbours(plan.sizes, plan.gaps, total, margin)
     if plan.with_ce or plan.from_largest:
-        _set_largest(logits, at, largest)
+        set_largest(logits, at, largest)
     if plan.with_ce:
-        _set_ce_weights(plan.ce_weight, plan.one_ce_weight, label, weight)
+        set_ce_weights(plan.ce_weight, plan.one_ce_weight, label, weight)
         sums[CROSS_ENTROPY] += _cross_entropy(logits, at, label, largest, exps, norm, gap, weight)
         _prepare_gradient(T(plan.ce_factor), norm, weight)
     _sweep_classes(logits, plan, gradient, statistics, at, buffers)
     for x in range(width):
         value[x] = value[x] if label[x] != NOTHING else T(0)
-    sums[PENALTY] += plan.penalty_weight * _sum(value)
+    sums[PENALTY] += plan.penalty_weight * sum_up(value)
     if plan.with_statistics:
         _count_voxels(region, statistics)
 

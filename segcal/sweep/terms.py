@@ -1,4 +1,4 @@
-"""What one sweep over the logits can compute: a cross-entropy and a penalty on a residual."""
+"""What one sweep over the logits can compute: a cross-entropy and a penalty."""
 
 from __future__ import annotations
 
@@ -85,6 +85,30 @@ class Residual:
 
 
 @dataclass(frozen=True)
+class ConfidenceTerm:
+    """A penalty ``(1 / N) sum_i lam[r(i), c(i)] min(o(i), clip)`` on the log-odds of predictions.
+
+    c is the first class with the largest logit and ``o = log p_c / (1 - p_c)``; N are the voxels
+    that count; r is 0 where the patch of the predicted map holds one class, among the voxels that
+    count, and 1 where it holds several. The map is replicated at the border of the image.
+
+    Attributes:
+        lam: ``(2, K)``.
+        clip: of the log-odds.
+        kernel_size: of the patch.
+        ignore_index: label of voxels that do not count.
+    """
+
+    lam: Tensor
+    clip: float
+    kernel_size: KernelSize = 3
+    ignore_index: int | None = None
+
+
+Penalty = Residual | ConfidenceTerm
+
+
+@dataclass(frozen=True)
 class SweepPlan:
     """One sweep with everything looked up.
 
@@ -106,5 +130,27 @@ class SweepPlan:
     factors: tuple[float, float]
     sizes: tuple[int, int, int]
     gaps: bool
+    gradient: bool
+    statistics: bool
+
+
+@dataclass(frozen=True)
+class ConfidencePlan:
+    """One sweep on log-odds with everything looked up.
+
+    Attributes:
+        term: the penalty.
+        penalty_weight: float64 scalar, ``1 / N``, 0 where nothing counts.
+        cross_entropy_weight: as in :class:`SweepPlan`, like the next two.
+        factors: see there.
+        gradient: see there.
+        statistics: compute the sums of confidence and of hits, and the voxels, per region and
+            predicted class.
+    """
+
+    term: ConfidenceTerm
+    penalty_weight: Tensor
+    cross_entropy_weight: Tensor | None
+    factors: tuple[float, float]
     gradient: bool
     statistics: bool

@@ -94,13 +94,14 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("ignore", [False, True])
 @pytest.mark.parametrize(("shape", "size", "options"), CASES)
-def test_value_gradient_and_statistics_of_an_oracle(shape, size, options, ignore):
+def test_value_gradient_and_statistics_of_an_oracle(shape, size, options, ignore, fused):
     ignored = IGNORED if ignore else None
     logits, labels = example(shape, ignore=ignore, **options)
     logits[0, 1].flatten()[0] += 60  # beyond the clip
-    penalty = weighted(kernel_size=size, ignore_index=ignored, **options)
+    penalty = weighted(kernel_size=size, ignore_index=ignored, fused=fused, **options)
     sizes = (size,) * len(shape) if isinstance(size, int) else size
     value, gradient, groups = oracle(logits, labels, penalty.lam, sizes, ignored, **options)
     x = logits.clone().requires_grad_()
@@ -117,10 +118,11 @@ def test_value_gradient_and_statistics_of_an_oracle(shape, size, options, ignore
     assert step.count == groups[2].sum(1).tolist()
 
 
-@pytest.mark.parametrize("options", [{}, {"per_channel": True}])
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"per_channel": True}])
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (3, 4, 2)])
 def test_gradcheck(shape, options):
-    logits, labels = example(shape, ignore=True, coarse=False, **options)
+    channels = {"per_channel": options.get("per_channel", False)}
+    logits, labels = example(shape, ignore=True, coarse=False, **channels)
     penalty = weighted(ignore_index=IGNORED, **options)
     assert torch.autograd.gradcheck(lambda x: penalty(x, labels), logits.requires_grad_())
 
@@ -316,13 +318,15 @@ def test_half_precision_leaves_the_state_alone():
     assert np.isfinite(penalty.dual_step().lam).all()
 
 
-@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"fused": False}, {"per_channel": True}], ids=["fused", "readable", "channels"]
+)
 @pytest.mark.parametrize("largest", [0.0, 31.0, 1e10, 3e38])
-def test_finite_for_all_finite_logits(largest, per_channel):
+def test_finite_for_all_finite_logits(largest, options):
     """Ties, all log-odds beyond the clip, and differences that float32 cannot hold."""
-    logits, labels = example(coarse=False, per_channel=per_channel)
+    logits, labels = example(coarse=False, per_channel=options.get("per_channel", False))
     x = (largest * logits.sign()).float().requires_grad_()
-    penalty = weighted(per_channel=per_channel)
+    penalty = weighted(**options)
     value = penalty(x, labels)
     slope = torch.autograd.grad(value, x)[0]
     assert torch.isfinite(value)
@@ -332,10 +336,11 @@ def test_finite_for_all_finite_logits(largest, per_channel):
     assert np.isfinite(penalty.dual_step().lam).all()
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_not_finite_do_not_reach_the_multipliers(bad):
+def test_logits_that_are_not_finite_do_not_reach_the_multipliers(bad, fused):
     logits, labels = example()
-    penalty = weighted()
+    penalty = weighted(fused=fused)
     before = copy.deepcopy(penalty.state_dict())
     logits[0, 1, 2, 2] = bad
     with pytest.raises(ValueError, match="not finite in a validation batch"):

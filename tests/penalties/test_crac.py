@@ -306,3 +306,87 @@ def test_bands_per_channel():
         expected, own = one.constraints(both, channels[:, k])
         close(z[:, k], expected[:, 1])
         assert torch.equal(region[:, k], own)
+
+
+PROBABILITY = [
+    {"target": target, "per_channel": per_channel}
+    for target in ("tau", "smoothed")
+    for per_channel in (False, True)
+]
+
+
+def one_hot(labels, k=3):
+    return (labels.unsqueeze(1) == torch.arange(k).view(1, -1, 1, 1)).long()
+
+
+@pytest.mark.parametrize("function", ["phr", "p2"])
+@pytest.mark.parametrize("options", PROBABILITY)
+def test_probability_space_gradcheck(options, function):
+    logits, labels = example((4, 5))
+    labels = one_hot(labels) if options["per_channel"] else labels
+    labels[0, ..., 0, 0] = 255
+    crac = weighted(space="probability", ignore_index=255, function=function, **options)
+    assert torch.autograd.gradcheck(lambda x: crac(x, labels), logits.requires_grad_())
+
+
+@pytest.mark.parametrize("options", PROBABILITY)
+def test_probability_space_by_hand(options):
+    """The distance of softmax or sigmoid to a distribution; margins do not matter."""
+    logits, labels = example((6, 7))
+    labels[:, :3] = 1
+    classes, per_channel = one_hot(labels), options["per_channel"]
+    y = classes if per_channel else labels
+    weight = torch.full((3, 3), 1 / 9, dtype=torch.float64)
+    if options["target"] == "smoothed":  # a Gaussian around a centre that has half of all
+        axis = torch.exp(-0.5 * torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))
+        weight = axis[:, None] * axis
+        weight[1, 1] = 0
+        weight /= 2 * weight.sum()
+        weight[1, 1] = 0.5
+    around = torch.nn.functional.pad(classes.double(), (1, 1, 1, 1), mode="replicate")
+    around = around.flatten(0, 1).unsqueeze(1)
+    target = torch.nn.functional.conv2d(around, weight.view(1, 1, 3, 3)).view(logits.shape)
+    p = logits.sigmoid() if per_channel else logits.softmax(1)
+    crac = weighted(space="probability", margin_inner=7.0, **options)
+    z, region = crac.constraints(logits, y)
+    close(z, (p - target).abs())
+    assert torch.equal(region, CRaC(3, per_channel=per_channel).constraints(logits, y)[1])
+    if not per_channel:
+        close(crac(logits, y), by_hand(crac, logits, y))
+    signed = weighted(space="probability", constraint="signed", **options)
+    close(signed.constraints(logits, y)[0], target - p)
+
+
+def test_probability_space_learns_and_says_what_it_is():
+    logits, labels = example((6, 7))
+    crac = CRaC(3, space="probability", target="smoothed", rho0=8.0, average="region")
+    assert crac.swept() is None
+    for _ in range(2):
+        crac.observe(logits, labels)
+        crac.dual_step()
+    assert (crac.lam[1] > 1e-6).all()
+    with pytest.raises(ValueError, match="space 'probability', here None; target 'smoothed'"):
+        CRaC(3).load_state_dict(crac.state_dict())
+    with pytest.raises(ValueError, match="target 'smoothed', here 'tau'"):
+        CRaC(3, space="probability").load_state_dict(crac.state_dict())
+    assert "space" not in CRaC(3).identity()  # as states of before have it
+    with pytest.raises(ValueError, match="space: expected one of"):
+        CRaC(3, space="softmax")
+    with pytest.raises(ValueError, match=r"target: expected one of \('tau',\), got 'smoothed'"):
+        CRaC(3, target="smoothed")
+    with pytest.raises(ValueError, match="target: expected one of"):
+        CRaC(3, space="probability", target="svls")
+
+
+def test_in_probability_space_the_optimum_is_the_target():
+    """Alone it brings probabilities to tau."""
+    _, labels = example((6, 7))
+    crac = CRaC(3, space="probability", rho0=8.0)
+    logits = torch.zeros(2, 3, 6, 7, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.Adam([logits], lr=0.05)
+    first = float(crac(logits, labels).detach())
+    for _ in range(400):
+        optimiser.zero_grad()
+        crac(logits, labels).backward()
+        optimiser.step()
+    assert float(crac(logits, labels).detach()) < 1e-2 * first

@@ -18,14 +18,14 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from segcal.sweep import cpu, cuda
 from segcal.sweep.fused import _run
-from segcal.sweep.terms import CrossEntropyTerm, Residual
+from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Residual
 from tests.conftest import close
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in unused lanes
 FUNCTIONS = ("phr", "p2", "p3", "relu")
 SHAPES = ("abs", "upper", "lower")
 PADDINGS = ("replicate", "background", "renormalize", "zeros")
-CPU = cpu.run
+CPU = {"run": cpu.run, "run_confidence": cpu.run_confidence}
 
 
 def residual(k, *, function="phr", shape="abs", regions=1, seed=5, **arguments):
@@ -53,12 +53,13 @@ def data(space, k=3, n=2, dtype=torch.float64, ignore=False):
 def compare(monkeypatch, logits, labels, term, ce=None, gradient=True, statistics=True):
     """Run both on the arguments that the differentiable function makes; return the values."""
     found = []
+    name = "run_confidence" if isinstance(term, ConfidenceTerm) else "run"
 
     def both(*arguments):
-        found.extend(run(*arguments) for run in (cuda.run, CPU))
+        found.extend(run(*arguments) for run in (getattr(cuda, name), CPU[name]))
         return found[0]
 
-    monkeypatch.setattr(cpu, "run", both)
+    monkeypatch.setattr(cpu, name, both)
     _run(logits, labels, term, ce, (0.7, 1.3), gradient=gradient, statistics=statistics)
     exact = logits.dtype == torch.float64
     rtol = 1e-10 if exact else 2e-5
@@ -184,3 +185,68 @@ def test_nan_is_not_hidden(monkeypatch, function, from_largest, k):
     )
     assert values.isnan().all()
     assert found[1, 0, k].isnan()
+
+
+def confidence(k, **arguments):
+    draw = torch.Generator().manual_seed(5)
+    lam = torch.rand(2, k, generator=draw, dtype=torch.float64) - 0.1
+    return ConfidenceTerm(lam, **{"clip": 8.0, **arguments})  # which some voxels are beyond
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("k", [2, 4, 20])
+@pytest.mark.parametrize("space", [(37,), (6, 11), (3, 4, 5)])
+def test_log_odds(monkeypatch, space, k, dtype):
+    """With and without cross-entropy and ignored voxels; of tied logits the first is predicted."""
+    for ignore in (True, False):
+        logits, labels = data(space, k=k, dtype=dtype, ignore=ignore)
+        ignored = {"ignore_index": 99} if ignore else {}
+        weight = torch.rand(k, generator=torch.Generator().manual_seed(3))
+        for ce in (None, CrossEntropyTerm(k, class_weight=weight, **ignored)):
+            compare(monkeypatch, logits, labels, confidence(k, **ignored), ce)
+        flat = logits.flatten(2)
+        assert torch.equal(cuda.largest_class(flat), cpu.largest_class(flat))
+
+
+def test_log_odds_over_several_blocks(monkeypatch):
+    logits, labels = data((7, 13), n=3)
+    expected = compare(monkeypatch, logits, labels, confidence(3), CrossEntropyTerm(3))
+    monkeypatch.setattr(cuda, "BLOCK", 32)
+    monkeypatch.setattr(cuda, "PROGRAMS", 4)
+    found = compare(monkeypatch, logits, labels, confidence(3), CrossEntropyTerm(3))
+    for a, b in zip(found, expected, strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_log_odds_of_extreme_logits(monkeypatch, dtype, gradient, statistics):
+    logits, labels = data((5, 7), dtype=dtype)
+    logits[0, 0] *= 1e4
+    logits[1] *= 1e6
+    labels[0, 0] = 99
+    values, found, grad = compare(
+        monkeypatch, logits, labels, confidence(3, clip=30.0, ignore_index=99), None,
+        gradient=gradient, statistics=statistics,
+    )  # fmt: skip
+    assert values.isfinite().all()
+    assert bool(found.any()) == statistics
+    assert (grad is None) != gradient
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_what_is_not_finite_is_not_hidden_in_log_odds(monkeypatch, k, bad):
+    logits, labels = data((5, 7), dtype=torch.float32)
+    logits[1, k, 2, 3] = bad
+    for backend in (cuda, cpu):
+        monkeypatch.setattr(
+            cpu, "run_confidence", {cuda: cuda.run_confidence}.get(backend, CPU["run_confidence"])
+        )
+        values, found, _ = _run(
+            logits, labels, confidence(3), CrossEntropyTerm(3), (1, 1), gradient=True,
+            statistics=True,
+        )  # fmt: skip
+        assert values.isnan().all()
+        assert found[0].isnan().any()

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from segcal.penalties.cals import CALS
+from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin
 from segcal.penalties.nacl import NACL
 from segcal.sweep import cpu
 from segcal.sweep.fused import _run, sweep
-from segcal.sweep.terms import CrossEntropyTerm, Residual
+from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Residual
 from tests.conftest import close
 
 HERE = Path(__file__).parent
@@ -38,6 +39,13 @@ def test_interpreted_kernel_equals_the_loops_for_cpus():
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 100
     assert "skipped" not in done.stdout
+
+
+def felt(penalty):
+    """Give a penalty multipliers that are not 0."""
+    draw = torch.Generator().manual_seed(5)
+    penalty.lam.copy_(0.3 * torch.rand(penalty.lam.shape, generator=draw, dtype=torch.float64))
+    return penalty
 
 
 class Recorder:
@@ -106,11 +114,41 @@ def test_kernel_compiles_to_machine_code(
     labels = torch.zeros(2, *space, dtype=torch.int64)
     ce = None if observe else CrossEntropyTerm(k)
     _run(logits, labels, term, ce, (1.0, 1.0), gradient=not observe, statistics=observe)
+    check_code(kernel, recorder, architecture, dtype)
+
+
+def check_code(kernel, recorder, architecture, dtype):
+    """There is machine code, and it does what its header says."""
     code = compiled(kernel, recorder.arguments, recorder.options, architecture).asm
     assert len(code["cubin"]) > 0
     assert not re.findall(r"\b(?:atom|red)\.", code["ptx"])
     if dtype == torch.float32:
         assert not re.findall(r"\b(?:mul|fma|div|sqrt|neg)\.\S*f64", code["ptx"])
+
+
+@pytest.mark.parametrize("observe", [False, True], ids=["train", "observe"])
+@pytest.mark.parametrize(
+    ("k", "space", "dtype", "architecture"),
+    [
+        (4, (8, 16, 16), torch.float32, 80),
+        (20, (15, 17), torch.float32, 90),
+        (2, (1,), torch.float64, 80),
+    ],
+)
+def test_kernel_of_log_odds_compiles_to_machine_code(
+    monkeypatch, tmp_path, k, space, dtype, architecture, observe
+):
+    cuda = pytest.importorskip("segcal.sweep.cuda")
+    kernel, recorder = cuda.sweep_confidence, Recorder()
+    monkeypatch.setattr(cuda, "sweep_confidence", recorder)
+    monkeypatch.setattr(cpu, "run_confidence", cuda.run_confidence)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    term = ConfidenceTerm(torch.ones(2, k), 30.0)
+    logits = torch.zeros(2, k, *space, dtype=dtype)
+    labels = torch.zeros(2, *space, dtype=torch.int64)
+    ce = None if observe else CrossEntropyTerm(k)
+    _run(logits, labels, term, ce, (1.0, 1.0), gradient=not observe, statistics=observe)
+    check_code(kernel, recorder, architecture, dtype)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -125,8 +163,9 @@ def test_kernel_compiles_to_machine_code(
         lambda: CALS(4, margin=3.0, ignore_index=9, lambda0=0.3),
         lambda: CRaC(4, ignore_index=9, lambda0=0.3),
         lambda: CRaC(4, function="phr", padding="zeros", kernel_size=5, ignore_index=9),
+        lambda: felt(Confidence(4, ignore_index=9)),
     ],
-    ids=["nacl", "margin", "cals", "crac", "crac-phr"],
+    ids=["nacl", "margin", "cals", "crac", "crac-phr", "confidence"],
 )
 def test_gpu_equals_cpu(make, space, dtype):
     """Value, gradient and multipliers; the same bits twice."""
@@ -171,10 +210,11 @@ def test_cross_entropy_on_the_gpu(k, dtype):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_host_does_not_wait_for_the_gpu(monkeypatch):
+@pytest.mark.parametrize(("make", "name"), [(CRaC, "run"), (Confidence, "run_confidence")])
+def test_the_host_does_not_wait_for_the_gpu(monkeypatch, make, name):
     from segcal.sweep import cuda
 
-    run = cuda.run
+    run = getattr(cuda, name)
 
     def strict(*arguments):
         run(*arguments)  # compiles
@@ -184,7 +224,7 @@ def test_the_host_does_not_wait_for_the_gpu(monkeypatch):
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(cuda, "run", strict)
+    monkeypatch.setattr(cuda, name, strict)
     logits = torch.randn(2, 4, 33, 40, device="cuda", requires_grad=True)
     labels = torch.randint(0, 4, (2, 33, 40), device="cuda")
-    CRaC(4).to("cuda")(logits, labels).backward()
+    make(4).to("cuda")(logits, labels).backward()

@@ -12,6 +12,7 @@ from segcal.components import accepted_arguments, target
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.objective import Objective
 from segcal.penalties.cals import CALS, CALSHR
+from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin, margin
 from segcal.penalties.nacl import NACL, nacl
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:function p3")
 
 
 def test_there_are_some():
-    assert {"nacl", "crac", "margin", "cals", "cals_hr"} <= set(FUSED)
+    assert {"nacl", "crac", "margin", "cals", "cals_hr", "confidence"} <= set(FUSED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -108,6 +109,28 @@ def test_every_option_of_crac(constraint, penalty, padding):
         close(a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("class_weight", [None, [0.2, 1.0, 3.0, 0.7]])
+@pytest.mark.parametrize("name", FUSED)
+def test_cross_entropy_and_a_penalty_share_a_sweep(name, class_weight, dtype):
+    """Weighted sum, both values and the gradient are those of the two on their own."""
+    logits, labels = data((5, 8, 33), k=4, dtype=dtype, scale=6.0)
+    labels.flatten()[::7] = 9
+    logits[0, 2, 1] += 40  # sure
+    found = []
+    for fast in (True, False):
+        ce = CrossEntropy(4, class_weight=class_weight, ignore_index=9)
+        penalty = method("penalties", name, k=4, ignore_index=9, fused=fast)
+        objective = Objective({"ce": ce, "penalty": penalty}, {"ce": 0.7, "penalty": 1.3})
+        assert objective.shares_sweep(logits) == fast
+        x = logits.clone().requires_grad_()
+        total, values = objective.loss_and_terms(x, labels)
+        found.append([total.detach(), *values.values(), *torch.autograd.grad(total, x)])
+    exact = dtype == torch.float64
+    for a, b in zip(*found, strict=True):
+        close(a, b, rtol=1e-10 if exact else 2e-5, atol=1e-12 if exact else 1e-8)
+
+
 @pytest.mark.parametrize(
     ("margins", "patch"), [((), None), ((1.0, 2.0), None), ((1.0,) * 3, (3, "zeros"))]
 )
@@ -142,7 +165,7 @@ def test_options_of_margin(arguments):
 def test_a_nan_is_seen_in_every_value(k, dtype):
     logits, labels = data((8, 6), dtype=dtype)
     logits[1, k, 2, 3] = float("nan")
-    for term in (CRaC(3), CALS(3), NACL(3), Margin(3)):
+    for term in (CRaC(3), CALS(3), NACL(3), Margin(3), Confidence(3)):
         objective = Objective({"ce": CrossEntropy(3), "penalty": term})
         total, values = objective.loss_and_terms(logits, labels)
         assert torch.isnan(torch.stack([total, *values.values()])).all()
@@ -163,11 +186,11 @@ def test_tied_logits_share_the_gradient():
 
 def test_many_classes_and_long_rows():
     logits, labels = data((2, 1300), k=150, dtype=torch.float32)
-    for term in (CRaC, NACL, Margin):
+    for name in ("crac", "nacl", "margin", "confidence"):
         results = []
         for fast in (True, False):
             x = logits.clone().requires_grad_()
-            value = term(150, fused=fast)(x, labels)
+            value = method("penalties", name, k=150, fused=fast)(x, labels)
             results.append((value.detach(), *torch.autograd.grad(value, x)))
         for a, b in zip(*results, strict=True):
             close(a, b, rtol=1e-5, atol=1e-9)

@@ -1,0 +1,295 @@
+"""The sweep's loops for the penalty on log-odds, compiled by Numba: :func:`confidence_block`.
+
+**What is computed.** For a voxel with label y and logits l, of which the first largest is that of
+class c, and with r, the region of the predicted map,
+
+    o_i = sum_{j != c} e^(l_j - l_c)             the odds against the prediction
+    p_k = e^(l_k - l_c) / (1 + o_i)
+    CE  = w_y (log(1 + o_i) + l_c - l_y)
+    R   = v lam_rc min(-log o_i, clip)           v = 1 / N
+
+and, with a and b the factors of the two and d = b v lam_rc, or 0 beyond the clip,
+
+    d(a CE + b R)/dl_c = a w_y (p_c - [c = y]) + d
+    d(a CE + b R)/dl_k = a w_y (p_k - [k = y]) - d e^(l_k - l_c) / o_i
+
+In validation the sums of p_c and of [c = y], and the voxels, are found per r and c.
+
+**Why two passes.** r asks what the neighbours are predicted as, so :func:`largest_block` finds c of
+all voxels first, as bytes; regions are found between the two. The second pass, like that of
+:mod:`segcal.sweep.loops`, reads the logits once and writes the gradient once, and the exponentials
+serve cross-entropy, log-odds and both gradients.
+
+**Layout.** Logits are ``(N, K, V)``, contiguous; voxels are on their own. Stretches, blocks and
+buffers are those of :mod:`segcal.sweep.loops`.
+
+**Invariants.** Results have the same bits on any number of threads: every block adds to sums of its
+own. Sums of odds start from the other classes, never from ``1 - p_c``, so that they are exact where
+the network is sure. A voxel with label ``NOTHING`` gives exactly 0 to values, statistics and
+gradient. A NaN in the logits of any other reaches the values and the sum of confidence: selections
+are written so that what does not compare goes through.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from segcal.compiling import compiled
+from segcal.sweep.loops import (
+    CROSS_ENTROPY,
+    PENALTY,
+    STRETCH,
+    of_class,
+    set_ce_weights,
+    set_largest,
+    split,
+    sum_up,
+)
+from segcal.sweep.terms import NOTHING
+from segcal.sweep.vector_math import EXACT, exponential, logarithm
+
+CONFIDENCE_SUM, HITS, VOXELS = 0, 1, 2
+"""Tables ``(2, K)`` in a block's statistics."""
+
+
+class ConfidenceNumbers(NamedTuple):
+    """A :class:`segcal.sweep.terms.ConfidencePlan` as compiled code takes it.
+
+    Attributes:
+        ce_weight: ``(K,)``, of a voxel's cross-entropy by its label.
+        penalty_weight: v.
+        lam: ``(2, K)``.
+        clip: of the log-odds.
+        edge: odds below which log-odds are beyond it: a little less than e^-clip, so that rounding
+            does not take log-odds that are equal to it for larger.
+        ce_factor: a.
+        penalty_factor: b.
+        one_ce_weight: all classes have the same.
+        with_ce: compute the cross-entropy.
+        with_gradient: compute the gradient.
+        with_statistics: compute the statistics.
+    """
+
+    ce_weight: NDArray[np.float64]
+    penalty_weight: float
+    lam: NDArray[np.float64]
+    clip: float
+    edge: float
+    ce_factor: float
+    penalty_factor: float
+    one_ce_weight: bool
+    with_ce: bool
+    with_gradient: bool
+    with_statistics: bool
+
+
+class OddsBuffers(NamedTuple):
+    """What is kept of a stretch, one number per voxel of the logits' type.
+
+    Attributes:
+        floats: ``(FLOAT_SLOTS, length)``.
+        exps: ``(K, length)``, e^(l - l_c); of class c itself, 0.
+    """
+
+    floats: Any
+    exps: Any
+
+
+FLOAT_SLOTS = 7
+LARGEST = 0  # l_c
+ODDS = 1  # o
+CE_WEIGHT = 2  # w_y; then a w_y
+GAP = 3  # l_c - l_y; then the cross-entropy
+PULL = 4  # lam_rc; then d
+VALUE = 5  # lam_rc min(-log o, clip)
+SHARE = 6  # what turns exps into the gradient of their class
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _set_odds(logits, at, predicted, largest, exps, odds):
+    """Set exps, and odds to their sum."""
+    zero = odds.dtype.type(0)
+    for x in range(odds.shape[0]):
+        odds[x] = largest[x] - largest[x]  # 0, or NaN of what is infinite
+    for k in range(logits.shape[1]):
+        plane, e, code = of_class(logits, k, at), exps[k, : odds.shape[0]], np.uint8(k)
+        for x in range(odds.shape[0]):
+            other = exponential(plane[x] - largest[x])
+            e[x] = zero if predicted[x] == code else other
+            odds[x] += e[x]
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _cross_entropy(logits, at, label, largest, odds, gap, weight):
+    """Return the sum of the cross-entropy."""
+    T = odds.dtype.type
+    zero, one = T(0), T(1)
+    for x in range(odds.shape[0]):
+        gap[x] = zero
+    for k in range(logits.shape[1]):
+        plane, code = of_class(logits, k, at), np.uint8(k)
+        for x in range(odds.shape[0]):
+            gap[x] = largest[x] - plane[x] if label[x] == code else gap[x]
+    for x in range(odds.shape[0]):
+        gap[x] += logarithm(one + odds[x])
+    for x in range(odds.shape[0]):
+        gap[x] = gap[x] * weight[x] if label[x] != NOTHING else zero
+    return sum_up(gap)
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _set_multipliers(table, label, predicted, outer, lam):
+    """Set lam_rc, 0 where the voxel does not count."""
+    T = lam.dtype.type
+    zero = T(0)
+    for x in range(lam.shape[0]):
+        lam[x] = zero
+    for k in range(table.shape[1]):
+        code, inner_lam, outer_lam = np.uint8(k), T(table[0, k]), T(table[1, k])
+        for x in range(lam.shape[0]):
+            here = outer_lam if outer[x] != 0 else inner_lam
+            lam[x] = here if predicted[x] == code else lam[x]
+    for x in range(lam.shape[0]):
+        lam[x] = lam[x] if label[x] != NOTHING else zero
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _penalise(clip, edge, factor, label, odds, pull, value):
+    """Return the sum of the penalty without v; turn lam_rc into d = factor lam_rc."""
+    T = odds.dtype.type
+    zero, top, least = T(0), T(clip), T(edge)
+    for x in range(odds.shape[0]):
+        value[x] = -logarithm(least if odds[x] < least else odds[x])
+    for x in range(odds.shape[0]):
+        v = pull[x] * (top if value[x] > top else value[x])
+        value[x] = v if label[x] != NOTHING else zero
+        pull[x] = zero if odds[x] < least else factor * pull[x]
+    return sum_up(value)
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _set_shares(odds, weight, pull, share):
+    """Set what turns exps into gradients; turn d into the gradient of class c, but for a hit."""
+    T = odds.dtype.type
+    one, tiny = T(1), T(1e-37)
+    for x in range(odds.shape[0]):
+        p = weight[x] / (one + odds[x])
+        o = tiny if odds[x] < tiny else odds[x]
+        share[x] = p - pull[x] / o
+        pull[x] = p + pull[x]
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _write_gradient(g, k, label, predicted, e, share, own, weight):
+    """Write the gradient of class k."""
+    zero, code = g.dtype.type(0), np.uint8(k)
+    for x in range(g.shape[0]):
+        slope = own[x] if predicted[x] == code else e[x] * share[x]
+        hit = weight[x] if label[x] == code else zero
+        g[x] = slope - hit if label[x] != NOTHING else zero
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def _observe(label, predicted, outer, odds, statistics):
+    """Add the stretch to the sums of confidence and hits, and to the voxels."""
+    for x in range(odds.shape[0]):
+        if label[x] != NOTHING:
+            r, c = outer[x], predicted[x]
+            statistics[CONFIDENCE_SUM, r, c] += 1.0 / (1.0 + np.float64(odds[x]))
+            statistics[HITS, r, c] += np.float64(label[x] == c)
+            statistics[VOXELS, r, c] += 1.0
+
+
+@njit(inline="always")
+def _sweep_stretch(logits, maps, plan, gradient, sums, statistics, at, buffers):
+    """Sweep the voxels at ``(n, 0, start, stop)``."""
+    width, floats = at[3] - at[2], buffers.floats
+    label, predicted = maps[0][at[0], at[2] : at[3]], maps[1][at[0], at[2] : at[3]]
+    outer = maps[2][at[0], at[2] : at[3]]
+    largest, odds, weight = floats[LARGEST, :width], floats[ODDS, :width], floats[CE_WEIGHT, :width]
+    gap, pull, value = floats[GAP, :width], floats[PULL, :width], floats[VALUE, :width]
+    share = floats[SHARE, :width]
+    T = odds.dtype.type
+    set_largest(logits, at, largest)
+    _set_odds(logits, at, predicted, largest, buffers.exps, odds)
+    for x in range(width):
+        weight[x] = T(0)
+    if plan.with_ce:
+        set_ce_weights(plan.ce_weight, plan.one_ce_weight, label, weight)
+        sums[CROSS_ENTROPY] += _cross_entropy(logits, at, label, largest, odds, gap, weight)
+    _set_multipliers(plan.lam, label, predicted, outer, pull)
+    factor = T(plan.penalty_factor * plan.penalty_weight)
+    sums[PENALTY] += plan.penalty_weight * _penalise(
+        plan.clip, plan.edge, factor, label, odds, pull, value
+    )
+    if plan.with_statistics:
+        _observe(label, predicted, outer, odds, statistics)
+    if plan.with_gradient:
+        for x in range(width):
+            weight[x] *= T(plan.ce_factor)
+        _set_shares(odds, weight, pull, share)
+        for k in range(logits.shape[1]):
+            g, e = of_class(gradient, k, at), buffers.exps[k, :width]
+            _write_gradient(g, k, label, predicted, e, share, pull, weight)
+
+
+@partial(compiled, fastmath=EXACT)
+def confidence_block(logits, maps, plan, gradient, all_sums, all_statistics, block):
+    """Sweep the stretches of one block, adding to its row of the sums and statistics.
+
+    Args:
+        logits: ``(N, K, 1, V)``, contiguous.
+        maps: uint8 ``(N, V)`` each: labels, what is predicted, and the region.
+        plan: :class:`ConfidenceNumbers`.
+        gradient: like `logits`; empty where it is not wanted.
+        all_sums: float64 ``(blocks, 2)``, zeros: of cross-entropy and penalty, weighted.
+        all_statistics: float64 ``(blocks, 3, 2, K)``, zeros; one row where it is not wanted.
+        block: number of the block.
+    """
+    images, classes, _, size = logits.shape
+    per_image = (size + STRETCH - 1) // STRETCH
+    length = min(size, STRETCH)
+    buffers = OddsBuffers(
+        np.empty((FLOAT_SLOTS, length), logits.dtype), np.empty((classes, length), logits.dtype)
+    )
+    sums = all_sums[block]
+    statistics = all_statistics[block if plan.with_statistics else 0]
+    stretches, per_block = split(images, size)
+    for index in range(block * per_block, min((block + 1) * per_block, stretches)):
+        start = (index % per_image) * STRETCH
+        at = (index // per_image, 0, start, min(start + STRETCH, size))
+        _sweep_stretch(logits, maps, plan, gradient, sums, statistics, at, buffers)
+
+
+@partial(compiled, fastmath=EXACT)
+def largest_block(logits, predicted, block):
+    """Set the first class of the largest logit in the stretches of one block.
+
+    Args:
+        logits: ``(N, K, 1, V)``, contiguous.
+        predicted: uint8 ``(N, V)``.
+        block: number of the block.
+    """
+    images, classes, _, size = logits.shape
+    per_image = (size + STRETCH - 1) // STRETCH
+    buffer = np.empty(min(size, STRETCH), logits.dtype)
+    stretches, per_block = split(images, size)
+    for index in range(block * per_block, min((block + 1) * per_block, stretches)):
+        start = (index % per_image) * STRETCH
+        at = (index // per_image, 0, start, min(start + STRETCH, size))
+        found, largest = predicted[at[0], at[2] : at[3]], buffer[: at[3] - at[2]]
+        plane = of_class(logits, 0, at)
+        for x in range(largest.shape[0]):
+            largest[x] = plane[x]
+            found[x] = 0
+        for k in range(1, classes):
+            plane, code = of_class(logits, k, at), np.uint8(k)
+            for x in range(largest.shape[0]):
+                larger = plane[x] > largest[x]
+                largest[x] = plane[x] if larger else largest[x]
+                found[x] = code if larger else found[x]
