@@ -165,6 +165,7 @@ class AdaFocal(LearnedTerm):
             constraint=[(gap.sum(0) / of_class).tolist()],
             count=[int(n)],
             notes=[] if n > 0 else ["no voxel in validation; its gammas stay"],
+            quantity="confidence less accuracy",
         )
 
     def _learn(self, mass: Tensor, gap: Tensor) -> None:

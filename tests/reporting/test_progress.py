@@ -114,4 +114,4 @@ def test_the_legend_names_the_rows_of_the_penalty_with_most():
     assert len(texts(plot_progress([both], ["a", "b"]))) == 8
     many = {**record(50, 1), "confidence": record(50, 4)["crac"]}
     assert len(texts(plot_progress([many], [f"{k}" for k in range(50)]))) == 4
-    assert texts(plot_progress([record(1, 3)], ["a"]))[2] == "a, region 2"
+    assert texts(plot_progress([record(1, 5)], ["a"]))[4] == "a, region 4"
