@@ -135,11 +135,7 @@ class CRaC(AugmentedLagrangian):
                 f"got {margin_inner} and {margin_outer}"
             )
         self.bands = None if bands is None else tuple(bands)
-        self.margins = (margin_inner, margin_outer)
-        if self.bands is not None:
-            self.margins = _margins_of_bands(self.bands, margins, self.margins)
-        elif margins is not None:
-            raise ValueError(f"margins: are those of bands, which are not given; got {margins}")
+        self.margins = _margins(self.bands, margins, (margin_inner, margin_outer))
         self.constraint: Constraint = constraint
         self.space: Space = space
         self.target: Target = target
@@ -218,18 +214,22 @@ class CRaC(AugmentedLagrangian):
         )
 
 
-def _margins_of_bands(
-    bands: Sequence[int], margins: Sequence[float] | None, ends: tuple[float, float]
+def _margins(
+    bands: Sequence[int] | None, margins: Sequence[float] | None, ends: tuple[float, float]
 ) -> tuple[float, ...]:
-    """Return a margin per band: those given, or evenly spaced between `ends`, far and boundary.
+    """Return the margin of every region: inner and outer, or from the boundary outwards.
 
     Raises:
         ValueError: bands or margins that do not fit.
     """
+    if bands is None:
+        if margins is not None:
+            raise ValueError(f"margins: are those of bands, which are not given; got {margins}")
+        return ends
     check_reaches(bands)
-    far, boundary = ends
+    inner, outer = ends
     if margins is None:
-        return tuple(boundary + (far - boundary) * i / len(bands) for i in range(len(bands) + 1))
+        return tuple(outer + (inner - outer) * i / len(bands) for i in range(len(bands) + 1))
     if len(margins) != len(bands) + 1 or not all(map(math.isfinite, margins)):
         raise ValueError(
             f"margins: expected {len(bands) + 1} finite numbers, one per band, got {list(margins)}"

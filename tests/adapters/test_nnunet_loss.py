@@ -224,6 +224,7 @@ PARTS = {
     "flsd": ({"flsd": 1.0}, {}),
     "crac": ({}, {"crac": 1.0}),
     "ecp": ({}, {"entropy": 1.0}),
+    "acls": ({}, {"acls": 1.0}),
     "ml1_ace": ({}, {"ml1_ace": 1.0}),  # a third each of Dice, cross-entropy and this
     "ml1_ace_soft": ({}, {"ml1_ace_soft": 1.0}),
     "mmce": ({}, {"mmce": 0.1}),

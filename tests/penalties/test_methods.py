@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from segcal.penalties.acls import ACLS, acls
 from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.entropy import Entropy, entropy
 from segcal.penalties.logit_norm import logit_norm
@@ -160,3 +161,44 @@ def test_golden_nacl_gaussian(golden):
     g = golden("nacl_marginloss")
     value = nacl(g["logits"], g["labels"], kernel="svls", sigma=2.0, distance="l2")
     close(value, g["loss_gauss3s2_l2"][2])
+
+
+def test_acls_by_hand():
+    """Logits 7, 1, -2 and margin 3: (7 - 3)^2 + .1 (3^2 + 6^2) / 2; slopes of it, l_max held."""
+    x = torch.tensor([[7.0, 1.0, -2.0], [2.0, 1.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([2, 0])
+    close(acls(x, y, margin=3.0), (16 + 0.1 * 45 / 2) / 2)
+    close(ACLS(3, 0.5, margin=3.0, others=2.0)(x, y), 0.5 * (16 + 2.0 * 45 / 2) / 2)
+    slope = grad(lambda z: acls(z, y, margin=3.0), x)
+    close(slope, [[8 / 2, -0.1 * 3 / 2, -0.1 * 6 / 2], [0, 0, 0]])
+
+
+def test_acls_is_the_published_program():
+    """Its arithmetic, voxels as rows, with its indicator of the largest logit."""
+    generator = torch.Generator().manual_seed(0)
+    x = 6 * torch.randn(2, 4, 5, 6, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 4, (2, 5, 6), generator=generator)
+    kept = torch.rand(2, 5, 6, generator=generator) < 0.8
+    rows = x.movedim(1, -1)[kept].requires_grad_()
+    largest = rows.max(1, keepdim=True).values
+    is_largest = (largest == rows).double().detach()
+    near = (is_largest * F.relu(largest - 4) ** 2).sum() / len(rows)
+    far = ((1 - is_largest) * F.relu(largest.detach() - rows - 4) ** 2).sum() / (3 * len(rows))
+    expected = near + 0.3 * far
+    labels = torch.where(kept, y, 9)
+    options = {"margin": 4.0, "others": 0.3, "ignore_index": 9}
+    close(acls(x, labels, **options), expected.detach())
+    slope = grad(lambda z: acls(z, labels, **options), x)
+    close(slope.movedim(1, -1)[kept], torch.autograd.grad(expected, rows)[0])
+    assert (slope.movedim(1, -1)[~kept] == 0).all()
+
+
+def test_acls_of_ties_extreme_logits_and_wrong_options():
+    x = torch.tensor([[20.0, 20.0, 0.0]], dtype=torch.float64)
+    close(acls(x, torch.tensor([0]), margin=5.0), 225 + 0.1 * 225 / 2)
+    close(grad(lambda z: acls(z, torch.tensor([0]), margin=5.0, others=0), x), [[15, 15, 0]])
+    half = torch.tensor([[1e4, -1e4, 0.0]], dtype=torch.float16)
+    assert torch.isfinite(grad(lambda z: acls(z, torch.tensor([1])), half)).all()
+    for name in ("alpha", "margin", "top", "others"):
+        with pytest.raises(ValueError, match=f"{name}: expected a finite number >= 0, got -1"):
+            ACLS(3, **{name: -1})
