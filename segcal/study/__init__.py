@@ -1,1 +1,1 @@
-"""Studies of segmentation: sets x networks x recipes x seeds, trained, repaired and measured."""
+"""Studies of segmentation: recipes x networks x data sets x seeds, and what they are worth."""

@@ -539,3 +539,18 @@ def test_torchrun(tmp_path, phantom):
         check=True, timeout=150,
     )  # fmt: skip
     assert len(EpochLog(tmp_path / "run").records()) == 1
+
+
+@pytest.mark.parametrize("size", [[32, 32], [40, 24]])
+def test_what_is_cut_once_trains_as_what_is_cut_anew(phantom, tmp_path, size):
+    """Slices of which nothing is random stay in memory; where volumes are read anew, they do not."""
+    folders = {}
+    for cache in (1.0, 0.9):
+        folders[cache] = tmp_path / str(cache)
+        path = write_config(tmp_path, phantom, data={"size": size}, output=str(folders[cache]))
+        run(path, f"data.cache={cache}")
+    assert_same_state(*(folder / "checkpoint_last.pt" for folder in folders.values()))
+    once, anew = (EpochLog(folder).records() for folder in folders.values())
+    for record in (*once, *anew):
+        del record["seconds"]
+    assert once == anew
