@@ -2,9 +2,9 @@
 
 ``results/cells.csv`` has a row for every cell (set x network x recipe x seed),
 ``results/cases.csv`` one for every test case, repair and decision. Beside them, in the folder of
-every finished cell, are reliability, logits, the log of the training and the resolved cell; they may
-be missing (results that were published without them), and then what is drawn of them is missing,
-too.
+every finished cell, are reliability, logits, the log of the training and the resolved cell; they
+may be missing (results that were published without them), and then what is drawn of them is
+missing, too.
 """
 
 from __future__ import annotations

@@ -7,10 +7,13 @@ Intervals are percentile bootstraps in two stages: of three seeds or more, seeds
 replacement, and within every drawn seed its patients. Two seeds are too few to be drawn from, and
 then, as with one, the interval is about these trainings only.
 
-Tests are paired over patients, a patient of several seeds being the mean over them. They know
-nothing of how trainings differ by chance; who reads a p-value reads the interval and the count of
-seeds that agree beside it. P-values are corrected for the number of methods (Holm 1979) within a
-metric of a set and network.
+Tests are paired over patients, a patient of several seeds being the mean over them. P-values are
+corrected for the number of methods (Holm 1979) within a metric of a set and network. They speak of
+these trainings: that another seed may train a better network is not in them. Of eight methods
+without effect (three seeds of 15 patients), at least one is found in 5 % of simulated studies if
+trainings do not differ, but in 17 % and 76 % if trainings spread by 0.2 and 0.5 of what patients do.
+A t-test over the means of the seeds, ``p_seeds``, has no such fault and little power: it stands
+beside, and a direction is only given where all seeds agree.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from segcal.evaluation.compare import LEVEL
 
@@ -51,6 +54,8 @@ ENOUGH_SEEDS = 3
 FEWEST = 6
 """Pairs below which Wilcoxon's test cannot be significant and is not made."""
 ALPHA = 1 - LEVEL
+ROUNDING = 1e-12
+"""Of values that are alike but for the last digits of files."""
 MARGIN = 0.005
 """Of DSC, that may be lost."""
 Test = Literal["t", "wilcoxon"]
@@ -76,6 +81,7 @@ class Change:
         relative_ci95: of that share.
         p: of no difference, not corrected; None where it cannot be said.
         p_holm: corrected for the number of methods.
+        p_seeds: t-test over the means of the seeds, not corrected; None for a single one.
         lower_seeds: seeds in which the method's mean is lower.
         higher_seeds: seeds in which it is higher.
         same_as: simpler method that has the very same values here, which is tested in its place.
@@ -94,16 +100,22 @@ class Change:
     relative_ci95: tuple[float, float] | None
     p: float | None
     p_holm: float | None
+    p_seeds: float | None
     lower_seeds: int
     higher_seeds: int
     same_as: str = ""
 
     @property
     def direction(self) -> int:
-        """-1 lower, 1 higher, beyond chance by the corrected test and by the interval; else 0."""
+        """-1 lower, 1 higher, beyond chance; 0 undecided.
+
+        It takes the corrected test, the interval, and all seeds.
+        """
         if self.p_holm is None or self.ci95 is None or self.p_holm > ALPHA:
             return 0
-        return -1 if self.ci95[1] < 0 else 1 if self.ci95[0] > 0 else 0
+        lower = self.ci95[1] < 0 and self.lower_seeds == self.seeds
+        higher = self.ci95[0] > 0 and self.higher_seeds == self.seeds
+        return -1 if lower else 1 if higher else 0
 
 
 @dataclass(frozen=True)
@@ -215,12 +227,11 @@ def means(
     found = []
     for method, rows in tables.items():
         values, seeds = _values(rows, metrics), _seeds(rows)
-        drawn = resample(values, seeds, resamples, seed=seed)
+        drawn, of_seeds = resample(values, seeds, resamples, seed=seed), _group_means(values, seeds)
         for column, metric in enumerate(metrics):
-            known = np.isfinite(values[:, column])
+            known, by_seed = np.isfinite(values[:, column]), _known(of_seeds[:, column])
             if not known.any():
                 continue
-            by_seed = _by_seed(values[:, column], seeds)
             found.append(
                 MeanValue(
                     method=method, metric=metric,
@@ -266,12 +277,7 @@ def differences(
             found += _changes(
                 method, rows, baseline, tables[baseline], metrics, test, resamples, seed
             )
-    same = {
-        (c.method, metric): _twin(tables, c.method, metric)
-        for metric in metrics
-        for c in found
-        if c.metric == metric
-    }
+    same = {(m, metric): twin for metric in metrics for m, twin in _twins(tables, metric).items()}
     return [c for metric in metrics for c in _corrected(metric, found, same, baseline)]
 
 
@@ -296,12 +302,17 @@ def _changes(
     seeds = _seeds(index)
     both = np.concatenate([delta, base], axis=1)
     drawn = resample(both, seeds, resamples, seed=seed)
+    of_seeds = _group_means(both, seeds)
+    of_patients = _group_means(delta, index.index.get_level_values("patient"))
     found = []
     for i, metric in enumerate(metrics):
         known = np.isfinite(delta[:, i])
         if not known.any():
             continue
-        by_seed, base_mean = _by_seed(delta[:, i], seeds), float(_by_seed(base[:, i], seeds).mean())
+        by_seed, base_mean = (
+            _known(of_seeds[:, i]),
+            float(np.nanmean(of_seeds[:, len(metrics) + i])),
+        )
         difference, several = float(by_seed.mean()), known.sum() > 1
         change, of_base = drawn[:, i], drawn[:, len(metrics) + i]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -314,7 +325,8 @@ def _changes(
                 ci95=_interval(change) if several else None,
                 relative=difference / base_mean if base_mean else float("nan"),
                 relative_ci95=_interval(share) if several and base_mean else None,
-                p=p_value(_over_seeds(delta[:, i], index), test=test), p_holm=None,
+                p=p_value(of_patients[:, i], test=test), p_holm=None,
+                p_seeds=p_value(by_seed),
                 lower_seeds=int((by_seed < 0).sum()), higher_seeds=int((by_seed > 0).sum()),
             )
         )  # fmt: skip
@@ -340,15 +352,20 @@ def _replaced(change: Change, p_holm: float | None, same_as: str) -> Change:
     return Change(**{**vars(change), "p_holm": p_holm, "same_as": same_as})
 
 
-def _twin(tables: Tables, method: str, metric: str) -> str:
-    """First method before this one with the same values in all patients; empty without one."""
-    own = tables[method][metric]
-    for other, rows in tables.items():
-        if other == method:
-            return ""
-        if rows.index.equals(own.index) and np.array_equal(rows[metric], own, equal_nan=True):
-            return other
-    return ""
+def _twins(tables: Tables, metric: str) -> dict[str, str]:
+    """First method with the same values in all patients, by method; empty for that one."""
+    first: dict[tuple[bytes, bytes], str] = {}
+    found = {}
+    for method, rows in tables.items():
+        values = _values(rows, [metric]) + 0.0  # no -0
+        key = (_patient_key(rows), values.tobytes())
+        other = first.setdefault(key, method)
+        found[method] = "" if other == method else other
+    return found
+
+
+def _patient_key(rows: pd.DataFrame) -> bytes:
+    return repr([list(rows.index.get_level_values(k)) for k in ("seed", "patient")]).encode()
 
 
 def duels(
@@ -394,9 +411,11 @@ def p_value(delta: NDArray[np.float64], *, test: Test = "t") -> float | None:
         return 1.0
     if test == "wilcoxon":
         return float(stats.wilcoxon(delta).pvalue)
-    if not np.ptp(delta):  # the same in all patients: no chance in it
+    if np.ptp(delta) <= ROUNDING * np.abs(delta).max():  # the same in all patients: no chance
         return 0.0
-    return float(stats.ttest_1samp(delta, 0).pvalue)
+    n = len(delta)
+    statistic = abs(delta.mean()) / (delta.std(ddof=1) / np.sqrt(n))
+    return float(2 * special.stdtr(n - 1, -statistic))  # scipy's test takes a hundred times as long
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -513,13 +532,16 @@ def _patients(rows: pd.DataFrame, known: NDArray[np.bool_]) -> int:
     return int(rows.index.get_level_values("patient")[known].nunique())
 
 
-def _by_seed(values: NDArray[np.float64], seeds: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Means over the patients of every seed that has one."""
-    series: pd.Series[Any] = pd.Series(values).dropna()
-    return series.groupby(seeds[series.index]).mean().to_numpy()
+def _group_means(
+    values: NDArray[np.float64], groups: pd.Index[Any] | NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Means of the rows of every group ``(G, C)``; NaN where a group has no value."""
+    codes, names = pd.factorize(groups, sort=True)
+    of = (codes[None] == np.arange(len(names))[:, None]).astype(np.float64)
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return (of @ np.where(known, values, 0.0)) / (of @ known.astype(np.float64))
 
 
-def _over_seeds(values: NDArray[np.float64], rows: pd.DataFrame) -> NDArray[np.float64]:
-    """A value a patient: the mean over its seeds."""
-    named = pd.Series(values, index=rows.index.get_level_values("patient")).dropna()
-    return named.groupby(level=0).mean().to_numpy()
+def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[np.isfinite(values)]

@@ -78,6 +78,7 @@ def test_a_patient_of_several_seeds_is_one_in_the_test():
     )
     assert found.p == pytest.approx(stats.ttest_1samp(delta.mean(axis=0), 0).pvalue)
     assert found.patients == 8
+    assert found.p_seeds == pytest.approx(stats.ttest_1samp(delta.mean(axis=1), 0).pvalue)
 
 
 def test_holm_by_hand():
@@ -155,15 +156,19 @@ def test_under_the_null_one_study_in_twenty_finds_anything():
 
 
 def test_a_direction_needs_the_test_and_the_interval():
-    def change(ci95, p_holm):
+    def change(ci95, p_holm, lower=3, higher=3):
         return Change(
-            "m", "b", "dsc", 9, 3, 0.8, 0.8, 0.0, ci95, 0.0, None, p_holm, p_holm, 0, 0
+            method="m", baseline="b", metric="dsc", patients=9, seeds=3, base=0.8, mean=0.8,
+            difference=0.0, ci95=ci95, relative=0.0, relative_ci95=None, p=p_holm, p_holm=p_holm,
+            p_seeds=None, lower_seeds=lower, higher_seeds=higher,
         )  # fmt: skip
 
     assert change((0.01, 0.02), 0.01).direction == 1
     assert change((-0.02, -0.01), 0.01).direction == -1
     assert change((-0.01, 0.02), 0.01).direction == 0
     assert change((0.01, 0.02), 0.06).direction == 0
+    assert change((0.01, 0.02), 0.01, higher=2).direction == 0
+    assert change((-0.02, -0.01), 0.01, lower=2).direction == 0
     assert change(None, None).direction == 0
     assert non_inferior(change((-0.0049, 0.02), None))
     assert not non_inferior(change((-0.0051, 0.02), None))
