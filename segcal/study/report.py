@@ -130,16 +130,15 @@ class _Report:
 
     def write(self, header: Mapping[str, Any], forms: Sequence[str]) -> None:
         self._verdict()
-        for comparison in self.comparisons:
-            self._of_group(comparison)
-        self._ranks_everywhere()
         self._front()
+        self._ranks_everywhere()
         self._duels()
         self._floor()
         self._published()
-        for comparison in self.comparisons:
-            self._inside(comparison)
         self._sensitivity()
+        for comparison in self.comparisons:
+            self._of_group(comparison)
+            self._inside(comparison)
         self._files()
         summary = {**self._summary(), **header}
         write_json(self.folder.place("summary.json"), summary)
@@ -415,7 +414,8 @@ class _Report:
         ], keys)  # fmt: skip
         self._csv("ranks.csv", [
             {**c.group._asdict(), "metric": r.metric, "method": method, "field": field.name,
-             "rank": rank, "patients": r.blocks, "p_friedman": r.p, "critical_difference": r.distance}
+             "rank": rank, "patients": r.blocks, "p_friedman": r.p,
+             "critical_difference": r.distance}
             for c in self.comparisons for field in c.fields for r in field.ranks
             for method, rank in r.mean.items()
         ], [*keys, "field"])  # fmt: skip
@@ -455,13 +455,13 @@ class _Report:
 
 
 CONVENTIONS = {
-    "cell": "a training: set x network x recipe x seed; a seed draws the split of the patients, too",
+    "cell": "a training: set x network x recipe x seed; a seed draws the split of patients, too",
     "patient": "the unit of all statistics: the mean over its cases",
     "mean": "over seeds of the mean over the patients of each",
     "interval": "95 % percentile bootstrap: of three seeds or more, seeds are drawn, and within "
     "each its patients; with fewer, patients within every seed",
-    "p": "two-sided paired t-test over patients, a patient of several seeds being their mean; Holm's "
-    "correction for the number of methods within a metric of a set and network",
+    "p": "two-sided paired t-test over patients, a patient of several seeds being their mean; "
+    "Holm's correction for the number of methods within a metric of a set and network",
     "p seeds": "t-test over the means of the seeds, not corrected",
     "beyond chance": "corrected p up to 0.05, interval beside 0, and all seeds agree",
     "repair": "raw: as trained; temperature: one for all voxels; class_region: one for each "

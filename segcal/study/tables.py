@@ -145,7 +145,7 @@ def goal_table(comparison: Comparison) -> Table:
     columns = [
         Column("method"),
         *(Column(metric_name(k), definition(k), better="↓") for k in JUDGED),
-        Column("DSC", f"difference of the mask that was predicted; {definition('dsc')}", better="↑"),
+        Column("DSC", f"difference of the predicted mask; {definition('dsc')}", better="↑"),
         Column("DSC, dice", "difference of the Dice-optimal decision's mask to the baseline's "
                "predicted one", better="↑"),
     ]  # fmt: skip
@@ -161,17 +161,18 @@ def goal_table(comparison: Comparison) -> Table:
 def _relative_cell(change: Change | None, goal: float | None) -> Cell:
     if change is None or not math.isfinite(change.relative):
         return Cell("-")
-    extra = ""
+    decimal, extra = abs(change.relative) < DECIMAL, ""
     if change.relative_ci95 is not None:
-        low, high = change.relative_ci95
-        extra = f"[{_percent(low)}, {_percent(high)}]"
+        low, high = (_percent(end, decimal) for end in change.relative_ci95)
+        extra = f"[{low}, {high}]"
     reached = goal is not None and change.relative <= goal
-    text = f"{_percent(change.relative)} %{MARKS[change.direction]}"
+    text = f"{_percent(change.relative, decimal)} %{MARKS[change.direction]}"
     return Cell(text, repr(change.relative), extra, best=reached)
 
 
-def _percent(share: float) -> str:
-    text = f"{100 * share:+.{1 if abs(share) < DECIMAL else 0}f}"
+def _percent(share: float, decimal: bool | None = None) -> str:
+    decimal = abs(share) < DECIMAL if decimal is None else decimal
+    text = f"{100 * share:+.{1 if decimal else 0}f}"
     return "0" if float(text) == 0 else text
 
 
@@ -338,9 +339,9 @@ def duel_table(comparisons: Sequence[Comparison], field: str, metric: str) -> Ta
     ]
     groups = len({c.group for c, _ in fought})
     caption = (
-        f"Of {groups} set{_s(groups)} and network{_s(groups)}: in how many the row's method has the "
-        "better mean than the column's, beyond chance (paired t-test over patients, corrected for "
-        "the number of pairs by Holm, 5 %; interval beside 0; all seeds agree). Bold: in all."
+        f"Of {groups} set{_s(groups)} and network{_s(groups)}: in how many the row's method has "
+        "the better mean than the column's, beyond chance (paired t-test over patients, corrected "
+        "for the number of pairs by Holm, 5 %; interval beside 0; all seeds agree). Bold: in all."
     )
     title = f"Every recipe against every other: {metric_name(metric)}, {field}"
     key = f"duels-{metric}-{field.replace(' ', '-')}".replace("_", "-")
@@ -382,8 +383,8 @@ def rank_table(fields: Sequence[RankedField], name: str) -> Table:
         *(Column(metric_name(k), "mean rank, 1 is best") for k in metrics),
     ]
     caption = (
-        "Mean rank over patients; two methods of a field differ beyond chance if their ranks differ "
-        "by the critical difference (Nemenyi, 5 %)."
+        "Mean rank over patients; two methods of a field differ beyond chance if their ranks "
+        "differ by the critical difference (Nemenyi, 5 %)."
     )
     key = "ranks-" + "".join(c if c.isalnum() else "-" for c in name)
     return Table(key, f"Ranks: {name}", columns, body, caption)
