@@ -326,6 +326,7 @@ def duel_table(comparisons: Sequence[Comparison], field: str, metric: str) -> Ta
         metric: what about.
     """
     fought = [(c, d) for c in comparisons for d in c.duels[field] if d.metric == metric]
+    recipe = {m.name: m.recipe for c in comparisons for m in c.methods}
     names = list(dict.fromkeys(name for _, d in fought for name in (d.baseline, d.method)))
     won: dict[tuple[str, str], int] = {}
     met: dict[tuple[str, str], int] = {}
@@ -335,7 +336,8 @@ def duel_table(comparisons: Sequence[Comparison], field: str, metric: str) -> Ta
             met[row, column] = met.get((row, column), 0) + 1
             won[row, column] = won.get((row, column), 0) + (side * sign * d.direction > 0)
     body = [
-        [Cell(row, row), *(_duel_cell(won, met, row, column) for column in names)] for row in names
+        [Cell(recipe[row], row), *(_duel_cell(won, met, row, column) for column in names)]
+        for row in names
     ]
     groups = len({c.group for c, _ in fought})
     caption = (
@@ -345,7 +347,7 @@ def duel_table(comparisons: Sequence[Comparison], field: str, metric: str) -> Ta
     )
     title = f"Every recipe against every other: {metric_name(metric)}, {field}"
     key = f"duels-{metric}-{field.replace(' ', '-')}".replace("_", "-")
-    return Table(key, title, [Column("method"), *map(Column, names)], body, caption)
+    return Table(key, title, [Column("recipe"), *(Column(recipe[n]) for n in names)], body, caption)
 
 
 def _duel_cell(

@@ -144,14 +144,14 @@ def test_intervals_cover_the_truth(between):
 
 def test_under_the_null_one_study_in_twenty_finds_anything():
     rng = np.random.default_rng(8)
-    runs, methods, found = 300, 8, 0
+    runs, methods, found = 200, 6, 0
     for _ in range(runs):
         base = rng.normal(size=20)
         tables = {"base": table(base)}
         tables |= {f"m{i}": table(base + rng.normal(size=20)) for i in range(methods)}
         changes = differences(tables, "base", ["nll_all"], resamples=100)
         found += any(c.p_holm is not None and c.p_holm <= 0.05 for c in changes)
-    # 5 % of 300 and two and a half standard deviations
+    # 5 % of 200 and two and a half standard deviations
     assert found / runs <= 0.05 + 2.5 * np.sqrt(0.05 * 0.95 / runs)
 
 
