@@ -1,0 +1,223 @@
+"""Every comparison of a study's report, made once: tables, figures and CSV files show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import pandas as pd
+
+from segcal.study.naming import better
+from segcal.study.results import MASK, RAW, Group, Method, StudyResults
+from segcal.study.results import TRUTH as TRUTH_RECIPE
+from segcal.study.statistics import (
+    MARGIN,
+    Change,
+    MeanValue,
+    Ranks,
+    differences,
+    duels,
+    means,
+    non_inferior,
+    ranks,
+)
+
+__all__ = ["GOALS", "Comparison", "RankedField", "compare_study", "rank_everywhere"]
+
+NEAR_ECE, NLL, NEAR_NLL, TACE = "ece_dilated5", "nll_all", "nll_dilated5", "tace_all"
+GOALS = {NEAR_ECE: -0.5, NLL: -0.1, TACE: -0.5}
+"""Relative changes against the baseline that a good method reaches."""
+JUDGES = ("dsc", NEAR_ECE, NLL)
+"""Metrics of ranks."""
+FOUGHT = (NEAR_ECE, NLL)
+"""Metrics of duels."""
+REPAIR = "class_region"
+"""The repair that a method which has to be trained is measured against."""
+TRUTH = Method(TRUTH_RECIPE)
+FIELDS = {"as trained": RAW, "repaired": REPAIR}
+"""Who is ranked together: all recipes by one repair."""
+
+
+@dataclass(frozen=True)
+class RankedField:
+    """Ranks of the recipes by one repair.
+
+    Attributes:
+        name: of the field.
+        ranks: by metric.
+    """
+
+    name: str
+    ranks: list[Ranks]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a set and network say about all methods.
+
+    Attributes:
+        group: which set and network.
+        baseline: the method that the others are compared with.
+        methods: with results; recipes, then repairs, then decisions.
+        tables: means over the cases of every patient, by name of the method.
+        means: of all methods, the true posterior among them.
+        changes: to the baseline; none where it has no results.
+        beside_repair: to the repaired baseline.
+        duels: of all recipes, by field.
+        fields: ranks.
+    """
+
+    group: Group
+    baseline: Method
+    methods: list[Method]
+    tables: dict[str, pd.DataFrame]
+    means: list[MeanValue]
+    changes: list[Change]
+    beside_repair: list[Change]
+    duels: dict[str, list[Change]]
+    fields: list[RankedField]
+
+    @cached_property
+    def mean_of(self) -> dict[tuple[str, str], MeanValue]:
+        """Means by method and metric."""
+        return {(m.method, m.metric): m for m in self.means}
+
+    @cached_property
+    def change_of(self) -> dict[tuple[str, str], Change]:
+        """Changes by method and metric."""
+        return {(c.method, c.metric): c for c in self.changes}
+
+    @cached_property
+    def beside_of(self) -> dict[tuple[str, str], Change]:
+        """Changes to the repaired baseline by method and metric."""
+        return {(c.method, c.metric): c for c in self.beside_repair}
+
+    @property
+    def rows(self) -> list[Method]:
+        """Recipes and repairs, with the mask that the predictor wrote."""
+        return [m for m in self.methods if m.decision == MASK]
+
+    @property
+    def seeds(self) -> dict[str, list[int]]:
+        """Seeds with results by recipe."""
+        found: dict[str, set[int]] = {}
+        for method in self.methods:
+            index = self.tables[method.name].index.get_level_values("seed")
+            found.setdefault(method.recipe, set()).update(int(s) for s in index)
+        return {recipe: sorted(of) for recipe, of in found.items()}
+
+    def reaches(self, method: Method, metric: str) -> bool | None:
+        """Whether the mean reaches the goal of a metric; None where nobody knows."""
+        change = self.change_of.get((method.name, metric))
+        return None if change is None else change.relative <= GOALS[metric]
+
+    def keeps_dsc(self, method: Method) -> bool | None:
+        """Whether the mask, or the one of its decision rule, loses no DSC."""
+        verdicts = [
+            non_inferior(self.change_of[m.name, "dsc"], margin=MARGIN)
+            for m in self.methods
+            if m[:2] == method[:2] and (m.name, "dsc") in self.change_of
+        ]
+        known = [v for v in verdicts if v is not None]
+        return any(known) if known else None
+
+    def beats_repair(self, method: Method) -> bool | None:
+        """Whether near ECE and NLL are lower than those of the repaired baseline."""
+        found = [self.beside_of.get((method.name, metric)) for metric in (NEAR_ECE, NLL)]
+        if any(c is None for c in found):
+            return None
+        return all(c is not None and c.difference < 0 for c in found)
+
+
+def compare_study(results: StudyResults, baseline: str, *, resamples: int) -> list[Comparison]:
+    """Compare the methods of every set and network.
+
+    Args:
+        results: of the study.
+        baseline: a recipe; as it was trained, with the mask that was predicted.
+        resamples: of the bootstrap.
+
+    Raises:
+        ValueError: a recipe that is not in the study.
+    """
+    known = list(dict.fromkeys([*results.cells["recipe"], *results.recipes]))
+    if baseline not in known:
+        raise ValueError(f"baseline: expected a recipe of the study, {', '.join(known)}; "
+                         f"got {baseline}")  # fmt: skip
+    return [_compare(results, group, Method(baseline), resamples) for group in results.groups]
+
+
+def _compare(results: StudyResults, group: Group, baseline: Method, resamples: int) -> Comparison:
+    by_method = results.patients(group)
+    methods = [m for m in by_method if m != TRUTH]
+    tables = {m.name: by_method[m] for m in methods}
+    metrics = results.metrics
+    repaired = baseline._replace(repair=REPAIR).name
+    return Comparison(
+        group=group,
+        baseline=baseline,
+        methods=methods,
+        tables=tables,
+        means=means({m.name: t for m, t in by_method.items()}, metrics, resamples=resamples),
+        changes=_changes(tables, baseline.name, metrics, resamples),
+        beside_repair=_changes(tables, repaired, FOUGHT, resamples),
+        duels={
+            name: duels(_field(methods, tables, repair), FOUGHT, resamples=resamples)
+            for name, repair in FIELDS.items()
+        },
+        fields=_ranked(methods, tables, baseline),
+    )
+
+
+def _changes(
+    tables: Mapping[str, pd.DataFrame], baseline: str, metrics: Sequence[str], resamples: int
+) -> list[Change]:
+    if baseline not in tables:
+        return []
+    return differences(tables, baseline, metrics, resamples=resamples)
+
+
+def _field(
+    methods: Sequence[Method], tables: Mapping[str, pd.DataFrame], repair: str
+) -> dict[str, pd.DataFrame]:
+    """Recipes by one repair."""
+    return {m.name: tables[m.name] for m in methods if m.repair == repair and m.decision == MASK}
+
+
+def _ranked(
+    methods: Sequence[Method], tables: Mapping[str, pd.DataFrame], baseline: Method
+) -> list[RankedField]:
+    """Ranks by field, of the methods that were trained with all seeds of the most."""
+    found = []
+    for name, repair in FIELDS.items():
+        field = _field(methods, tables, repair)
+        repaired = baseline._replace(repair=REPAIR).name
+        if repair == RAW and repaired in tables:
+            field[repaired] = tables[repaired]
+        most = max((len(rows) for rows in field.values()), default=0)
+        whole = {m: rows for m, rows in field.items() if len(rows) == most}
+        of = [ranks(whole, k, higher=better(k) == "higher") for k in JUDGES if _has(whole, k)]
+        found.append(RankedField(name, of))
+    return found
+
+
+def _has(tables: Mapping[str, pd.DataFrame], metric: str) -> bool:
+    return all(metric in rows for rows in tables.values())
+
+
+def rank_everywhere(comparisons: Sequence[Comparison]) -> list[RankedField]:
+    """Ranks over the patients of all sets and networks, of the methods that all of them have."""
+    shared = set.intersection(*(set(c.tables) for c in comparisons))
+    methods = [m for m in comparisons[0].methods if m.name in shared]
+    tables = {
+        m.name: pd.concat([_named(c.tables[m.name], f"{c.group.name}: ") for c in comparisons])
+        for m in methods
+    }
+    return _ranked(methods, tables, comparisons[0].baseline)
+
+
+def _named(rows: pd.DataFrame, prefix: str) -> pd.DataFrame:
+    """Rows whose patients are told from those of another set."""
+    index = rows.index.set_levels(prefix + rows.index.levels[1].astype(str), level="patient")
+    return rows.set_axis(index)

@@ -1,0 +1,296 @@
+"""What a study of segmentation has measured so far, read from its files.
+
+``results/cells.csv`` has a row for every cell (set x network x recipe x seed),
+``results/cases.csv`` one for every test case, repair and decision. Beside them, in the folder of
+every finished cell, are reliability, logits, the log of the training and the resolved cell; they
+may be missing (results that were published without them), and then what is drawn of them is
+missing, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from segcal.binning import BinStatistics
+from segcal.evaluation.reported import metric_of
+from segcal.io.files import read_json
+from segcal.training.epoch_log import EpochLog
+
+__all__ = ["TRUTH", "CellKey", "Group", "Method", "StudyResults", "read_results"]
+
+RESULTS = "results"
+"""Folder of the tables of a study."""
+CELL_KEYS = ("set", "network", "recipe", "seed")
+CASE_KEYS = ("case", "patient", "repair", "decision")
+RAW, MASK = "raw", "mask"
+"""Probabilities as they are; the mask that the predictor wrote."""
+REPAIRS = (RAW, "temperature", "class_region")
+DECISIONS = (MASK, "dice")
+TRUTH = "true_posterior"
+"""Recipe of the rows of the true posterior, where it is known: the floor of every error."""
+LOG_NAME = "log.jsonl"
+PRIVATE = ("kl",)
+"""Beginnings of metrics that only a study has."""
+SPREAD = ("region", "label", "channel")
+"""Columns that name a row of ``logits.csv``."""
+
+
+class CellKey(NamedTuple):
+    """Which training."""
+
+    set: str
+    network: str
+    recipe: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Path of its folder below that of the study."""
+        return f"{self.set}/{self.network}/{self.recipe}/seed_{self.seed}"
+
+
+class Method(NamedTuple):
+    """A recipe, what was done to its probabilities, and how its mask is decided."""
+
+    recipe: str
+    repair: str = RAW
+    decision: str = MASK
+
+    @property
+    def name(self) -> str:
+        """Name in tables and figures."""
+        repaired = self.recipe if self.repair == RAW else f"{self.recipe} + {self.repair}"
+        return repaired if self.decision == MASK else f"{repaired}, {self.decision}"
+
+
+class Group(NamedTuple):
+    """A set and a network: the methods of a group saw the same patients."""
+
+    set: str
+    network: str
+
+    @property
+    def name(self) -> str:
+        """Name in tables and figures."""
+        return f"{self.set}, {self.network}"
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """All that a study has measured so far.
+
+    Attributes:
+        output: folder of the study.
+        cells: a row a cell, with ``set, network, recipe, seed, status``.
+        cases: a row for every test case, repair and decision of every cell, in any order.
+    """
+
+    output: Path
+    cells: pd.DataFrame
+    cases: pd.DataFrame
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """Columns that hold a result of a case, but for those of one structure."""
+        return [c for c in self.cases.columns if "/" not in c and _is_metric(c)]
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Sets and networks in the order of the files."""
+        pairs = self.cases[["set", "network"]].drop_duplicates()
+        return [Group(*row) for row in pairs.itertuples(index=False)]
+
+    @cached_property
+    def recipes(self) -> list[str]:
+        """Recipes with results, in the order of the study."""
+        found = set(self.cases["recipe"])
+        named = [r for r in dict.fromkeys(self.cells["recipe"]) if r in found]
+        return [r for r in dict.fromkeys([*named, *self.cases["recipe"]]) if r != TRUTH]
+
+    def methods(self, group: Group) -> list[Method]:
+        """Methods with results in a group: recipes, then repairs, then decisions."""
+        keys = ["recipe", "repair", "decision"]
+        found = {Method(*row) for row in self.of(group)[keys].itertuples(index=False)}
+        ranked = {name: place for place, name in enumerate(self.recipes)}
+        return sorted(
+            (m for m in found if m.recipe != TRUTH),
+            key=lambda m: (
+                ranked[m.recipe],
+                _place(m.repair, REPAIRS),
+                _place(m.decision, DECISIONS),
+            ),
+        )
+
+    def of(self, group: Group) -> pd.DataFrame:
+        """Rows of a group."""
+        cases = self.cases
+        return cases[(cases["set"] == group.set) & (cases["network"] == group.network)]
+
+    def patients(self, group: Group) -> dict[Method, pd.DataFrame]:
+        """Means over the cases of every patient, by method.
+
+        Returns:
+            rows by ``(seed, patient)``, a column a metric; the true posterior is one of the
+            methods where it is known.
+        """
+        keys = ["recipe", "repair", "decision", "seed", "patient"]
+        means = self.of(group).groupby(keys, sort=True)[self.metrics].mean()
+        every = [*self.methods(group), Method(TRUTH)]
+        by_method = dict(iter(means.groupby(level=keys[:3])))
+        return {m: by_method[tuple(m)].droplevel(keys[:3]) for m in every if tuple(m) in by_method}
+
+    def cell_keys(self, group: Group, recipe: str | None = None) -> list[CellKey]:
+        """Cells of a group with results, the true posterior left out."""
+        rows = self.of(group)[list(CELL_KEYS)].drop_duplicates()
+        keys = [CellKey(s, n, r, int(seed)) for s, n, r, seed in rows.itertuples(index=False)]
+        return [k for k in keys if k.recipe != TRUTH and recipe in (None, k.recipe)]
+
+    def reliability(self, key: CellKey) -> dict[str, dict[str, BinStatistics]]:
+        """Bins by repair and scope; nothing where the file is missing.
+
+        Raises:
+            ValueError: a file that holds something else.
+        """
+        path = self.output / key.name / "reliability.json"
+        if not path.is_file():
+            return {}
+        content = read_json(path)
+        try:
+            return {
+                repair: {scope: BinStatistics.from_dict(bins) for scope, bins in scopes.items()}
+                for repair, scopes in content.items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path}: expected bins by repair and scope, got something else ({error})"
+            ) from None
+
+    def logits(self, key: CellKey) -> pd.DataFrame | None:
+        """Mean logits by region, label and channel; None where the file is missing."""
+        path = self.output / key.name / "logits.csv"
+        if not path.is_file():
+            return None
+        return _read_table(path, (*SPREAD, "mean_logit", "voxels"))
+
+    def log(self, key: CellKey) -> list[dict[str, Any]]:
+        """Lines of the log of a training; none where the file is missing.
+
+        Raises:
+            ValueError: a damaged line.
+        """
+        log = EpochLog(self.output / key.name)
+        log.path = self.output / key.name / LOG_NAME
+        records = log.records()
+        if not all(isinstance(r, dict) and "epoch" in r for r in records):
+            raise ValueError(f"{log.path}: expected lines with an epoch, got others")
+        return records
+
+    def result(self, key: CellKey) -> Mapping[str, Any]:
+        """What ``result.json`` of a cell says; nothing where the file is missing."""
+        path = self.output / key.name / "result.json"
+        if not path.is_file():
+            return {}
+        content = read_json(path)
+        if not isinstance(content, Mapping):
+            raise ValueError(f"{path}: expected a mapping, got {type(content).__name__}")
+        return content
+
+    def terms(self, recipe: str) -> Mapping[str, Any]:
+        """Resolved terms of a recipe, of the first of its cells that says them."""
+        for group in self.groups:
+            for key in self.cell_keys(group, recipe):
+                result = self.result(key)
+                cell = result.get("cell", result)
+                terms = cell.get("terms") if isinstance(cell, Mapping) else None
+                if isinstance(terms, Mapping) and terms:
+                    return terms
+        return {}
+
+    def failed(self) -> dict[str, str]:
+        """Why cells failed, by name."""
+        rows = self.cells[self.cells["status"].str.startswith("failed")]
+        return {
+            _cell_key(row).name: row["status"].removeprefix("failed").lstrip(": ")
+            or "no reason said"
+            for _, row in rows.iterrows()
+        }
+
+    def missing(self) -> list[str]:
+        """Names of cells that neither failed nor have results."""
+        have = set(map(tuple, self.cases[list(CELL_KEYS)].drop_duplicates().to_numpy().tolist()))
+        keys = [_cell_key(row) for _, row in self.cells.iterrows()]
+        failed = self.failed()
+        return [k.name for k in keys if tuple(k) not in have and k.name not in failed]
+
+
+def read_results(output: Path) -> StudyResults:
+    """Read the tables of a study.
+
+    Args:
+        output: folder of the study.
+
+    Raises:
+        ValueError: a file is missing, is no table, lacks a column, says a row twice or has words
+            where numbers belong; naming the file.
+    """
+    folder = output / RESULTS
+    cells = _read_table(folder / "cells.csv", (*CELL_KEYS, "status"))
+    cases = _read_table(folder / "cases.csv", (*CELL_KEYS, *CASE_KEYS))
+    cells["status"] = cells["status"].fillna("").astype(str)
+    for path, table in ((folder / "cells.csv", cells), (folder / "cases.csv", cases)):
+        _check_seeds(path, table)
+    if cases.empty:
+        raise ValueError(f"{folder / 'cases.csv'}: no row; no cell of the study has ended yet")
+    metrics = [c for c in cases.columns if _is_metric(c)]
+    if not metrics:
+        raise ValueError(f"{folder / 'cases.csv'}: no column of a metric")
+    for name in metrics:
+        if not pd.api.types.is_numeric_dtype(cases[name]):
+            raise ValueError(f"{folder / 'cases.csv'}: column {name} holds words, expected numbers")
+    keys = [*CELL_KEYS, *CASE_KEYS]
+    if cases[keys].isna().any(axis=None):
+        raise ValueError(f"{folder / 'cases.csv'}: a row without a {' or '.join(keys)}")
+    if (twice := cases.duplicated(keys)).any():
+        row = ", ".join(map(str, cases.loc[twice.idxmax(), keys]))
+        raise ValueError(f"{folder / 'cases.csv'}: a row stands there twice: {row}")
+    cases[metrics] = cases[metrics].replace([np.inf, -np.inf], np.nan)
+    return StudyResults(output, cells, cases)
+
+
+def _is_metric(column: str) -> bool:
+    return metric_of(column) is not None or column.startswith(tuple(f"{p}_" for p in PRIVATE))
+
+
+def _read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
+    """Read a CSV file; names stay words even if they are made of digits."""
+    words = dict.fromkeys((*CELL_KEYS[:3], *CASE_KEYS, *SPREAD, "status"), str)
+    try:
+        table = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=["", "nan", "NaN"])
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; run the study first") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: no table ({error})") from None
+    absent = [c for c in needed if c not in table]
+    if absent:
+        raise ValueError(f"{path}: expected columns {', '.join(needed)}, lacks {', '.join(absent)}")
+    return table
+
+
+def _check_seeds(path: Path, table: pd.DataFrame) -> None:
+    if len(table) and not pd.api.types.is_integer_dtype(table["seed"]):
+        raise ValueError(f"{path}: seed: expected whole numbers, got others")
+
+
+def _cell_key(row: pd.Series[Any]) -> CellKey:
+    return CellKey(row["set"], row["network"], row["recipe"], int(row["seed"]))
+
+
+def _place(name: str, order: Sequence[str]) -> tuple[int, str]:
+    return (order.index(name) if name in order else len(order), name)

@@ -1,0 +1,541 @@
+"""The tables of a study's report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from segcal.reporting.tables import ARROWS, Cell, Column, Table, mark, number_cell
+from segcal.study.comparing import (
+    GOALS,
+    NEAR_ECE,
+    NEAR_NLL,
+    NLL,
+    TACE,
+    TRUTH,
+    Comparison,
+    RankedField,
+)
+from segcal.study.naming import better, definition, digits, is_relative, metric_name, unit
+from segcal.study.published import Claim, PublishedTable
+from segcal.study.results import Group, Method
+from segcal.study.statistics import MARGIN, Change, non_inferior
+
+__all__ = [
+    "Cost",
+    "claim_table",
+    "cost_table",
+    "difference_table",
+    "duel_table",
+    "floor_table",
+    "goal_table",
+    "mean_table",
+    "published_table",
+    "rank_table",
+    "verdict_table",
+]
+
+JUDGED = (NEAR_ECE, NLL, NEAR_NLL, TACE)
+"""Errors of the table of goals."""
+MARKS = {-1: " ▼", 1: " ▲", 0: ""}
+"""Of a change beyond chance."""
+MARKED = (
+    "▼ lower, ▲ higher beyond chance: paired t-test over patients, corrected for the number of "
+    "methods (Holm, 5 %), the interval beside 0, and all seeds agree."
+)
+DECIMAL = 0.2
+"""Share below which a percentage has a decimal."""
+PUBLISHED = "_published"
+"""End of the name of a recipe with a paper's settings."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a recipe cost.
+
+    Attributes:
+        recipe: which.
+        cells: that have ended, and of how many.
+        seconds: of a cell, mean; None where nobody measured.
+        reached: epochs until the validation was near the baseline's last, of the seeds that came
+            there.
+        tried: seeds with a log.
+    """
+
+    recipe: str
+    cells: tuple[int, int]
+    seconds: float | None
+    reached: Sequence[int]
+    tried: int
+
+
+def verdict_table(comparisons: Sequence[Comparison], baseline: str) -> Table:
+    """In how many sets and networks a method reaches the goals.
+
+    Args:
+        comparisons: of the study.
+        baseline: name of the method that all are compared with.
+    """
+    rows = list(dict.fromkeys(m for c in comparisons for m in c.rows if m.name != baseline))
+    asked: list[tuple[Column, Callable[[Comparison, Method], bool | None]]] = [
+        (_goal_column(metric), lambda c, m, metric=metric: c.reaches(m, metric)) for metric in GOALS
+    ]  # type: ignore[misc]
+    asked += [
+        (
+            Column("DSC kept", f"interval of the difference above -{MARGIN:g}, of the mask or of "
+                   "the Dice-optimal decision"),
+            lambda c, m: c.keeps_dsc(m),
+        ),
+        (
+            Column("beats repair", f"lower ECE near and NLL than {baseline} + class_region"),
+            lambda c, m: c.beats_repair(m),
+        ),
+    ]  # fmt: skip
+    body = []
+    for method in rows:
+        own = [c for c in comparisons if method in c.rows]
+        cells = [_count([ask(c, method) for c in own]) for _, ask in asked]
+        goals = [[ask(c, method) for c in own] for _, ask in asked[: len(GOALS) + 1]]
+        whole = _count(
+            [None if None in of else all(map(bool, of)) for of in zip(*goals, strict=True)]
+        )
+        body.append([Cell(method.name, method.name), *cells, replace(whole, best=_all(whole))])
+    columns = [Column("method"), *(column for column, _ in asked), Column("all goals")]
+    caption = (
+        f"Sets and networks in which the mean reaches the goal, of those where it is known. "
+        f"Against {baseline} as it was trained. Bold: all goals in all of them."
+    )
+    return Table("verdict", "Goals, over all sets and networks", columns, body, caption)
+
+
+def _goal_column(metric: str) -> Column:
+    return Column(f"{metric_name(metric)} {100 * GOALS[metric]:+.0f} %", definition(metric))
+
+
+def _count(answers: Sequence[bool | None]) -> Cell:
+    known = [a for a in answers if a is not None]
+    if not known:
+        return Cell("-")
+    return Cell(f"{sum(known)} of {len(known)}", repr(sum(known) / len(known)))
+
+
+def _all(cell: Cell) -> bool:
+    return cell.value == "1.0"
+
+
+def goal_table(comparison: Comparison) -> Table:
+    """Changes to the baseline of what the goals are about.
+
+    Args:
+        comparison: of a set and network.
+    """
+    body = []
+    for method in comparison.rows:
+        if method == comparison.baseline:
+            continue
+        errors = [
+            _relative_cell(comparison.change_of.get((method.name, k)), GOALS.get(k)) for k in JUDGED
+        ]
+        masks = [
+            _dsc_cell(comparison.change_of.get((method._replace(decision=d).name, "dsc")))
+            for d in ("mask", "dice")
+        ]
+        body.append([Cell(method.name, method.name), *errors, *masks])
+    columns = [
+        Column("method"),
+        *(Column(metric_name(k), definition(k), better="↓") for k in JUDGED),
+        Column("DSC", f"difference of the predicted mask; {definition('dsc')}", better="↑"),
+        Column("DSC, dice", "difference of the Dice-optimal decision's mask to the baseline's "
+               "predicted one", better="↑"),
+    ]  # fmt: skip
+    goals = ", ".join(f"{metric_name(k)} {100 * v:+.0f} %" for k, v in GOALS.items())
+    caption = (
+        f"Change against {comparison.baseline.name}, 95 % intervals of patients nested in seeds in "
+        f"brackets. {MARKED} Bold: goal reached ({goals}; DSC: interval above -{MARGIN:g})."
+    )
+    key, title = f"goals-{_key(comparison.group)}", f"Goals: {comparison.group.name}"
+    return Table(key, title, columns, body, caption, sortable=True)
+
+
+def _relative_cell(change: Change | None, goal: float | None) -> Cell:
+    if change is None or not math.isfinite(change.relative):
+        return Cell("-")
+    decimal, extra = abs(change.relative) < DECIMAL, ""
+    if change.relative_ci95 is not None:
+        low, high = (_percent(end, decimal) for end in change.relative_ci95)
+        extra = f"[{low}, {high}]"
+    reached = goal is not None and change.relative <= goal
+    text = f"{_percent(change.relative, decimal)} %{MARKS[change.direction]}"
+    return Cell(text, repr(change.relative), extra, best=reached)
+
+
+def _percent(share: float, decimal: bool | None = None) -> str:
+    decimal = abs(share) < DECIMAL if decimal is None else decimal
+    text = f"{100 * share:+.{1 if decimal else 0}f}"
+    return "0" if float(text) == 0 else text
+
+
+def _dsc_cell(change: Change | None) -> Cell:
+    if change is None:
+        return Cell("-")
+    return replace(_difference_cell(change), best=bool(non_inferior(change, margin=MARGIN)))
+
+
+def _difference_cell(change: Change) -> Cell:
+    n = digits(change.metric)
+    cell = number_cell(change.difference, n, "+")
+    if float(cell.text) == 0:
+        cell = replace(cell, text=cell.text.lstrip("+-"))
+    extra = ""
+    if change.ci95 is not None:
+        extra = f"[{change.ci95[0]:+.{n}f}, {change.ci95[1]:+.{n}f}]"
+    return replace(cell, text=cell.text + MARKS[change.direction], extra=extra)
+
+
+def mean_table(comparison: Comparison, metrics: Sequence[str]) -> Table:
+    """Means of all methods, the best of a column marked, and the true posterior below.
+
+    Args:
+        comparison: of a set and network.
+        metrics: columns.
+    """
+    shown = [k for k in metrics if any((m.name, k) in comparison.mean_of for m in comparison.rows)]
+    columns = [Column("method")]
+    rows: list[list[Cell]] = [[Cell(m.name, m.name)] for m in comparison.rows]
+    truth = [Cell("true posterior", definition="the floor: what a predictor that knows all scores")]
+    for k in shown:
+        cells = [_mean_cell(comparison, m, k) for m in comparison.rows]
+        columns.append(
+            Column(metric_name(k), definition(k), unit(k), ARROWS[better(k)])
+        )  # fmt: skip
+        truth.append(_mean_cell(comparison, TRUTH, k))
+        marked = mark(cells, higher=better(k) == "higher")
+        if k == "dsc":
+            decided = [
+                _mean_cell(comparison, m._replace(decision="dice"), k) for m in comparison.rows
+            ]
+            columns.append(Column("DSC, dice", "of the Dice-optimal decision", better="↑"))
+            truth.append(_mean_cell(comparison, TRUTH._replace(decision="dice"), k))
+            pairs = zip(marked, mark(decided, higher=True), strict=True)
+            for row, pair in zip(rows, pairs, strict=True):
+                row += pair
+            continue
+        for row, cell in zip(rows, marked, strict=True):
+            row.append(cell)
+    if any(cell.value for cell in truth[1:]):
+        rows.append(truth)
+    caption = (
+        f"{_counted(comparison)} Means over seeds of means over patients; intervals are in "
+        "means.csv. Fractions of 1, NLL and KL in nats. Near is within 5 voxels of the labelled "
+        "foreground. Bold: best mean. ECE of fg and union, which the label chooses, is not least "
+        "for the true posterior; near, all, NLL and KL are the judges."
+    )
+    key, title = f"means-{_key(comparison.group)}", f"Means: {comparison.group.name}"
+    return Table(key, title, columns, rows, caption, sortable=True)
+
+
+def _mean_cell(comparison: Comparison, method: Method, metric: str) -> Cell:
+    found = comparison.mean_of.get((method.name, metric))
+    return Cell("-") if found is None else number_cell(found.mean, digits(metric))
+
+
+def _counted(comparison: Comparison) -> str:
+    """How many patients and seeds; and which methods have fewer."""
+    seeds = comparison.seeds
+    most = max((len(of) for of in seeds.values()), default=0)
+    patients = max(
+        (t.index.get_level_values("patient").nunique() for t in comparison.tables.values()),
+        default=0,
+    )
+    text = f"{patients} test patient{_s(patients)}, {most} seed{_s(most)}."
+    fewer = [f"{recipe} ({len(of)})" for recipe, of in seeds.items() if len(of) < most]
+    return f"{text} Of fewer seeds: {', '.join(fewer)}." if fewer else text
+
+
+def _s(n: int) -> str:
+    return "" if n == 1 else "s"
+
+
+def _key(group: Group) -> str:
+    return "-".join("".join(c if c.isalnum() else "-" for c in part) for part in group)
+
+
+def difference_table(comparison: Comparison, metrics: Sequence[str]) -> Table:
+    """Differences to the baseline with their p-values; it sorts.
+
+    Args:
+        comparison: of a set and network.
+        metrics: which.
+    """
+    columns = [
+        Column("method"), Column("metric"), Column("patients"),
+        Column("difference", "method less baseline"),
+        Column("95 % interval", "bootstrap of patients nested in seeds"),
+        Column("relative", "of the baseline's mean"),
+        Column("p", "paired t-test over patients, Holm's correction for the number of methods"),
+        Column("p seeds", "t-test over the means of the seeds, not corrected"),
+        Column("seeds", "in which the method is better"),
+    ]  # fmt: skip
+    body = [_difference_row(c) for c in comparison.changes if c.metric in metrics and not c.same_as]
+    title = f"Differences to {comparison.baseline.name}: {comparison.group.name}"
+    caption = (
+        "Methods whose values are those of a simpler one stand once. All metrics are in "
+        "differences.csv. p is about these trainings; p seeds is about trainings with other seeds, "
+        "too, and has little power with few of them."
+    )
+    key = f"differences-{_key(comparison.group)}"
+    return Table(key, title, columns, body, caption, sortable=True)
+
+
+def _difference_row(change: Change) -> list[Cell]:
+    n = digits(change.metric)
+    interval = Cell("-")
+    if change.ci95 is not None:
+        low, high = change.ci95
+        interval = Cell(f"{low:+.{n}f} to {high:+.{n}f}", repr(low))
+    relative = Cell("-")
+    if is_relative(change.metric) and math.isfinite(change.relative):
+        relative = Cell(f"{_percent(change.relative)} %", repr(change.relative))
+    agree = change.higher_seeds if better(change.metric) == "higher" else change.lower_seeds
+    return [
+        Cell(change.method, change.method),
+        Cell(metric_name(change.metric), metric_name(change.metric)),
+        Cell(str(change.patients), str(change.patients)),
+        replace(_difference_cell(change), extra=""),
+        interval,
+        relative,
+        _p_cell(change.p_holm),
+        _p_cell(change.p_seeds),
+        Cell(f"{agree} of {change.seeds}", str(agree)),
+    ]
+
+
+def _p_cell(p: float | None) -> Cell:
+    if p is None:
+        return Cell("-")
+    return Cell("< .0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.2f}", repr(p))
+
+
+def duel_table(comparisons: Sequence[Comparison], field: str, metric: str) -> Table:
+    """In how many sets and networks a recipe beats another beyond chance.
+
+    Args:
+        comparisons: of the study.
+        field: who fights.
+        metric: what about.
+    """
+    fought = [(c, d) for c in comparisons for d in c.duels[field] if d.metric == metric]
+    recipe = {m.name: m.recipe for c in comparisons for m in c.methods}
+    names = list(dict.fromkeys(name for _, d in fought for name in (d.baseline, d.method)))
+    won: dict[tuple[str, str], int] = {}
+    met: dict[tuple[str, str], int] = {}
+    sign = 1 if better(metric) == "higher" else -1
+    for _, d in fought:
+        for row, column, side in ((d.method, d.baseline, 1), (d.baseline, d.method, -1)):
+            met[row, column] = met.get((row, column), 0) + 1
+            won[row, column] = won.get((row, column), 0) + (side * sign * d.direction > 0)
+    body = [
+        [Cell(recipe[row], row), *(_duel_cell(won, met, row, column) for column in names)]
+        for row in names
+    ]
+    groups = len({c.group for c, _ in fought})
+    caption = (
+        f"Of {groups} set{_s(groups)} and network{_s(groups)}: in how many the row's method has "
+        "the better mean than the column's, beyond chance (paired t-test over patients, corrected "
+        "for the number of pairs by Holm, 5 %; interval beside 0; all seeds agree). Bold: in all."
+    )
+    title = f"Every recipe against every other: {metric_name(metric)}, {field}"
+    key = f"duels-{metric}-{field.replace(' ', '-')}".replace("_", "-")
+    return Table(key, title, [Column("recipe"), *(Column(recipe[n]) for n in names)], body, caption)
+
+
+def _duel_cell(
+    won: Mapping[tuple[str, str], int], met: Mapping[tuple[str, str], int], row: str, column: str
+) -> Cell:
+    if (row, column) not in met:
+        return Cell("")
+    wins, of = won[row, column], met[row, column]
+    return Cell(str(wins), str(wins), best=wins == of)
+
+
+def rank_table(fields: Sequence[RankedField], name: str) -> Table:
+    """Mean ranks of the methods, field by field.
+
+    Args:
+        fields: of a set and network.
+        name: of it.
+    """
+    metrics = list(dict.fromkeys(r.metric for f in fields for r in f.ranks))
+    body = []
+    for field in fields:
+        of = {r.metric: r for r in field.ranks}
+        for method in dict.fromkeys(m for r in field.ranks for m in r.mean):
+            cells = [
+                number_cell(of[k].mean.get(method) if k in of else None, 1) for k in metrics
+            ]  # fmt: skip
+            body.append([Cell(method, method), Cell(field.name), *cells])
+        distances = [of[k].distance if k in of else None for k in metrics]
+        body.append(
+            [Cell("critical difference"), Cell(field.name), *(number_cell(d, 1) for d in distances)]
+        )
+    columns = [
+        Column("method"),
+        Column("field"),
+        *(Column(metric_name(k), "mean rank, 1 is best") for k in metrics),
+    ]
+    caption = (
+        "Mean rank over patients; two methods of a field differ beyond chance if their ranks "
+        "differ by the critical difference (Nemenyi, 5 %)."
+    )
+    key = "ranks-" + "".join(c if c.isalnum() else "-" for c in name)
+    return Table(key, f"Ranks: {name}", columns, body, caption)
+
+
+def cost_table(costs: Sequence[Cost], baseline: str, group: Group, near: float) -> Table:
+    """What every recipe cost, and how soon it was as good as the baseline.
+
+    Args:
+        costs: of a set and network.
+        baseline: recipe.
+        group: set and network.
+        near: how near to the baseline counts.
+    """
+    base = next((c.seconds for c in costs if c.recipe == baseline), None)
+    body = []
+    for cost in costs:
+        share = cost.seconds / base if cost.seconds is not None and base else None
+        epochs = sum(cost.reached) / len(cost.reached) if cost.reached else None
+        reached = number_cell(epochs, 0)
+        if cost.tried and len(cost.reached) < cost.tried:
+            reached = replace(reached, extra=f"{len(cost.reached)} of {cost.tried} seeds")
+        done, of = cost.cells
+        body.append(
+            [
+                Cell(cost.recipe, cost.recipe),
+                Cell(f"{done} of {of}", str(done)),
+                number_cell(cost.seconds, 0),
+                number_cell(share, 2),
+                reached,
+            ]
+        )
+    columns = [
+        Column("recipe"), Column("cells", "that have ended"),
+        Column("time", "mean of a cell: training, prediction, evaluation", "s"),
+        Column("share", f"of {baseline}'s"),
+        Column("epochs", f"until the validation's DSC (mIoU where that is logged) is within "
+               f"{near:g} of {baseline}'s last, of the same seed"),
+    ]  # fmt: skip
+    caption = "Cells side by side on one machine share its cores: times are no benchmark."
+    return Table(f"cost-{_key(group)}", f"Cost: {group.name}", columns, body, caption)
+
+
+def floor_table(comparisons: Sequence[Comparison], metrics: Sequence[str]) -> Table:
+    """Errors of the true posterior where it is known, beside the best method's.
+
+    Args:
+        comparisons: those with a true posterior.
+        metrics: which.
+    """
+    body = []
+    for c in comparisons:
+        floor = [_mean_cell(c, TRUTH, k) for k in metrics]
+        body.append([Cell(c.group.name, c.group.name), Cell("true posterior"), *floor])
+        best = [_least(c, k) for k in metrics]
+        body.append([Cell(c.group.name, c.group.name), Cell("best method"), *best])
+    columns = [
+        Column("set and network"), Column("of"),
+        *(Column(metric_name(k), definition(k), better=ARROWS[better(k)]) for k in metrics),
+    ]  # fmt: skip
+    caption = (
+        "The true posterior on the same test cases: its errors are the noise of finite cases, and "
+        "no method is expected below them, but in fg and union, which the label chooses."
+    )
+    return Table("floor", "Floor of the errors", columns, body, caption)
+
+
+def _least(comparison: Comparison, metric: str) -> Cell:
+    found = [
+        (comparison.mean_of[m.name, metric].mean, m.name)
+        for m in comparison.rows
+        if (m.name, metric) in comparison.mean_of
+    ]
+    if not found:
+        return Cell("-")
+    value, name = (max if better(metric) == "higher" else min)(found)
+    return replace(number_cell(value, digits(metric)), extra=name)
+
+
+def published_table(published: PublishedTable, comparison: Comparison) -> Table:
+    """A paper's numbers and beside them those of a study.
+
+    Args:
+        published: the paper's.
+        comparison: of a set and network that it belongs to.
+    """
+    recipes = list(dict.fromkeys(m.recipe for m in comparison.rows if m.repair == "raw"))
+    ours = [r for r in recipes if r.removesuffix(PUBLISHED) in published.rows]
+    of_both = {r: r.removesuffix(PUBLISHED) for r in ours}
+    of_both |= {r: r for r in published.rows if r not in of_both.values()}
+    of_both |= {r: "" for r in recipes if r not in of_both}
+    body = []
+    for recipe, row in of_both.items():
+        cells = [Cell(recipe, recipe)]
+        for index, column in enumerate(published.columns):
+            printed = published.rows[row][index] if row else None
+            places = 2 if printed is not None and printed >= 1 else 3
+            cells += [
+                number_cell(printed, places),
+                _printed(comparison, Method(recipe), column.ours),
+            ]
+        body.append(cells)
+    columns = [Column("recipe")]
+    for column in published.columns:
+        arrow = ARROWS[better(column.ours)]
+        columns += [
+            Column(f"{column.paper}, paper", better=arrow),
+            Column(
+                f"{metric_name(column.ours)}, ours", column.difference, unit(column.ours), arrow
+            ),
+        ]
+    caption = f"Paper: {published.source}. Ours: as trained, the mask that was predicted."
+    key = f"published-{_key(comparison.group)}"
+    return Table(key, f"{published.title}, beside {comparison.group.name}", columns, body, caption)
+
+
+def _printed(comparison: Comparison, method: Method, metric: str) -> Cell:
+    found = comparison.mean_of.get((method.name, metric))
+    return Cell("-") if found is None else number_cell(found.mean, 2 if unit(metric) else 3)
+
+
+def claim_table(claims: Sequence[Claim], comparisons: Sequence[Comparison]) -> Table:
+    """What papers say of a method, and what the study found.
+
+    Args:
+        claims: of methods in the study.
+        comparisons: of the study.
+    """
+    body = []
+    for claim in claims:
+        found = [c.change_of.get((claim.recipe, k)) for k in (NEAR_ECE, "dsc") for c in comparisons]
+        half = len(comparisons)
+        body.append([
+            Cell(claim.recipe, claim.recipe, definition=claim.source), Cell(claim.claim),
+            _range([c.relative for c in found[:half] if c is not None], percent=True),
+            _range([c.difference for c in found[half:] if c is not None], percent=False),
+        ])  # fmt: skip
+    columns = [
+        Column("recipe"), Column("the paper says"),
+        Column("ECE near, ours", "least and greatest change over sets and networks", better="↓"),
+        Column("DSC, ours", "least and greatest difference", better="↑"),
+    ]  # fmt: skip
+    caption = "Other data, networks and definitions than ours: see the sources at the recipes."
+    return Table("claims", "What the papers claim", columns, body, caption)
+
+
+def _range(values: Sequence[float], *, percent: bool) -> Cell:
+    known = [v for v in values if math.isfinite(v)]
+    if not known:
+        return Cell("-")
+    texts = [f"{_percent(v)} %" if percent else f"{v:+.3f}" for v in (min(known), max(known))]
+    return Cell(" to ".join(dict.fromkeys(texts)), repr(min(known)))
