@@ -543,7 +543,7 @@ def test_torchrun(tmp_path, phantom):
 
 @pytest.mark.parametrize("size", [[32, 32], [40, 24]])
 def test_what_is_cut_once_trains_as_what_is_cut_anew(phantom, tmp_path, size):
-    """Slices of which nothing is random stay in memory; where volumes are read anew, they do not."""
+    """Slices of which nothing is random stay in memory; of volumes read anew, they do not."""
     folders = {}
     for cache in (1.0, 0.9):
         folders[cache] = tmp_path / str(cache)
