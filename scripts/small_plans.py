@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from segcal.adapters.nnunet.plans import small_configuration
 from segcal.io.files import read_json, write_json
 
 
@@ -29,21 +30,13 @@ def main(
         raise SystemExit(f"{root}: expected one preprocessed data set {dataset}, got {folders}")
     path = folders[0] / "nnUNetPlans.json"
     plans = read_json(path)
-    architecture = plans["configurations"][base]["architecture"]
-    kwargs = dict(architecture["arch_kwargs"])
-    widths = [int(f) for f in features.split(",")]
-    stages = len(widths)
-    kwargs.update(n_stages=stages, features_per_stage=widths)
-    for key in ("kernel_sizes", "strides"):
-        kwargs[key] = kwargs[key][:stages]
-    kwargs["n_conv_per_stage"] = kwargs["n_conv_per_stage"][:stages]
-    kwargs["n_conv_per_stage_decoder"] = kwargs["n_conv_per_stage_decoder"][: stages - 1]
-    plans["configurations"][name or f"{base}_small"] = {
-        "inherits_from": base,
-        "patch_size": [int(p) for p in patch.split(",")],
-        "batch_size": batch,
-        "architecture": {**architecture, "arch_kwargs": kwargs},
-    }
+    plans["configurations"][name or f"{base}_small"] = small_configuration(
+        plans,
+        base,
+        patch=[int(p) for p in patch.split(",")],
+        batch=batch,
+        features=[int(f) for f in features.split(",")],
+    )
     write_json(path, plans)
     typer.echo(f"{path}: added {name or f'{base}_small'}")
 

@@ -7,6 +7,7 @@ argmax; ``dice`` is the mask of the largest expected Dice of the (repaired) prob
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -130,7 +131,9 @@ def fit_repairs(
         pointwise = isinstance(one, PointwiseCalibrator)
         rows = shared if pointwise and shared else collect(job, one, processes=1).rows
         shared = rows if pointwise else shared
-        found[method] = one.fit_rows([of.of_patients(numbers) for of in rows])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its facts say the same
+            found[method] = one.fit_rows([of.of_patients(numbers) for of in rows])
     return found
 
 

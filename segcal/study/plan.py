@@ -164,7 +164,7 @@ class Study(Strict):
         cost: what it takes.
         sets: data sets by name.
         networks: by name: ``target`` and ``args`` of a network of MONAI's, or ``host: nnunet`` and
-            its ``configuration``.
+            its ``configuration``; with either, ``epochs`` in place of those of the set.
         recipes: a list of names, or by a name of one's own what :class:`Variant` says.
         seeds: of splits and trainings.
         baseline: the recipe that others are compared with; None takes ``dice_ce``, or the first.
@@ -309,6 +309,10 @@ class Cell:
         """Folder of predictions."""
         return self.folder / part
 
+    def images(self, part: Part) -> Path:
+        """Folder of the images of what is predicted."""
+        return self.data / "images" / part
+
     def labels(self, part: Part) -> Path:
         """Folder of the label maps of what is predicted."""
         return self.data / "labels" / part
@@ -392,6 +396,7 @@ def cells(study: Study, hosts: Collection[str] = ("monai", "nnunet")) -> list[Ce
             for network in one.networks or study.networks:
                 content = dict(study.networks[network])
                 host = content.pop("host", "monai")
+                epochs = content.pop("epochs", one.epochs)
                 if host not in hosts:
                     raise ValueError(
                         f"networks.{network}.host: expected one of {', '.join(hosts)}, got {host!r}"
@@ -400,7 +405,7 @@ def cells(study: Study, hosts: Collection[str] = ("monai", "nnunet")) -> list[Ce
                     settings = {
                         "network": content,
                         "data": one.data,
-                        "epochs": one.epochs,
+                        "epochs": epochs,
                         "optimizer": one.optimizer or study.optimizer,
                         "scheduler": one.scheduler or study.scheduler,
                         "training": merged(study.training, one.training),

@@ -1,7 +1,8 @@
 """The data set of every seed: who trains, who validates, who tests; links, phantoms, middles.
 
 A prepared data set is a folder in nnU-Net's raw layout with ``splits_final.json``; beside it
-``labels/{fit,test}`` and, of phantoms, ``posterior/{fit,test}``, as an evaluation reads them.
+``images/{fit,test}``, ``labels/{fit,test}`` and, of phantoms, ``posterior/{fit,test}``, as
+predictions and evaluations read them.
 """
 
 from __future__ import annotations
@@ -267,16 +268,21 @@ def _draw(source: Set, root: Path, seed: int, middle: Path) -> Split:
 
 
 def _lay_out(root: Path, name: Part, cases: Iterable[str]) -> None:
-    """Lay label maps and posteriors of a part into folders of their own."""
+    """Lay images, label maps and posteriors of a part into folders of their own."""
     subset, cases = PARTS[name], list(cases)
     labels = scan(root / f"labels{subset}", npz=False)
+    images = scan(root / f"images{subset}", npz=False)
     content = {"labels": read_json(root / "dataset.json")["labels"], "file_ending": ".nii.gz"}
-    folders = {"labels": [labels[case] for case in cases]}
+    folders = {
+        "labels": [labels[case] for case in cases],
+        "images": [path for file, path in images.items() if file[:-5] in set(cases)],
+    }
     if (root / f"posterior{subset}").is_dir():
         folders["posterior"] = [root / f"posterior{subset}" / f"{case}.npz" for case in cases]
     for kind, paths in folders.items():
         within(paths, root / kind / name, root)
-        write_json(root / kind / name / "dataset.json", content)
+        if kind != "images":
+            write_json(root / kind / name / "dataset.json", content)
 
 
 def within(files: Iterable[Path], folder: Path, root: Path) -> None:

@@ -26,6 +26,7 @@ import pandas as pd
 from segcal.evaluation.api import Runner
 from segcal.evaluation.engine import run
 from segcal.io.files import read_json, remove_leftovers, whole_file, write_json, write_text
+from segcal.recipes import load_objective, resolve_terms
 from segcal.study.measuring import measure, tables_of
 from segcal.study.plan import RESULTS, Cell, Host, Part
 from segcal.study.preparing import check_source, classes_of, prepare
@@ -86,11 +87,26 @@ def check(cells: Sequence[Cell], hosts: Mapping[str, Host]) -> None:
         except ValueError as error:
             raise ValueError(f"{cell.name}: {error}") from None
         result = result_of(cell)
-        if result is not None and (other := _differences(result["experiment"], resolved)):
+        if result is None:
+            continue
+        now = {"loss": loss_of(cell), **resolved}
+        if other := _differences({"loss": result["loss"], **result["experiment"]}, now):
             raise ValueError(
                 f"{cell.folder / RESULT_NAME}: is of other settings ({', '.join(other)}); choose "
                 "another output, or remove that folder to have it trained anew"
             )
+
+
+def loss_of(cell: Cell) -> dict[str, Any]:
+    """Terms of the loss of a cell, with all arguments, so that a recipe that changes is noticed."""
+    recipe = load_objective(cell.variant.recipe)
+    terms = resolve_terms(recipe, overrides=cell.variant.terms)
+    found = {
+        "weights": recipe.weights,
+        "terms": {n: {"target": one.target, "args": one.args} for n, one in terms.items()},
+        "schedule": {n: vars(one.ramp) for n, one in recipe.schedule.items()},
+    }
+    return dict(plain(found))
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -260,6 +276,7 @@ def run_cell(cell: Cell, host: Host) -> None:
         "seed": cell.seed,
         "host": cell.host,
         "experiment": experiment,
+        "loss": loss_of(cell),
         "seconds": seconds,
         "epochs": trained.epochs,
         "best_epoch": trained.best_epoch,

@@ -41,6 +41,7 @@ class Budget:
             one.
         calibrate: post-hoc method that is fitted to the fold's validation once it is over; None
             fits none.
+        validate: predict the validation cases when the training has ended, as nnU-Net does.
     """
 
     epochs: int | None = None
@@ -49,6 +50,7 @@ class Budget:
     save_every: int | None = None
     seed: int | None = None
     calibrate: str | None = None
+    validate: bool = True
 
     def apply(self, trainer: Any) -> None:
         """Set the budget on an nnU-Net trainer that has not been initialised.
@@ -76,7 +78,9 @@ class Budget:
                 host_epoch_start()
 
             trainer.on_epoch_start = on_epoch_start
-        if self.calibrate is not None:
+        if not self.validate:
+            trainer.perform_actual_validation = lambda save_probabilities=False: None
+        elif self.calibrate is not None:
             from segcal.adapters.nnunet.fold_calibration import fit_after_validation
 
             fit_after_validation(trainer, self.calibrate)

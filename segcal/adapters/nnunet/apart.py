@@ -1,0 +1,119 @@
+"""A step of nnU-Net's in a process of its own: its folders are variables of the environment.
+
+The process ends with the one that asked for it, killed or not: it reads its job from a pipe and
+leaves when the other end is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from segcal.adapters.nnunet.patching import Aggregation, replaced
+from segcal.adapters.nnunet.running import Budget, predict, train
+
+Step = Literal["plan", "train", "predict"]
+SHOWN = 3
+"""Lines of the log that an error tells."""
+
+
+def run_apart(
+    step: Step,
+    arguments: Sequence[str],
+    *,
+    folders: Mapping[str, Path],
+    log: Path,
+    threads: int = 1,
+    budget: Mapping[str, Any] | None = None,
+) -> None:
+    """Run a step and wait for it.
+
+    Args:
+        step: ``plan`` is nnUNetv2_plan_and_preprocess; the others are those of
+            :mod:`segcal.adapters.nnunet.running`.
+        arguments: nnU-Net's.
+        folders: ``raw``, ``preprocessed`` and ``results``.
+        log: file that gets what the step says.
+        threads: of torch.
+        budget: of a training, see :class:`segcal.adapters.nnunet.running.Budget`.
+
+    Raises:
+        RuntimeError: the step failed, with the end of its log.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("nnUNet_")}
+    environment |= {f"nnUNet_{name}": str(path.resolve()) for name, path in folders.items()}
+    environment |= {"nnUNet_def_n_proc": "1", "nnUNet_n_proc_DA": "1", "PYTHONUNBUFFERED": "1"}
+    job = {
+        "step": step, "arguments": list(arguments), "threads": threads, "budget": dict(budget or {})
+    }  # fmt: skip
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "segcal.adapters.nnunet.apart"],
+            stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            if process.stdin is not None:
+                process.stdin.write(json.dumps(job) + "\n")
+                process.stdin.flush()
+            code = process.wait()
+        except BaseException:  # Ctrl-C, say
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
+    if code:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = " / ".join(line.strip() for line in lines[-SHOWN:])
+        raise RuntimeError(f"nnU-Net's {step} ended with {code}, see {log}: {last}")
+
+
+def main() -> None:
+    """Do what the standard input says."""
+    # not the standard input, which forks close: they would wait for a thread that reads it
+    pipe = os.dup(0)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    text = b""
+    while not text.endswith(b"\n"):
+        text += os.read(pipe, 1 << 16)
+    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    job = json.loads(text)
+    if job["step"] == "plan":
+        from nnunetv2.experiment_planning.plan_and_preprocess_entrypoints import (
+            plan_and_preprocess_entry,
+        )
+
+        sys.argv = ["nnUNetv2_plan_and_preprocess", *job["arguments"]]
+        plan_and_preprocess_entry()
+    elif job["step"] == "train":
+        import multiprocessing
+
+        # nnU-Net takes every core of a CPU, of which other cells have theirs
+        with replaced(multiprocessing, "cpu_count", lambda: job["threads"]):
+            train(job["arguments"], Budget(**job["budget"]))
+    else:
+        import torch
+
+        torch.set_num_threads(job["threads"])
+        predict(job["arguments"], Aggregation())
+
+
+def _end_with(pipe: int) -> None:
+    """End all that this process has started, and itself, when the other end is closed."""
+    os.read(pipe, 1)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
