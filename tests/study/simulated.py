@@ -71,8 +71,8 @@ def write_simulated(
                 hard = rng.normal(0, 1, patients)
                 for recipe, effect in effects.items():
                     key = (name, network, recipe, seed)
-                    status = "failed: loss is not finite" if key in failed else "done"
-                    status = "" if key in missing else status
+                    status = "failed" if key in failed else "done"
+                    status = "to do" if key in missing else status
                     cells.append(_cell(key, status, rng))
                     if status != "done":
                         continue
@@ -98,7 +98,8 @@ def _cell(key: tuple[str, str, str, int], status: str, rng: np.random.Generator)
     keys = dict(zip(("set", "network", "recipe", "seed"), key, strict=True))
     seconds = 100 * (1.4 if "confidence" in key[2] else 1.0) * rng.uniform(0.95, 1.05)
     return {
-        **keys, "status": status, "seconds": round(seconds, 1) if done else None,
+        **keys, "status": status, "why": "loss is not finite" if status == "failed" else None,
+        "seconds": round(seconds, 1) if done else None,
         "epochs": 30 if done else None, "parameters": 123456 if done else None,
         "val_dsc": 0.85 if done else None,
     }  # fmt: skip
@@ -159,14 +160,15 @@ def _write_folder(
     lines = [json.dumps(record) for record in _log(recipe, effect, rng)]
     (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
     alpha = float(recipe.partition("alpha=")[2] or 0.1)
-    terms: dict[str, Any] = {"cross_entropy": {"weight": 1.0}, "soft_dice": {"weight": 1.0}}
+    terms: dict[str, Any] = {"soft_dice": {"args": {}}}
     if recipe.startswith("nacl"):
         args = {"kernel_size": 3, "alpha": alpha}
-        terms["nacl"] = {"weight": 1.0, "target": "segcal.penalties.nacl.NACL", "args": args}
+        terms["nacl"] = {"target": "segcal.penalties.nacl.NACL", "args": args}
     elif recipe not in ("dice_ce",):
-        terms = {recipe: {"weight": 1.0}}
-    cell = {"set": name, "network": network, "recipe": recipe, "seed": seed, "terms": terms}
-    write_json(folder / "result.json", {"status": "done", "cell": cell, "labels": list(LABELS)})
+        terms = {recipe: {"args": {}}}
+    loss = {"weights": dict.fromkeys(terms, 1.0), "terms": terms, "schedule": {}}
+    keys = {"set": name, "network": network, "recipe": recipe, "seed": seed}
+    write_json(folder / "result.json", {"status": "done", **keys, "loss": loss})
 
 
 def _bins(gap: float, voxels: int, rng: np.random.Generator) -> dict[str, list[float]]:
@@ -212,6 +214,8 @@ def _log(recipe: str, effect: Effect, rng: np.random.Generator) -> list[dict[str
             gap = size * np.exp(-epoch / 10) + rng.normal(0, 0.004, lam.shape)
             lam = np.clip(lam + 0.1 * gap, 0, 0.3)
             record[recipe] = {"lam": lam.tolist(), "constraint": gap.tolist()}
+            if recipe == "confidence":
+                record[recipe]["quantity"] = "confidence less accuracy"
             if recipe == "crac":
                 record[recipe]["rho"] = np.full(lam.shape, 0.1).tolist()
         records.append(record)
