@@ -34,7 +34,8 @@ RAW, MASK = "raw", "mask"
 REPAIRS = (RAW, "temperature", "class_region")
 DECISIONS = (MASK, "dice")
 TRUTH = "true_posterior"
-"""Recipe of the rows of the true posterior, where it is known: the floor of every error."""
+"""What stands for a repair in the rows of the true posterior, where it is known, and is then taken
+for a recipe of its own: the floor of every error."""
 LOG_NAME = "log.jsonl"
 PRIVATE = ("kl",)
 """Beginnings of metrics that only a study has."""
@@ -272,7 +273,15 @@ def read_results(output: Path) -> StudyResults:
         row = ", ".join(map(str, cases.loc[twice, keys].iloc[0]))
         raise ValueError(f"{folder / 'cases.csv'}: a row stands there twice: {row}")
     cases[metrics] = cases[metrics].replace([np.inf, -np.inf], np.nan)
-    return StudyResults(output, cells, cases)
+    return StudyResults(output, cells, _with_one_truth(cases))
+
+
+def _with_one_truth(cases: pd.DataFrame) -> pd.DataFrame:
+    """Rows of which the true posterior, which every cell has measured, is a recipe of its own."""
+    truth = cases["repair"] == TRUTH
+    once = cases[truth].assign(recipe=TRUTH, repair=RAW)
+    once = once.drop_duplicates([*CELL_KEYS, *CASE_KEYS])
+    return pd.concat([cases[~truth], once], ignore_index=True)
 
 
 def _is_metric(column: str) -> bool:
