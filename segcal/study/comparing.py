@@ -219,5 +219,6 @@ def rank_everywhere(comparisons: Sequence[Comparison]) -> list[RankedField]:
 
 def _named(rows: pd.DataFrame, prefix: str) -> pd.DataFrame:
     """Rows whose patients are told from those of another set."""
-    index = rows.index.set_levels(prefix + rows.index.levels[1].astype(str), level="patient")
-    return rows.set_axis(index)
+    seeds, patients = (rows.index.get_level_values(level) for level in ("seed", "patient"))
+    named = [f"{prefix}{patient}" for patient in patients]
+    return rows.set_axis(pd.MultiIndex.from_arrays([seeds, named], names=["seed", "patient"]))

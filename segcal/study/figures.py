@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics
 from segcal.reporting.legends import add_legend, add_side_legend, label_epochs, shades
-from segcal.reporting.progress import REGIONS, STYLES, region_names
+from segcal.reporting.progress import STYLES, region_names
 from segcal.reporting.reliability import plot_class_reliability
 from segcal.study.naming import better, is_relative, metric_name
 from segcal.study.results import RAW, REPAIRS, Method
@@ -359,13 +359,12 @@ def plot_multipliers(
     axes = figure.subplots(rows, 2, squeeze=False, sharex="row")
     most = 0
     for row, (name, (runs, term)) in zip(axes, found.items(), strict=False):
-        for axis, key, said in zip(
-            row, ("lam", "constraint"), ("multiplier", "constraint"), strict=True
-        ):
+        said = ("multiplier", _quantity(runs, term))
+        for axis, key, what in zip(row, ("lam", "constraint"), said, strict=True):
             steps = _steps(runs, term, key)
             most = max(most, steps.shape[2] if steps.size else 0)
             _draw_groups(axis, steps, len(channels))
-            axis.set_title(f"{name}: {said}", fontsize=9)
+            axis.set_title(f"{name}: {what}", fontsize=9)
             label_epochs(axis)
             axis.tick_params(labelsize=8)
             axis.spines[["top", "right"]].set_visible(False)
@@ -377,7 +376,7 @@ def plot_multipliers(
     if most > 1:
         entries += [
             Line2D([], [], color="0.3", linestyle=s, label=r)
-            for s, r in zip(STYLES, REGIONS, strict=True)
+            for s, r in zip(STYLES, region_names(most), strict=False)
         ]
     add_legend(figure, entries[:24], loc="outside lower center", ncols=6, fontsize=8, frameon=False)
     figure.suptitle(title, fontsize=11)
@@ -400,6 +399,12 @@ def learned_terms(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
             if isinstance(value, Mapping) and "lam" in value
         )
     )
+
+
+def _quantity(runs: Sequence[Sequence[Mapping[str, Any]]], term: str) -> str:
+    """What the constraint of a term is, if the log says it."""
+    last = next(r[term] for records in runs for r in reversed(records) if term in r)
+    return str(last.get("quantity", "constraint"))
 
 
 def _steps(runs: Sequence[Sequence[Mapping[str, Any]]], term: str, key: str) -> NDArray[np.float64]:
@@ -538,7 +543,7 @@ def plot_logits(tables: Mapping[str, pd.DataFrame], names: Sequence[str], *, tit
         title: of the figure.
     """
     regions = list(dict.fromkeys(r for t in tables.values() for r in t["region"]))
-    regions.sort(key=lambda r: (REGIONS.index(r) if r in REGIONS else len(REGIONS), r))
+    regions.sort()  # inner before outer
     columns = min(4, max(1, len(tables)))
     blocks = -(-max(1, len(tables)) // columns)
     rows = blocks * max(1, len(regions))

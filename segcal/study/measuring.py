@@ -34,6 +34,7 @@ from segcal.repair.fitting import build_calibrator, collect, numbered, plan_fit
 from segcal.repair.inputs import CaseLogits, read_case_logits
 from segcal.study.plan import Cell
 from segcal.study.preparing import owner_of
+from segcal.study.results import TRUTH
 
 __all__ = ["RAW", "Measured", "divergence", "fit_repairs", "measure", "near_foreground"]
 
@@ -45,7 +46,7 @@ REACH = 5
 MASK_COLUMNS = ("dsc", "hd95_penalised_mm")
 PROBABILITY_COLUMNS = (
     "ece_fg", "ece_union", f"ece_{NEAR}", "ece_all", "nll_all", f"nll_{NEAR}", "tace_all",
-    "cece_all", "brier_all",
+    "cece_all", "brier_all", "tace_ref",
 )  # fmt: skip
 FLOOR = 1e-12
 """Probabilities below count as this in divergences, as in NLL."""
@@ -99,7 +100,7 @@ def measure(cell: Cell) -> Measured:
             posterior = _raw(_read(known[case.name], truth))
         for row, near, everywhere in _rows(read, _mask(case, read), repairs, posterior):
             found.rows.append({"case": case.name, "patient": owner[case.name], **row})
-            if row["decision"] != MASK:
+            if row["decision"] != MASK or row["repair"] == TRUTH:
                 continue
             for scope, one in (("near", near), ("all", everywhere)):
                 key = (row["repair"], scope)
@@ -197,9 +198,11 @@ def _rows(
         measured.append((labels, kept))
         return kept
 
-    for repair in (RAW, *repairs):
+    for repair in (RAW, *repairs, *(() if posterior is None else (TRUTH,))):
         probs = _raw(read)
-        if repair != RAW:
+        if repair == TRUTH and posterior is not None:
+            probs = posterior
+        elif repair != RAW:
             applied = repairs[repair].apply(read.logits, spacing_mm=read.spacing_mm)
             probs = applied[0].float().numpy()
         result = evaluate_probabilities(
@@ -212,7 +215,10 @@ def _rows(
             numbers |= {"kl_all": float(kl.mean()), f"kl_{NEAR}": float(kl[near].mean())}
         bins = (result.calibration[NEAR].top, result.calibration["all"].top)
         for decision in (MASK, DICE):
-            found = overlap(mask if decision == MASK else decide(probs, "dice"))
+            labels = decide(probs, "dice") if decision == DICE else mask
+            if decision == MASK and repair == TRUTH:
+                labels = decide(probs, "argmax")
+            found = overlap(labels)
             of_mask = {key: found[key] for key in MASK_COLUMNS}
             of_labels = {key: value for key, value in found.items() if key not in of_mask}
             row = {"repair": repair, "decision": decision, **of_mask, **numbers, **of_labels}

@@ -279,10 +279,10 @@ class _Report:
             picture = self._picture(plot_repairs(bins, title=title), f"reliability {name}", title)
             self.sections.append(Section(f"Before and after: {name}", (), pictures=[picture]))
         self._training(comparison, keys)
-        logits = {r: found for r, of in keys.items() if (found := self._logits(of)) is not None}
+        logits = {r: t for r, of in keys.items() if (t := self._logits(of)) is not None}
         if logits:
             title = f"{name}: mean logit by class, in and outside of one-class neighbourhoods"
-            figure = plot_logits(logits, self._labels(keys), title=title)
+            figure = plot_logits(logits, self.results.labels.get(group.set, []), title=title)
             note = (
                 "Mean over the voxels of a true class, whose neighbourhood in the label map holds "
                 "one class (inner) or several (outer), and over seeds."
@@ -308,7 +308,7 @@ class _Report:
         }
         if learned:
             title = f"{name}: multipliers and gaps, mean and extent over seeds"
-            channels = self._labels(keys) or _numbers(learned)
+            channels = _channels(learned, self.results.labels.get(comparison.group.set, []))
             figure = plot_multipliers(learned, channels, title=title)
             pictures.append(self._picture(figure, f"multipliers {name}", title))
         costs = [self._cost(comparison.group, r, logs, quality) for r in keys]
@@ -363,16 +363,8 @@ class _Report:
         sums["mean_logit"] = sums["sum"] / sums["voxels"]
         return sums.reset_index() if len(sums) else None
 
-    def _labels(self, keys: Mapping[str, Sequence[CellKey]]) -> list[str]:
-        """Names of the classes, of the first cell that says them."""
-        for key in (k for of in keys.values() for k in of):
-            labels = self.results.result(key).get("labels")
-            if isinstance(labels, list):
-                return [str(label) for label in labels]
-        return []
-
     def _sensitivity(self) -> None:
-        found = families({r: self.results.terms(r) for r in self.results.recipes})
+        found = families({r: self.results.loss(r) for r in self.results.recipes})
         rows = []
         for family in found:
             curves = {c.group.name: _sensitivity_curve(c, family) for c in self.comparisons}
@@ -561,14 +553,16 @@ def _reached(
     )
 
 
-def _numbers(logs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> list[str]:
-    """Numbers of the channels, where nobody says their names."""
+def _channels(
+    logs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], names: Sequence[str]
+) -> Sequence[str]:
+    """Names of the channels with multipliers; numbers where there are not as many names."""
     most = 0
     for runs in logs.values():
         for term in learned_terms(runs):
             rows = next(r[term]["lam"] for of in runs for r in of if term in r)
             most = max(most, np.atleast_2d(np.asarray(rows)).shape[1])
-    return [str(k) for k in range(most)]
+    return names if len(names) == most else [str(k) for k in range(most)]
 
 
 def _sensitivity_curve(comparison: Comparison, family: Family) -> list[tuple[float, Any]]:

@@ -34,10 +34,15 @@ RAW, MASK = "raw", "mask"
 REPAIRS = (RAW, "temperature", "class_region")
 DECISIONS = (MASK, "dice")
 TRUTH = "true_posterior"
-"""Recipe of the rows of the true posterior, where it is known: the floor of every error."""
+"""What stands for a repair in the rows of the true posterior, where it is known, and is then taken
+for a recipe of its own: the floor of every error."""
 LOG_NAME = "log.jsonl"
 PRIVATE = ("kl",)
 """Beginnings of metrics that only a study has."""
+FAILED = "failed"
+"""Status of a cell that ended with an error."""
+OF_LABEL = "dsc/"
+"""Beginning of the columns of single structures."""
 SPREAD = ("region", "label", "channel")
 """Columns that name a row of ``logits.csv``."""
 
@@ -144,7 +149,7 @@ class StudyResults:
         means = self.of(group).groupby(keys, sort=True)[self.metrics].mean()
         every = [*self.methods(group), Method(TRUTH)]
         by_method = dict(iter(means.groupby(level=keys[:3])))
-        return {m: by_method[tuple(m)].droplevel(keys[:3]) for m in every if tuple(m) in by_method}
+        return {m: by_method[tuple(m)].droplevel([0, 1, 2]) for m in every if tuple(m) in by_method}
 
     def cell_keys(self, group: Group, recipe: str | None = None) -> list[CellKey]:
         """Cells of a group with results, the true posterior left out."""
@@ -202,25 +207,31 @@ class StudyResults:
             raise ValueError(f"{path}: expected a mapping, got {type(content).__name__}")
         return content
 
-    def terms(self, recipe: str) -> Mapping[str, Any]:
-        """Resolved terms of a recipe, of the first of its cells that says them."""
+    def loss(self, recipe: str) -> Mapping[str, Any]:
+        """Resolved loss of a recipe, of the first of its cells that says it: weights and terms."""
         for group in self.groups:
             for key in self.cell_keys(group, recipe):
-                result = self.result(key)
-                cell = result.get("cell", result)
-                terms = cell.get("terms") if isinstance(cell, Mapping) else None
-                if isinstance(terms, Mapping) and terms:
-                    return terms
+                loss = self.result(key).get("loss")
+                if isinstance(loss, Mapping) and loss:
+                    return loss
         return {}
+
+    @cached_property
+    def labels(self) -> dict[str, list[str]]:
+        """Names of the classes by set, background first, where each has a DSC of its own."""
+        columns = [c for c in self.cases.columns if c.startswith(OF_LABEL)]
+        known = self.cases.groupby("set", sort=False)[columns].count() > 0
+        return {
+            str(name): ["background", *(c.removeprefix(OF_LABEL) for c in columns if row[c])]
+            for name, row in known.iterrows()
+        }
 
     def failed(self) -> dict[str, str]:
         """Why cells failed, by name."""
-        rows = self.cells[self.cells["status"].str.startswith("failed")]
-        return {
-            _cell_key(row).name: row["status"].removeprefix("failed").lstrip(": ")
-            or "no reason said"
-            for _, row in rows.iterrows()
-        }
+        rows = self.cells[self.cells["status"] == FAILED]
+        reasons = [str(why) for why in rows["why"].fillna("no reason said")]
+        names = [_cell_key(row).name for _, row in rows.iterrows()]
+        return dict(zip(names, reasons, strict=True))
 
     def missing(self) -> list[str]:
         """Names of cells that neither failed nor have results."""
@@ -244,6 +255,7 @@ def read_results(output: Path) -> StudyResults:
     cells = _read_table(folder / "cells.csv", (*CELL_KEYS, "status"))
     cases = _read_table(folder / "cases.csv", (*CELL_KEYS, *CASE_KEYS))
     cells["status"] = cells["status"].fillna("").astype(str)
+    cells["why"] = cells.get("why")
     for path, table in ((folder / "cells.csv", cells), (folder / "cases.csv", cases)):
         _check_seeds(path, table)
     if cases.empty:
@@ -258,10 +270,18 @@ def read_results(output: Path) -> StudyResults:
     if cases[keys].isna().any(axis=None):
         raise ValueError(f"{folder / 'cases.csv'}: a row without a {' or '.join(keys)}")
     if (twice := cases.duplicated(keys)).any():
-        row = ", ".join(map(str, cases.loc[twice.idxmax(), keys]))
+        row = ", ".join(map(str, cases.loc[twice, keys].iloc[0]))
         raise ValueError(f"{folder / 'cases.csv'}: a row stands there twice: {row}")
     cases[metrics] = cases[metrics].replace([np.inf, -np.inf], np.nan)
-    return StudyResults(output, cells, cases)
+    return StudyResults(output, cells, _with_one_truth(cases))
+
+
+def _with_one_truth(cases: pd.DataFrame) -> pd.DataFrame:
+    """Rows of which the true posterior, which every cell has measured, is a recipe of its own."""
+    truth = cases["repair"] == TRUTH
+    once = cases[truth].assign(recipe=TRUTH, repair=RAW)
+    once = once.drop_duplicates([*CELL_KEYS, *CASE_KEYS])
+    return pd.concat([cases[~truth], once], ignore_index=True)
 
 
 def _is_metric(column: str) -> bool:
@@ -270,7 +290,7 @@ def _is_metric(column: str) -> bool:
 
 def _read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
     """Read a CSV file; names stay words even if they are made of digits."""
-    words = dict.fromkeys((*CELL_KEYS[:3], *CASE_KEYS, *SPREAD, "status"), str)
+    words = dict.fromkeys((*CELL_KEYS[:3], *CASE_KEYS, *SPREAD, "status", "why"), str)
     try:
         table = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=["", "nan", "NaN"])
     except FileNotFoundError:

@@ -496,7 +496,7 @@ def pareto(points: NDArray[np.float64], *, higher: Sequence[bool]) -> NDArray[np
         bool ``(M,)``.
     """
     signed = points * np.where(higher, 1.0, -1.0)
-    known = np.isfinite(signed).all(axis=1)
+    known: NDArray[np.bool_] = np.asarray(np.isfinite(signed).all(axis=1))
     as_good = (signed[:, None] >= signed[None]).all(axis=2)
     better = (signed[:, None] > signed[None]).any(axis=2)
     beaten = (as_good & better & known[:, None]).any(axis=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from segcal.reporting.tables import ARROWS, Cell, Column, Table, mark, number_cell
 from segcal.study.comparing import (
@@ -79,17 +80,17 @@ def verdict_table(comparisons: Sequence[Comparison], baseline: str) -> Table:
     """
     rows = list(dict.fromkeys(m for c in comparisons for m in c.rows if m.name != baseline))
     asked: list[tuple[Column, Callable[[Comparison, Method], bool | None]]] = [
-        (_goal_column(metric), lambda c, m, metric=metric: c.reaches(m, metric)) for metric in GOALS
-    ]  # type: ignore[misc]
+        (_goal_column(metric), partial(Comparison.reaches, metric=metric)) for metric in GOALS
+    ]
     asked += [
         (
             Column("DSC kept", f"interval of the difference above -{MARGIN:g}, of the mask or of "
                    "the Dice-optimal decision"),
-            lambda c, m: c.keeps_dsc(m),
+            Comparison.keeps_dsc,
         ),
         (
             Column("beats repair", f"lower ECE near and NLL than {baseline} + class_region"),
-            lambda c, m: c.beats_repair(m),
+            Comparison.beats_repair,
         ),
     ]  # fmt: skip
     body = []

@@ -71,21 +71,16 @@ def write_simulated(
                 hard = rng.normal(0, 1, patients)
                 for recipe, effect in effects.items():
                     key = (name, network, recipe, seed)
-                    status = "failed: loss is not finite" if key in failed else "done"
-                    status = "" if key in missing else status
+                    status = "failed" if key in failed else "done"
+                    status = "to do" if key in missing else status
                     cells.append(_cell(key, status, rng))
                     if status != "done":
                         continue
-                    rows = _cases(key, effect, hard, cases, rng)
-                    tables.append(rows)
+                    tables.append(_cases(key, effect, hard, cases, rng))
+                    if name.startswith("phantom"):
+                        tables.append(_truth(key, hard, cases))
                     if folders:
                         _write_folder(output, key, effect, rng)
-                if name.startswith("phantom"):
-                    truth = _cases((name, network, "true_posterior", seed), Effect(0.02, 0.04, 0.7),
-                                   hard, cases, rng)  # fmt: skip
-                    tables.append(
-                        truth[truth["repair"] == "raw"].assign(kl_all=0.0, kl_dilated5=0.0)
-                    )
     folder = output / "results"
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(cells).to_csv(folder / "cells.csv", index=False)
@@ -93,12 +88,21 @@ def write_simulated(
     return output
 
 
+def _truth(key: tuple[str, str, str, int], hard: np.ndarray, cases: int) -> pd.DataFrame:
+    """What every cell measures of the true posterior: the same."""
+    rng = np.random.default_rng(key[3])
+    rows = _cases(key, Effect(0.02, 0.04, 0.7), hard, cases, rng)
+    rows = rows[rows["repair"] == "raw"]
+    return rows.assign(repair="true_posterior", kl_all=0.0, kl_dilated5=0.0)
+
+
 def _cell(key: tuple[str, str, str, int], status: str, rng: np.random.Generator) -> dict[str, Any]:
     done = status == "done"
     keys = dict(zip(("set", "network", "recipe", "seed"), key, strict=True))
     seconds = 100 * (1.4 if "confidence" in key[2] else 1.0) * rng.uniform(0.95, 1.05)
     return {
-        **keys, "status": status, "seconds": round(seconds, 1) if done else None,
+        **keys, "status": status, "why": "loss is not finite" if status == "failed" else None,
+        "seconds": round(seconds, 1) if done else None,
         "epochs": 30 if done else None, "parameters": 123456 if done else None,
         "val_dsc": 0.85 if done else None,
     }  # fmt: skip
@@ -159,14 +163,15 @@ def _write_folder(
     lines = [json.dumps(record) for record in _log(recipe, effect, rng)]
     (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
     alpha = float(recipe.partition("alpha=")[2] or 0.1)
-    terms: dict[str, Any] = {"cross_entropy": {"weight": 1.0}, "soft_dice": {"weight": 1.0}}
+    terms: dict[str, Any] = {"soft_dice": {"args": {}}}
     if recipe.startswith("nacl"):
         args = {"kernel_size": 3, "alpha": alpha}
-        terms["nacl"] = {"weight": 1.0, "target": "segcal.penalties.nacl.NACL", "args": args}
+        terms["nacl"] = {"target": "segcal.penalties.nacl.NACL", "args": args}
     elif recipe not in ("dice_ce",):
-        terms = {recipe: {"weight": 1.0}}
-    cell = {"set": name, "network": network, "recipe": recipe, "seed": seed, "terms": terms}
-    write_json(folder / "result.json", {"status": "done", "cell": cell, "labels": list(LABELS)})
+        terms = {recipe: {"args": {}}}
+    loss = {"weights": dict.fromkeys(terms, 1.0), "terms": terms, "schedule": {}}
+    keys = {"set": name, "network": network, "recipe": recipe, "seed": seed}
+    write_json(folder / "result.json", {"status": "done", **keys, "loss": loss})
 
 
 def _bins(gap: float, voxels: int, rng: np.random.Generator) -> dict[str, list[float]]:
@@ -212,6 +217,8 @@ def _log(recipe: str, effect: Effect, rng: np.random.Generator) -> list[dict[str
             gap = size * np.exp(-epoch / 10) + rng.normal(0, 0.004, lam.shape)
             lam = np.clip(lam + 0.1 * gap, 0, 0.3)
             record[recipe] = {"lam": lam.tolist(), "constraint": gap.tolist()}
+            if recipe == "confidence":
+                record[recipe]["quantity"] = "confidence less accuracy"
             if recipe == "crac":
                 record[recipe]["rho"] = np.full(lam.shape, 0.1).tolist()
         records.append(record)

@@ -77,7 +77,7 @@ def test_folders_may_be_missing(tmp_path):
     assert results.logits(key) is None
     assert results.log(key) == []
     assert results.result(key) == {}
-    assert results.terms("dice_ce") == {}
+    assert results.loss("dice_ce") == {}
 
 
 def test_missing_tables(tmp_path):

@@ -16,6 +16,7 @@ from segcal.adapters.monai.study import MonaiHost
 from segcal.evaluation.api import evaluate
 from segcal.evaluation.engine import run
 from segcal.io.volumes import read_labels, write_nifti
+from segcal.metrics.dice import dice
 from segcal.posthoc.decision import decide
 from segcal.study.measuring import measure
 from segcal.study.plan import cells, load_study
@@ -87,14 +88,14 @@ def result_of(cell):
 def test_a_cell_has_its_rows(done):
     cell = done[1]
     table = pd.read_csv(cell.folder / "cases.csv")
-    assert len(table) == 2 * 3 * 2
-    assert set(table["repair"]) == {"raw", "temperature", "class_region"}
+    assert len(table) == 2 * 4 * 2
+    assert set(table["repair"]) == {"raw", "temperature", "class_region", "true_posterior"}
     assert set(table["decision"]) == {"mask", "dice"}
     assert table["patient"].str.startswith("s0 phantom_").all()
     assert {
         "dsc", "hd95_penalised_mm", "ece_fg", "ece_union", "ece_dilated5", "ece_all", "nll_all",
         "nll_dilated5", "tace_all", "cece_all", "brier_all", "kl_all", "kl_dilated5",
-        "dsc/right ventricle", "dsc/myocardium", "dsc/left ventricle",
+        "tace_ref", "dsc/right ventricle", "dsc/myocardium", "dsc/left ventricle",
     } == set(table.columns[4:])  # fmt: skip
     assert result_of(cell)["parameters"] > 0
     assert result_of(cell)["epochs"] == 2
@@ -131,6 +132,10 @@ def test_numbers_are_those_of_the_evaluation(done):
         2 * ((mask == 3) & (reference == 3)).sum() / ((mask == 3).sum() + (reference == 3).sum())
     )
     close(table.loc[("raw", "dice", case), "dsc/left ventricle"], overlap, rtol=1e-8)
+    floor = table.loc[("true_posterior", "mask", case)]
+    assert abs(floor["kl_all"]) < 1e-9
+    overlap = np.array([dice(decide(known, "argmax"), reference, label) for label in (1, 2, 3)])
+    close(floor["dsc"], overlap.mean(), rtol=1e-8)
     logits = pd.read_csv(cell.folder / "logits.csv")
     assert logits.groupby(["region", "label"])["mean_logit"].sum().abs().max() < 1e-4
     one = logits[logits["channel"] == 0]
@@ -149,7 +154,7 @@ def test_the_mask_is_what_was_written(done):
         rows = pd.DataFrame(measure(cell).rows)
     finally:
         write_nifti(path, before.array, before.geometry)
-    of_case = rows[rows["case"] == case[:-7]]
+    of_case = rows[(rows["case"] == case[:-7]) & (rows["repair"] != "true_posterior")]
     assert (of_case.loc[of_case["decision"] == "mask", "dsc"] == 1).all()
     assert (of_case.loc[of_case["decision"] == "dice", "dsc"] < 1).all()
 
@@ -163,7 +168,7 @@ def test_results_are_collected(done, tmp_path):
     assert (table["seconds"] > 0).all()
     assert {"val_dsc", "val_ece_dilated5", "val_nll_all", "epochs"} <= set(table)
     cases = pd.read_csv(folder / "cases.csv")
-    assert len(cases) == 24
+    assert len(cases) == 32
     assert cases.columns[:5].tolist() == ["set", "network", "recipe", "seed", "case"]
 
 
