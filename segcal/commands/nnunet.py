@@ -190,6 +190,13 @@ def _predict(
             raise error
 
 
+class HeadName(str, Enum):
+    """A head of a network of two."""
+
+    DECISION = "decision"
+    PROBABILITY = "probability"
+
+
 @app.command()
 def export(
     model: Annotated[
@@ -201,6 +208,13 @@ def export(
     checkpoint: Annotated[
         str, typer.Option("-chk", help="Which checkpoint of the folds.")
     ] = "checkpoint_final.pth",
+    head: Annotated[
+        HeadName | None,
+        typer.Option(
+            help="Of a network of two heads (nnUNetTrainerConfidence): the one whose mask is "
+            "wanted, or the one whose probabilities are."
+        ),
+    ] = None,
 ) -> None:
     """Write a copy of a model that predicts with stock nnU-Net, where segcal is not installed.
 
@@ -210,11 +224,17 @@ def export(
     same; its checkpoints say under "segcal" what trained them, and hold nothing but tensors and
     plain values, so torch.load(weights_only=True) reads them. A calibrator.json of the model, or of
     its folds, goes along for whoever has segcal (predict --calibrator model).
+
+    A stock model has one head: of two, name it. --head decision predicts the same masks, its
+    probabilities are those of Dice + cross-entropy; --head probability predicts calibrated
+    probabilities and the masks that follow from them.
     """
     with user_errors():
         from segcal.adapters.nnunet.sharing import export_model
+        from segcal.heads import Head
 
-        target = export_model(model, results, checkpoint)
+        of_head: Head | None = None if head is None else head.value
+        target = export_model(model, results, checkpoint, head=of_head)
     typer.echo(f"Written: {target}")
     if calibrators := sorted(target.rglob("calibrator.json")):
         names = ", ".join(str(path.relative_to(target)) for path in calibrators)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nnunetv2.inference.export_prediction import resample_and_save
-from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as host
+from nnunetv2.training.nnUNetTrainer import nnUNetTrainer as host  # noqa: N813 - a module
 
 from segcal.adapters.nnunet.exporting import export
 from segcal.adapters.nnunet.patching import Aggregation, replaced

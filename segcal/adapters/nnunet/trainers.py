@@ -18,7 +18,7 @@ import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -426,9 +426,7 @@ class TwoHeadTrainer(CalibratedTrainer):
 
     @property
     def _head_layer(self) -> TwoHeadLayer:
-        layer = head_layer(self.network)
-        assert layer is not None  # build_network_architecture has put it there
-        return layer
+        return cast(TwoHeadLayer, head_layer(self.network))
 
     def validation_step(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Take nnU-Net's step: it counts what the decision finds, the loss sees both heads."""
