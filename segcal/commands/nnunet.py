@@ -71,7 +71,8 @@ def train(
 
     The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
     With segcal's trainers the fold's folder gets segcal_log.jsonl: terms of the loss and
-    multipliers of every epoch.
+    multipliers of every epoch. nnUNetTrainerConfidence has two heads: masks are those of the
+    decision head, probabilities (--npz, --calibrate, segcal nnunet predict) the other's.
 
     A training that was killed goes on with --c from its last whole checkpoint; with --seed and the
     same options, on the CPU, it then equals one that was not killed. Workers that load data end
@@ -149,6 +150,9 @@ def predict(
     Averaging logits makes an ensemble surer than its members, averaging probabilities does not;
     neither is always the better calibrated. segcal_predict.json beside the predictions says which
     it was. Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
+
+    Of a model with two heads (nnUNetTrainerConfidence) label maps are the decision head's, and
+    probabilities, logits and calibrators the probability head's.
 
     With --calibrator calibrator.json (segcal calibrate fit) probabilities are calibrated ones, the
     label map is theirs, and saved logits stay as they were. A calibrator of single folds calibrates
@@ -332,7 +336,12 @@ def recipes() -> None:
     table.add_row("nnUNetTrainer", "Dice + cross-entropy", "(nnU-Net's own)")
     for trainer, recipe in by_trainer.items():
         if not trainer.endswith(WITHOUT_DICE):
-            loss = parts(load_recipe(recipe)).formula(dice=True)
+            content = load_recipe(recipe)
+            loss = parts(content).formula(dice=True)
+            changes = ", ".join(
+                f"{name} {one.first:g} to {one.last:g}" for name, one in content.schedule.items()
+            )
+            loss += f" (weights by schedule: {changes})" if changes else ""
             table.add_row(trainer, Text(loss), Text(recipe))
     console = Console()
     console.print(table)
@@ -341,6 +350,8 @@ def recipes() -> None:
         f"Each of segcal's trainers is also there with the suffix {WITHOUT_DICE}: the same without "
         f"Dice, e.g. nnUNetTrainerCRaC{WITHOUT_DICE} is "
         f"{parts(load_recipe('crac')).formula(dice=False)}.",
+        "decision and probability are heads of a network of two: the first gives the mask, the "
+        "second the probabilities, and they share all but the last layer.",
         "What a term is, and its options: segcal methods TERM, e.g. segcal methods crac.",
         f"Recipes without a trainer, for your own loop: {', '.join(others)}.",
     ):

@@ -294,6 +294,18 @@ def test_the_full_resolution_of_nnunets_networks_gets_the_second_head(kind, dims
             assert network(x).shape[1] == 2 * K
 
 
+def test_a_compiled_network_follows_what_is_asked_of_it():
+    """nnU-Net compiles the network before it is asked for both heads."""
+    network = unet(PlainConvUNet, 2)
+    add_probability_head(network, K, output="decision")
+    compiled = torch.compile(network, backend="eager")
+    x = torch.randn(1, 1, 16, 16)
+    with torch.no_grad():
+        for output, channels in (("both", 2 * K), ("decision", K), ("both", 2 * K)):
+            with output_of(compiled, output):
+                assert compiled(x)[0].shape[1] == channels
+
+
 def test_trainers_of_two_heads():
     assert issubclass(TRAINERS["nnUNetTrainerConfidence"], TwoHeadTrainer)
     assert issubclass(TRAINERS["nnUNetTrainerConfidence_CE"], TwoHeadTrainer)

@@ -120,7 +120,7 @@ class AveragingPredictor(nnUNetPredictor):
         if self.aggregation.average == "logit":
             return values
         regions = self.label_manager.has_regions
-        heads = values.split(self.label_manager.num_segmentation_heads)
+        heads = torch.split(values, self.label_manager.num_segmentation_heads)
         return torch.cat([logits_of(of_head, regions=regions) for of_head in heads])
 
     def _voter(self, window: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class AveragingPredictor(nnUNetPredictor):
         logits = self.network(window).float()
         if self.aggregation.average == "logit":
             return logits
-        heads = logits[0].split(self.label_manager.num_segmentation_heads)
+        heads = torch.split(logits[0], self.label_manager.num_segmentation_heads)
         return torch.cat([self.label_manager.apply_inference_nonlin(x) for x in heads])[None]
 
     @property
