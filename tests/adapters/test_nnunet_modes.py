@@ -37,8 +37,12 @@ LEARNED = {"CRaC": 2, "CRaCBands": 3, "CRaCRamp": 2, "CALS": 1, "CALSHR": 1, "Co
 ROWS_OF_REGIONS = {**LEARNED, "Confidence": 4}
 """Where channels are regions; voxels are decided to lie inside or outside."""
 RAMPS = {"CRaCRamp", "NACLRamp"}
+TWO_HEADS = {
+    "Confidence": ["probability/svls", "probability/confidence"],
+    "TwoHeads": ["probability/svls"],
+}
 IN_PLACE = {"FL", "FLSD", "LS", "SVLS"}
-PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "CRaCBands", "Baseline", "Confidence", *RAMPS}
+PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "CRaCBands", "Baseline", *TWO_HEADS, *RAMPS}
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "plain_progress"),
     pytest.mark.filterwarnings("ignore:.*Received empty chunks:UserWarning"),
@@ -88,9 +92,8 @@ def check(found, short, epochs=2, channels=4):
     term |= {"CALSHR": "cals_hr", "mL1ACESoft": "ml1_ace_soft", "CRaCBands": "crac_bands"}
     added = [] if short in {*IN_PLACE, "Baseline"} else [term.get(short, short.lower())]
     added = [name.removesuffix("ramp") for name in added]
-    base = "base"
-    if short == "Confidence":
-        base, added = "decision/base", ["probability/svls", "probability/confidence"]
+    base = "decision/base" if short in TWO_HEADS else "base"
+    added = TWO_HEADS.get(short, added)
     assert list(lines[0]["train"]) == [base, *added]
     if short in LEARNED:
         rows = LEARNED if channels == len(CLASSES) else ROWS_OF_REGIONS
