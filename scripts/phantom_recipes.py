@@ -44,20 +44,26 @@ def slices(n: int, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor
     return images, labels, posterior
 
 
-def measure(probs: torch.Tensor, labels: torch.Tensor, posterior: torch.Tensor) -> dict[str, float]:
-    """Row of the table.
+def measure(
+    probs: torch.Tensor,
+    labels: torch.Tensor,
+    posterior: torch.Tensor,
+    decision: torch.Tensor | None = None,
+) -> dict[str, float]:
+    """Row of the table; of two heads `decision` is what the mask comes from.
 
     ``abs error``: mean over voxels of half the sum over classes of the distance to the posterior;
     ``KL``: that of the posterior from p; ``confidence``: mean of the largest p less the posterior
     of that class (above 0: overconfident).
     """
     predicted = probs.argmax(1)
+    mask = predicted if decision is None else decision.argmax(1)
     foreground = labels > 0
     q = posterior.double()
     log_ratio = torch.where(q > 0, q.clamp(min=1e-12).log() - probs.double().clamp(1e-12).log(), 0)
     true_of_predicted = q.gather(1, predicted[:, None])[:, 0]
     return {
-        "DSC": float(np.mean([dice(predicted, labels, k) for k in range(1, CLASSES)])),
+        "DSC": float(np.mean([dice(mask, labels, k) for k in range(1, CLASSES)])),
         "ECE": ece(probs, labels),
         "ECE fg": ece(probs, labels, mask=foreground),
         "TACE": tace(probs, labels),
@@ -77,12 +83,14 @@ def train(
     val_images, val_labels, _ = slices(6, data)
     test_images, test_labels, posterior = slices(12, data)
     torch.manual_seed(seed)
-    network = UNet(2, 1, CLASSES, (16, 32, 64, 128), (2, 2, 2), num_res_units=1)
     objective = build(recipe, CLASSES)
+    channels = CLASSES * objective.num_heads
+    network = UNet(2, 1, channels, (16, 32, 64, 128), (2, 2, 2), num_res_units=1)
     optimiser = torch.optim.Adam(network.parameters(), 2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs * steps)
     order = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
+    for epoch in range(epochs):
+        objective.advance(epoch / epochs)
         network.train()
         for _ in range(steps):
             pick = torch.randint(0, len(images), (batch,), generator=order)
@@ -101,7 +109,9 @@ def train(
     multipliers = "; ".join(
         f"{name} lambda {np.array(step.lam).round(3).tolist()}" for name, step in moved.items()
     )
-    return measure(torch.softmax(logits, 1), test_labels, posterior), multipliers
+    decision, probability = objective.by_head(logits)
+    row = measure(torch.softmax(probability, 1), test_labels, posterior, decision)
+    return row, multipliers
 
 
 def main() -> None:

@@ -12,13 +12,23 @@ already or has K channels for a reason (nnU-Net's), by :func:`add_probability_he
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Head", "TwoHeadLayer", "add_probability_head", "one_head", "split_heads"]
+__all__ = [
+    "Head",
+    "TwoHeadLayer",
+    "add_probability_head",
+    "both_heads",
+    "head_layer",
+    "one_head",
+    "output_of",
+    "split_heads",
+]
 
 Head = Literal["decision", "probability"]
 """Names of the heads, in the order of their channels."""
@@ -102,7 +112,7 @@ def add_probability_head(
     Raises:
         ValueError: the network has no such layer, or two heads already.
     """
-    if any(isinstance(module, TwoHeadLayer) for module in network.modules()):
+    if head_layer(network) is not None:
         raise ValueError("network: has two heads already")
     found = [
         name
@@ -119,6 +129,53 @@ def add_probability_head(
     layer = TwoHeadLayer(getattr(place, name), output)
     setattr(place, name, layer)
     return layer
+
+
+def head_layer(network: nn.Module) -> TwoHeadLayer | None:
+    """Return the last layer of a network that :func:`add_probability_head` has changed, if it is.
+
+    Args:
+        network: also one that torch.compile or DistributedDataParallel has wrapped.
+    """
+    return next((m for m in network.modules() if isinstance(m, TwoHeadLayer)), None)
+
+
+@contextmanager
+def output_of(network: nn.Module, output: Output) -> Iterator[None]:
+    """Let a network of two heads return `output` in this block; one of a single head is left.
+
+    Args:
+        network: see :func:`head_layer`.
+        output: see :class:`TwoHeadLayer`.
+    """
+    layer = head_layer(network)
+    if layer is None:
+        yield
+        return
+    before = layer.output
+    layer.output = output
+    try:
+        yield
+    finally:
+        layer.output = before
+
+
+def both_heads(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a network of one head as that of `network`, whose heads begin with it.
+
+    Args:
+        state: ``state_dict`` of the same network before :func:`add_probability_head`; one of two
+            heads is returned as it is.
+        network: see :func:`head_layer`.
+    """
+    found = dict(state)
+    for name, module in network.named_modules(remove_duplicate=False):
+        if not isinstance(module, TwoHeadLayer):
+            continue
+        for key in module.decision.state_dict():
+            if (value := found.pop(f"{name}.{key}", None)) is not None:
+                found |= {f"{name}.{head}.{key}": value.clone() for head in HEADS}
+    return found
 
 
 def one_head(state: Mapping[str, Tensor], head: Head) -> dict[str, Tensor]:

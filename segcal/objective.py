@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
-import torch
 from torch import Tensor, nn
 
 from segcal.heads import HEADS, Head, split_heads
-from segcal.schedule import Ramp
+from segcal.schedule import Ramp, Schedules
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Penalty, Residual
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
@@ -42,7 +41,6 @@ class Objective(nn.Module):
     """
 
     num_heads = 1
-    began: Tensor
     in_force: dict[str, float]
 
     def __init__(
@@ -64,9 +62,8 @@ class Objective(nn.Module):
             {n: t if isinstance(t, Term) else OtherTerm(t) for n, t in terms.items()}
         )
         self.weights = {name: float(weights.get(name, 1.0)) for name in terms}
-        self.schedules = schedules
-        if schedules:  # when the Dice that a schedule waits for was reached; NaN: not yet
-            self.register_buffer("began", torch.full((len(schedules),), math.nan).double())
+        self.schedules = Schedules(schedules)
+        self.in_force = dict(self.weights)
         self.advance(0.0)
 
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
@@ -79,14 +76,19 @@ class Objective(nn.Module):
         Returns:
             weights in force of the terms that have a schedule, by name.
         """
-        factors = {}
-        for i, (name, ramp) in enumerate(self.schedules.items()):
-            reached = ramp.dice is not None and dice >= ramp.dice
-            if reached and bool(self.began[i].isnan()):
-                self.began[i] = progress
-            factors[name] = ramp.at(progress, float(self.began[i]))
+        return self.weigh(self.schedules.factors(progress, dice))
+
+    def weigh(self, factors: Mapping[str, float]) -> dict[str, float]:
+        """Set factors on the weights.
+
+        Args:
+            factors: by name; terms without one have their weight, names of no term are left out.
+
+        Returns:
+            weights in force of the terms that are named.
+        """
         self.in_force = {name: w * factors.get(name, 1.0) for name, w in self.weights.items()}
-        return {name: self.in_force[name] for name in factors}
+        return {name: self.in_force[name] for name in factors if name in self.in_force}
 
     def by_head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits ``(N, K, *S)`` that decide, and those that give probabilities.
@@ -290,6 +292,16 @@ class TwoHeads(Objective):
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
         """Set the factors of the schedules of both heads, see :meth:`Objective.advance`."""
         return _named({h: one.advance(progress, dice) for h, one in self._objectives().items()})
+
+    def weigh(self, factors: Mapping[str, float]) -> dict[str, float]:
+        """Set factors on the weights of both heads, see :meth:`Objective.weigh`."""
+        found = {}
+        for head, one in self._objectives().items():
+            start = f"{head}/"
+            found[head] = one.weigh(
+                {n.removeprefix(start): f for n, f in factors.items() if n.startswith(start)}
+            )
+        return _named(found)
 
     def by_head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of the decision and of the probability head of ``(N, 2 K, *S)``."""

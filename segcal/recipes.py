@@ -130,6 +130,11 @@ class Recipe(Strict):
             found |= {self._name(head, name): w for name, w in terms.weights.items()}
         return found
 
+    @property
+    def ramps(self) -> dict[str, Ramp]:
+        """Schedules by the full name of their term."""
+        return {name: one.ramp for name, one in self.by_full_name(self.schedule).items()}
+
     def full_names(self, name: str) -> list[str]:
         """Names of the terms that a user means by `name`: of two heads, those of both.
 
@@ -286,7 +291,7 @@ def objective_of(recipe: Recipe, terms: Mapping[str, Term]) -> Objective:
             each.
     """
     weights = recipe.weights
-    ramps = {n: one.ramp for n, one in recipe.by_full_name(recipe.schedule).items()}
+    ramps = recipe.ramps
 
     def of(names: Iterable[str]) -> Objective:
         kept = {component_of(n): n for n in names}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Ramp"]
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Ramp", "Schedules"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +65,34 @@ class Ramp:
         if done >= self.end:
             return self.last
         return self.first + (self.last - self.first) * (done - self.start) / (self.end - self.start)
+
+
+class Schedules(nn.Module):
+    """Ramps by the name of their terms, and when the Dice that some wait for was reached.
+
+    Args:
+        ramps: by name.
+    """
+
+    began: Tensor
+
+    def __init__(self, ramps: Mapping[str, Ramp]) -> None:
+        super().__init__()
+        self.ramps = dict(ramps)
+        if ramps:  # share of the epochs; NaN: not yet
+            self.register_buffer("began", torch.full((len(ramps),), math.nan).double())
+
+    def factors(self, progress: float, dice: float = math.nan) -> dict[str, float]:
+        """Return the factors for what is trained next, by name.
+
+        Args:
+            progress: share of the epochs that are done, in [0, 1].
+            dice: of the validation pass just done, mean over the foreground classes; NaN: none.
+        """
+        found = {}
+        for i, (name, ramp) in enumerate(self.ramps.items()):
+            reached = ramp.dice is not None and dice >= ramp.dice
+            if reached and bool(self.began[i].isnan()):
+                self.began[i] = progress
+            found[name] = ramp.at(progress, float(self.began[i]))
+        return found

@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from segcal.heads import TwoHeadLayer, add_probability_head, one_head, split_heads
+from segcal.heads import (
+    TwoHeadLayer,
+    add_probability_head,
+    both_heads,
+    head_layer,
+    one_head,
+    output_of,
+    split_heads,
+)
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.dice import SoftDiceLoss
 from segcal.objective import Objective, TwoHeads
@@ -177,3 +185,33 @@ def test_recipes_of_two_heads(tmp_path, batch):
         build(path, num_classes=3, nacl={})
     close(made(*batch), sum(made._objectives()[h](z, batch[1]) for h, z in
           zip(("decision", "probability"), split_heads(batch[0]), strict=True)))  # fmt: skip
+
+
+def test_what_a_network_returns_for_a_while():
+    plain = network()
+    x = torch.randn(1, 1, 4, 4, dtype=torch.float64)
+    assert head_layer(plain) is None
+    with output_of(plain, "both"):  # one head: nothing to say
+        assert plain(x).shape[1] == 3
+    layer = add_probability_head(plain, 3, output="decision")
+    assert head_layer(torch.compile(plain)) is layer
+    with output_of(plain, "both"):
+        assert plain(x).shape[1] == 6
+    with pytest.raises(RuntimeError, match="channels"), output_of(plain, "both"):
+        plain(x[:, [0, 0]])
+    assert layer.output == "decision"
+
+
+def test_the_state_of_one_head_is_that_of_both():
+    one, two = network(), network()
+    with torch.no_grad():
+        one[2].weight += 1
+    add_probability_head(two, 3)
+    state = both_heads(one.state_dict(), two)
+    two.load_state_dict(state)
+    x = torch.randn(1, 1, 4, 4, dtype=torch.float64)
+    for head in split_heads(two(x)):
+        close(head, one(x))
+    assert state["2.decision.weight"].data_ptr() != state["2.probability.weight"].data_ptr()
+    again = both_heads(two.state_dict(), two)
+    assert list(again) == list(two.state_dict())

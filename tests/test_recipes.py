@@ -29,7 +29,8 @@ def test_every_component_builds_and_is_finite(kind):
 def test_every_recipe_builds():
     for name in names("recipes"):
         objective = build(name, num_classes=3, ignore_index=255)
-        images, labels = torch.randn(1, 3, 6, 5), torch.randint(0, 3, (1, 6, 5))
+        channels = 3 * objective.num_heads
+        images, labels = torch.randn(1, channels, 6, 5), torch.randint(0, 3, (1, 6, 5))
         total, values = objective.step(lambda x: 2 * x, images, labels)
         assert torch.isfinite(total)
         assert list(values) == list(objective.terms)

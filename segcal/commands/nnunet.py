@@ -71,7 +71,8 @@ def train(
 
     The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
     With segcal's trainers the fold's folder gets segcal_log.jsonl: terms of the loss and
-    multipliers of every epoch.
+    multipliers of every epoch. nnUNetTrainerConfidence has two heads: masks are those of the
+    decision head, probabilities (--npz, --calibrate, segcal nnunet predict) the other's.
 
     A training that was killed goes on with --c from its last whole checkpoint; with --seed and the
     same options, on the CPU, it then equals one that was not killed. Workers that load data end
@@ -150,6 +151,9 @@ def predict(
     neither is always the better calibrated. segcal_predict.json beside the predictions says which
     it was. Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
 
+    Of a model with two heads (nnUNetTrainerConfidence) label maps are the decision head's, and
+    probabilities, logits and calibrators the probability head's.
+
     With --calibrator calibrator.json (segcal calibrate fit) probabilities are calibrated ones, the
     label map is theirs, and saved logits stay as they were. A calibrator of single folds calibrates
     each fold before they are averaged, one of an ensemble their mean. One that was fitted to
@@ -190,6 +194,13 @@ def _predict(
             raise error
 
 
+class HeadName(str, Enum):
+    """A head of a network of two."""
+
+    DECISION = "decision"
+    PROBABILITY = "probability"
+
+
 @app.command()
 def export(
     model: Annotated[
@@ -201,6 +212,13 @@ def export(
     checkpoint: Annotated[
         str, typer.Option("-chk", help="Which checkpoint of the folds.")
     ] = "checkpoint_final.pth",
+    head: Annotated[
+        HeadName | None,
+        typer.Option(
+            help="Of a network of two heads (nnUNetTrainerConfidence): the one whose mask is "
+            "wanted, or the one whose probabilities are."
+        ),
+    ] = None,
 ) -> None:
     """Write a copy of a model that predicts with stock nnU-Net, where segcal is not installed.
 
@@ -210,11 +228,17 @@ def export(
     same; its checkpoints say under "segcal" what trained them, and hold nothing but tensors and
     plain values, so torch.load(weights_only=True) reads them. A calibrator.json of the model, or of
     its folds, goes along for whoever has segcal (predict --calibrator model).
+
+    A stock model has one head: of two, name it. --head decision predicts the same masks, its
+    probabilities are those of Dice + cross-entropy; --head probability predicts calibrated
+    probabilities and the masks that follow from them.
     """
     with user_errors():
         from segcal.adapters.nnunet.sharing import export_model
+        from segcal.heads import Head
 
-        target = export_model(model, results, checkpoint)
+        of_head: Head | None = None if head is None else head.value
+        target = export_model(model, results, checkpoint, head=of_head)
     typer.echo(f"Written: {target}")
     if calibrators := sorted(target.rglob("calibrator.json")):
         names = ", ".join(str(path.relative_to(target)) for path in calibrators)
@@ -312,7 +336,12 @@ def recipes() -> None:
     table.add_row("nnUNetTrainer", "Dice + cross-entropy", "(nnU-Net's own)")
     for trainer, recipe in by_trainer.items():
         if not trainer.endswith(WITHOUT_DICE):
-            loss = parts(load_recipe(recipe)).formula(dice=True)
+            content = load_recipe(recipe)
+            loss = parts(content).formula(dice=True)
+            changes = ", ".join(
+                f"{name} {one.first:g} to {one.last:g}" for name, one in content.schedule.items()
+            )
+            loss += f" (weights by schedule: {changes})" if changes else ""
             table.add_row(trainer, Text(loss), Text(recipe))
     console = Console()
     console.print(table)
@@ -321,6 +350,8 @@ def recipes() -> None:
         f"Each of segcal's trainers is also there with the suffix {WITHOUT_DICE}: the same without "
         f"Dice, e.g. nnUNetTrainerCRaC{WITHOUT_DICE} is "
         f"{parts(load_recipe('crac')).formula(dice=False)}.",
+        "decision and probability are heads of a network of two: the first gives the mask, the "
+        "second the probabilities, and they share all but the last layer.",
         "What a term is, and its options: segcal methods TERM, e.g. segcal methods crac.",
         f"Recipes without a trainer, for your own loop: {', '.join(others)}.",
     ):

@@ -14,6 +14,8 @@ RECORD_NAME = "segcal_predict.json"
 """File beside predictions that says how they were made."""
 LOGITS_FOLDER = "logits"
 """Folder beside predictions for the logits that they are made of."""
+DECISION_HEAD = "decision head"
+"""In the record: what label maps of a network of two heads were decided by."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,13 @@ def pair(predictions: Path, references: Path) -> Pairing:
     if not wanted:
         raise ValueError(f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
     found, volumes = find_predictions(predictions, wanted)
-    decision = _decision(predictions)
     both = sorted(set(found) & set(wanted))
     if not both:
         raise ValueError(
             f"no file name is common to {predictions} ({_some(found, wanted)}) and {references} "
             f"({_some(wanted)}); CASE.npz or CASE.nii.gz is expected beside CASE.nii.gz"
         )
+    decisions = {folder: _decision(folder) for folder in {found[name].parent for name in both}}
     return Pairing(
         [
             Case(
@@ -104,7 +106,7 @@ def pair(predictions: Path, references: Path) -> Pairing:
                 wanted[name],
                 volumes.get(name) if found[name].suffix == ".npz" else None,
                 logits=find_logits(found[name], name),
-                decision=decision,
+                decision=decisions[found[name].parent],
             )
             for name in both
         ],

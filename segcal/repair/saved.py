@@ -151,8 +151,9 @@ def model_of(predictions: Path) -> dict[str, Any]:
     """What is known of the model that made predictions; empty if nothing is.
 
     From the ``segcal_predict.json`` beside them, or, of the folder of a model that nnU-Net trained
-    or of one of its folds, from its name and from how nnU-Net validates: each case is predicted by
-    one fold, from its final checkpoint, and sums are kept in half precision.
+    or of one of its folds, from its name, the ``segcal_predict.json`` of a validation, if any, and
+    from how nnU-Net validates: each case is predicted by one fold, from its final checkpoint, and
+    sums are kept in half precision.
 
     Raises:
         ValueError: a record that cannot be read.
@@ -164,16 +165,18 @@ def model_of(predictions: Path) -> dict[str, Any]:
         if (found := MODEL_FOLDER.fullmatch(above.name)) and above.parent.name.startswith("Data"):
             inside = folder.relative_to(above).parts
             folds = [part for part in inside if part.startswith("fold_")]
+            validated = (folder / "validation", *sorted(folder.glob("fold_*/validation")))
             return {
                 **found.groupdict(),
                 "dataset": above.parent.name,
-                "folds": folds or sorted(path.name for path in folder.glob("fold_*")),
                 "members": 1,
                 "checkpoint": "checkpoint_final.pth",
                 "average": "logit",
                 "mirroring": True,
                 "tile_step_size": 0.5,
                 "sums": "float16",
+                **next((r for place in validated if (r := find_record(place))), {}),
+                "folds": folds or sorted(path.name for path in folder.glob("fold_*")),
             }
     return {}
 

@@ -35,8 +35,15 @@ def test_gaps_are_called_so_and_what_a_penalty_lacks_is_left_out(tmp_path):
     penalty.observe(torch.full((1, 2, 4, 5), 3.0), torch.zeros(1, 2, 4, 5, dtype=torch.long))
     journal = Journal(trainer, ["a", "b"])
     journal.write(
-        train={}, val={}, ece=0.1, steps={"confidence": penalty.dual_step()}, collapsed=[]
+        train={},
+        val={},
+        ece=0.1,
+        steps={"confidence": penalty.dual_step()},
+        collapsed=[],
+        weights={"soft_dice": 0.25},
     )
+    assert "segcal weights by schedule: soft_dice 0.25" in lines
+    assert trainer.logger.series["segcal_weight_soft_dice"] == [0.25]
     assert "segcal confidence in-inner: lam [1e-06, 1e-06], confidence less accuracy [0.953," in (
         "\n".join(lines)
     )
@@ -45,3 +52,4 @@ def test_gaps_are_called_so_and_what_a_penalty_lacks_is_left_out(tmp_path):
     assert not any("rho" in key for key in trainer.logger.series)
     (record,) = journal.epoch_log.records()
     assert record["confidence"]["rho"] == []
+    assert record["weights"] == {"soft_dice": 0.25}

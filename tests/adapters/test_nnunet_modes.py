@@ -32,10 +32,17 @@ from tests.conftest import close
 from tests.ranks import in_two_processes
 
 TRAINERS = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
-LEARNED = {"CRaC": 2, "CRaCBands": 3, "CALS": 1, "CALSHR": 1}
+LEARNED = {"CRaC": 2, "CRaCBands": 3, "CRaCRamp": 2, "CALS": 1, "CALSHR": 1, "Confidence": 2}
 """Rows of multipliers."""
+ROWS_OF_REGIONS = {**LEARNED, "Confidence": 4}
+"""Where channels are regions; voxels are decided to lie inside or outside."""
+RAMPS = {"CRaCRamp", "NACLRamp"}
+TWO_HEADS = {
+    "Confidence": ["probability/svls", "probability/confidence"],
+    "TwoHeads": ["probability/svls"],
+}
 IN_PLACE = {"FL", "FLSD", "LS", "SVLS"}
-PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "CRaCBands", "Baseline"}
+PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "CRaCBands", "Baseline", *TWO_HEADS, *RAMPS}
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "plain_progress"),
     pytest.mark.filterwarnings("ignore:.*Received empty chunks:UserWarning"),
@@ -84,13 +91,19 @@ def check(found, short, epochs=2, channels=4):
     term = {"ECP": "entropy", "LogitNorm": "logit_norm", "MbLS": "margin", "mL1ACE": "ml1_ace"}
     term |= {"CALSHR": "cals_hr", "mL1ACESoft": "ml1_ace_soft", "CRaCBands": "crac_bands"}
     added = [] if short in {*IN_PLACE, "Baseline"} else [term.get(short, short.lower())]
-    assert list(lines[0]["train"]) == ["base", *added]
+    added = [name.removesuffix("ramp") for name in added]
+    base = "decision/base" if short in TWO_HEADS else "base"
+    added = TWO_HEADS.get(short, added)
+    assert list(lines[0]["train"]) == [base, *added]
     if short in LEARNED:
+        rows = LEARNED if channels == len(CLASSES) else ROWS_OF_REGIONS
         for line in lines:
-            lam = torch.tensor(line[added[0]]["lam"])
-            assert lam.shape == (LEARNED[short], channels)
-    else:
-        assert set(lines[0]) == {"epoch", "train", "val", "ece", "collapsed"}
+            lam = torch.tensor(line[added[-1]]["lam"])
+            assert lam.shape == (rows[short], channels)
+    scheduled = {"weights"} if short in RAMPS else set()
+    learned = {added[-1]} if short in LEARNED else set()
+    known = {"epoch", "train", "val", "ece", "collapsed"}
+    assert set(lines[0]) == known | scheduled | learned
     series = found.logger.local_logger.my_fantastic_logging
     assert {len(values) for values in series.values()} == {epochs}
     return lines
@@ -174,7 +187,7 @@ def test_image_kernel_of_several_channels(tiny, configuration):
     assert first["image_l1"] != first["mean"]
 
 
-@pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE"])
+@pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE", "Confidence"])
 def test_a_training_of_each_kind(tiny, short, pictures):
     tiny()
     check(run(short, "2d", epochs=1), short, epochs=1)
@@ -370,6 +383,26 @@ def test_values_reach_nnunets_loggers(tiny):
                 assert logged[f"segcal_crac_{key}_{region}/{channel}"] == expected
 
 
+def test_two_heads_learn_from_volumes_of_their_own(tiny, monkeypatch):
+    """The logits that multipliers see are those of both heads."""
+    data = tiny(calib=True)
+    settings = {"multiplier_source": "volumes", "confidence": {"cap": 0.2}}
+    data.set_plans("whole", "2d", segcal=settings)
+    found = trainer("nnUNetTrainerConfidence", "whole", epochs=1)
+    found.initialize()
+    channels, observe = set(), found.loss.observe
+    monkeypatch.setattr(
+        found.loss, "observe", lambda x, y: (channels.add(x.shape[1]), observe(x, y))
+    )
+    found.run_training()
+    assert channels == {2 * len(CLASSES)}
+    (line,) = records(found)
+    lam = np.array(line["probability/confidence"]["lam"])
+    assert 0 < lam.max() <= 0.2
+    assert found.penalty_settings["probability/confidence"]["cap"] == 0.2
+    assert found.network(torch.zeros(1, 1, 16, 16))[0].shape[1] == len(CLASSES)  # as stock
+
+
 @pytest.mark.parametrize("checkpoint", ["final", "best"])
 def test_resumed_training_is_the_uninterrupted_one(tiny, checkpoint):
     """From any checkpoint: killed early, a training has but nnU-Net's best one."""
@@ -519,6 +552,8 @@ def test_batch_dice_of_uneven_shares_is_refused(tiny, monkeypatch):
         ("CRaC", "volumes"),
         ("BWCR", "val_patches"),
         ("CALS", "val_patches"),
+        ("Confidence", "val_patches"),
+        ("Confidence", "volumes"),
     ],
 )
 def test_two_processes_learn_the_same_multipliers(tiny, short, source):

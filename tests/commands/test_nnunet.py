@@ -88,7 +88,14 @@ def test_export_names_the_command_that_finds_the_checkpoint(tmp_path, monkeypatc
     """nnU-Net looks for checkpoint_final.pth by itself."""
     for fold in ("fold_0", "fold_all"):
         (tmp_path / fold).mkdir()
-    monkeypatch.setattr(sharing, "export_model", lambda model, results, checkpoint: tmp_path)
+    heads = []
+    monkeypatch.setattr(
+        sharing,
+        "export_model",
+        lambda model, results, checkpoint, *, head: heads.append(head) or tmp_path,
+    )
     done = RUNNER.invoke(app, ["nnunet", "export", "model", "shared", *option])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1].endswith(f"-m {tmp_path} {ending}")
+    RUNNER.invoke(app, ["nnunet", "export", "model", "shared", "--head", "probability"])
+    assert heads == [None, "probability"]

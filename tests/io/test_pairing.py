@@ -74,6 +74,11 @@ def test_results_folder_of_nnunet(tmp_path):
         ("a", "fold_0"), ("b", "fold_1"),
     ]  # fmt: skip
     assert [c.label_map.name for c in pairing.cases] == ["a.nii.gz", "b.nii.gz"]
+    record = model / "fold_1" / "validation" / "segcal_predict.json"
+    record.write_text('{"decision": "decision head"}')  # what each fold's validation says is its
+    decisions = [c.decision for c in pair(model, references).cases]
+    assert decisions == ["argmax", "decision head"]
+    record.unlink()
     assert pairing.without_prediction == ["c"]
     one = pair(model / "fold_1", references)
     assert [c.prediction for c in one.cases] == [model / "fold_1" / "validation" / "b.npz"]

@@ -103,6 +103,10 @@ def test_model_of_a_record_or_of_nnunets_folders(tmp_path):
     assert whole["folds"] == ["fold_0", "fold_1"]
     assert saved(model=whole).members == 1
     assert model_of(model / "fold_1" / "validation")["folds"] == ["fold_1"]
+    said = {"heads": 2, "decision": "decision head", "folds": ["fold_0"]}
+    record(model / "fold_0" / "validation", **said)  # as trainers of two heads validate
+    heads = model_of(model)
+    assert (heads["decision"], heads["folds"]) == ("decision head", ["fold_0", "fold_1"])
     (tmp_path / "segcal_predict.json").write_text("[]")
     with pytest.raises(ValueError, match="expected a JSON object"):
         model_of(tmp_path)

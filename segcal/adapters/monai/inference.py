@@ -24,7 +24,7 @@ from segcal.adapters.monai.experiment import AXES, SegmentationExperiment, Volum
 from segcal.heads import split_heads
 from segcal.io.files import whole_file, write_json
 from segcal.io.label_sets import LabelSet
-from segcal.io.pairing import RECORD_NAME
+from segcal.io.pairing import DECISION_HEAD, RECORD_NAME
 from segcal.io.volumes import Geometry, write_nifti
 from segcal.posthoc.links import logits_of
 from segcal.repair.saved import SavedCalibrator
@@ -32,8 +32,6 @@ from segcal.training.checkpoints import BEST_NAME, LAST_NAME, weights_digest
 from segcal.training.devices import choose_device
 from segcal.training.experiments import check_same
 
-DECISION_HEAD = "decision head"
-"""What label maps of a network of two heads were decided by."""
 MASKS = "masks"
 """Folder of label maps where those of the decision head have no place beside probabilities."""
 PREDICTED = ("data", "network")

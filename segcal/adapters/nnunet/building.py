@@ -9,13 +9,14 @@ import numpy as np
 from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
 from torch import nn
 
-from segcal.adapters.nnunet.host_loss import HeadLoss, head_of, without
+from segcal.adapters.nnunet.host_loss import HeadLoss, HostWeights, head_of, without
 from segcal.adapters.nnunet.labels import Labels
-from segcal.adapters.nnunet.loss import PenalisedLoss
-from segcal.adapters.nnunet.settings import Parts
+from segcal.adapters.nnunet.loss import PenalisedLoss, Weighed
+from segcal.adapters.nnunet.settings import Parts, hosts_own
 from segcal.objective import Objective
 from segcal.recipes import Recipe, build_terms, resolve_terms
-from segcal.term import TwoViewTerm
+from segcal.schedule import Schedules
+from segcal.term import Term, TwoViewTerm
 
 Arguments = Mapping[str, Mapping[str, Any]]
 """Arguments by term, beside those of the recipe."""
@@ -41,44 +42,62 @@ def build_loss(
         dice: keep nnU-Net's Dice.
 
     Raises:
-        ValueError: arguments that do not fit; deep supervision without a weight.
+        ValueError: arguments that do not fit; deep supervision without a weight; two heads and a
+            term that compares two views.
     """
     if not np.all(np.isfinite(getattr(host, "weight_factors", 1.0))):
         raise ValueError(
             "a network of two stages leaves deep supervision without a weight, and its loss is "
             "NaN; plan three stages or more"
         )
-    terms = build_terms(recipe, only=placed.names, overrides=arguments, **labels.runtime())
+    terms = build_terms(recipe, only=placed.weights, overrides=arguments, **labels.runtime())
+    two = [name for name in terms if terms[name].two_views]
+    if two and placed.probability:
+        raise ValueError(f"{', '.join(two)}: compares two views, and has no form with two heads")
     if not dice:
         without(head_of(host), "weight_dice")
+    own = {name: a for name, a in hosts_own(recipe).items() if name in recipe.ramps}
+    inside: list[Weighed] = [HostWeights(head_of(host), own)]
     if placed.instead:
-        instead = Objective({name: terms[name] for name in placed.instead}, placed.instead)
+        instead = _objective(terms, placed.instead)
+        inside.append(instead)
         host = _with_head(host, HeadLoss(head_of(host), instead, labels))
-    two = [name for name in placed.added if terms[name].two_views]
     added = {name: weight for name, weight in placed.added.items() if name not in two}
     return PenalisedLoss(
         host,
         labels,
-        Objective({name: terms[name] for name in added}, added) if added else None,
+        _objective(terms, added) if added else None,
         next(((placed.added[n], n, cast(TwoViewTerm, terms[n])) for n in two), None),
+        probability=_objective(terms, placed.probability) if placed.probability else None,
+        schedules=Schedules(recipe.ramps),
+        elsewhere=inside,
     )
+
+
+def _objective(terms: Mapping[str, Term], weights: Mapping[str, float]) -> Objective:
+    return Objective({name: terms[name] for name in weights}, weights)
 
 
 def describe_terms(
     recipe: Recipe, placed: Parts, arguments: Arguments, labels: Labels
 ) -> dict[str, dict[str, Any]]:
-    """Weight, target and arguments of every term, by name: what a checkpoint was trained with."""
+    """Weight, target, arguments and schedule of every term, by name.
+
+    This is what a checkpoint was trained with. Of nnU-Net's own terms those with a schedule.
+    """
     components = resolve_terms(recipe, overrides=arguments)
-    weights = {**placed.instead, **placed.added}
-    return {
+    found: dict[str, dict[str, Any]] = {
         name: {
-            "weight": weights[name],
+            "weight": weight,
             "target": components[name].target,
             **labels.runtime(),
             **components[name].args,
         }
-        for name in placed.names
+        for name, weight in placed.weights.items()
     }
+    for name, ramp in recipe.ramps.items():
+        found[name] = {**found.get(name, {}), "schedule": vars(ramp)}
+    return found
 
 
 def _with_head(host: nn.Module, head: nn.Module) -> nn.Module:

@@ -39,10 +39,12 @@ def export(
 
     Calibrated are logits in the resolution and the frame that nnU-Net writes. Where folds are
     there, each is, and the mean of their probabilities is written; the logits that are saved are
-    the mean's as they were.
+    the mean's as they were. With two heads the label map is that of the decision head, and all else
+    of the probability head.
 
     Args:
-        predicted: ``(K, *S)``, or ``(1 + folds, K, *S)``, their mean first.
+        predicted: ``(C, *S)``, or ``(1 + folds, C, *S)``, their mean first; C is K, or 2 K of two
+            heads, the decision's first.
         properties: of the case, from nnU-Net's preprocessing.
         configuration_manager: nnU-Net's.
         plans_manager: nnU-Net's.
@@ -54,16 +56,15 @@ def export(
         calibrator: what makes probabilities of logits; None is nnU-Net's softmax or sigmoid.
     """
     looks = predicted if predicted.ndim == 5 else predicted[None]
-    frame = _Frame(
-        properties,
-        tuple(plans_manager.transpose_backward),
-        plans_manager.get_label_manager(dataset_json).has_regions,
-    )
+    labels = plans_manager.get_label_manager(dataset_json)
+    heads = looks.shape[1] // labels.num_segmentation_heads
+    frame = _Frame(properties, tuple(plans_manager.transpose_backward), labels.has_regions)
 
     def write(values: Any, place: Path) -> Any:
-        watched = _Resampling(configuration_manager, frame, calibrator, keep=save_logits)
+        watched = _Resampling(configuration_manager, frame, calibrator, heads, keep=save_logits)
+        plans = plans_manager if heads == 1 else _Deciding(plans_manager, watched)
         export_prediction_from_logits(
-            values, properties, watched, plans_manager, dataset_json, str(place), save_probabilities
+            values, properties, watched, plans, dataset_json, str(place), save_probabilities
         )
         return watched.logits
 
@@ -121,6 +122,7 @@ class _Resampling:
         configuration_manager: nnU-Net's.
         frame: of the case.
         calibrator: see :func:`export`.
+        heads: of the network.
         keep: whether the mean's logits are needed beside calibrated folds.
     """
 
@@ -129,20 +131,27 @@ class _Resampling:
         configuration_manager: Any,
         frame: _Frame,
         calibrator: Calibrator | None,
+        heads: int,
         *,
         keep: bool,
     ) -> None:
         self.host = configuration_manager
         self.frame = frame
         self.calibrator = calibrator
+        self.heads = heads
         self.keep = keep
         self.logits: Any = None
+        self.decision: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.host, name)
 
     def resampling_fn_probabilities(self, looks: Any, *args: Any) -> Any:
         """Logits ``(K, *S)`` that nnU-Net makes probabilities of, from all looks at a case."""
+        if self.heads == 2:
+            channels = looks.shape[1] // 2
+            self.decision = self.host.resampling_fn_probabilities(looks[0, :channels], *args)
+            looks = looks[:, channels:]
         mean, of_folds = looks[0], looks[1:]
         if self.calibrator is None or self.keep or not len(of_folds):
             self.logits = self.host.resampling_fn_probabilities(mean, *args)
@@ -156,6 +165,32 @@ class _Resampling:
             logits = self.host.resampling_fn_probabilities(values, *args)
             total = total + self.frame.calibrated(self.calibrator, logits)
         return logits_of(total / len(of_folds), regions=self.frame.regions)
+
+
+class _Deciding:
+    """nnU-Net's plans, and the labels that they name, whose label maps are the decision head's.
+
+    Args:
+        host: nnU-Net's plans, or labels.
+        watched: what holds the decision's logits as soon as they are resampled.
+    """
+
+    def __init__(self, host: Any, watched: _Resampling) -> None:
+        self.host = host
+        self.watched = watched
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.host, name)
+
+    def get_label_manager(self, *args: Any) -> _Deciding:
+        """Labels of the plans."""
+        return _Deciding(self.host.get_label_manager(*args), self.watched)
+
+    def convert_probabilities_to_segmentation(self, _: Any) -> Any:
+        """Label map, whatever the probabilities say."""
+        return self.host.convert_logits_to_segmentation(self.watched.decision)
+
+    convert_logits_to_segmentation = convert_probabilities_to_segmentation
 
 
 def logits_path(output: str) -> Path:

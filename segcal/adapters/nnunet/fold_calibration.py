@@ -12,8 +12,7 @@ import torch
 from nnunetv2.utilities.label_handling.label_handling import convert_labelmap_to_one_hot
 
 from segcal.adapters.nnunet.exporting import export
-from segcal.adapters.nnunet.patching import Aggregation
-from segcal.adapters.nnunet.prediction import AveragingPredictor
+from segcal.adapters.nnunet.final_validation import predictor_of
 from segcal.adapters.nnunet.sources import calibration_cases_of
 from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, write_calibrator
 
@@ -86,6 +85,8 @@ def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
 def predict_cases(trainer: Any, cases: list[str], folder: Path) -> None:
     """Predict preprocessed cases with the network of a trainer, and keep their logits.
 
+    Of two heads those of the probability head.
+
     Args:
         trainer: nnU-Net's.
         cases: their names.
@@ -93,13 +94,7 @@ def predict_cases(trainer: Any, cases: list[str], folder: Path) -> None:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    predictor = AveragingPredictor(Aggregation(), device=trainer.device, allow_tqdm=False)
-    network = trainer.network.module if trainer.is_ddp else trainer.network
-    predictor.manual_initialization(
-        network, trainer.plans_manager, trainer.configuration_manager, None,
-        trainer.dataset_json, type(trainer).__name__, trainer.inference_allowed_mirroring_axes,
-    )  # fmt: skip
-    predictor.of_fold(Path(trainer.output_folder).name, trainer.configuration_name)
+    predictor = predictor_of(trainer)
     predictor.describe(folder)
     dataset = trainer.dataset_class(
         trainer.preprocessed_dataset_folder,
@@ -107,7 +102,6 @@ def predict_cases(trainer: Any, cases: list[str], folder: Path) -> None:
         folder_with_segs_from_previous_stage=trainer.folder_with_segs_from_previous_stage,
     )
     trainer.set_deep_supervision_enabled(False)
-    network.eval()
     for case in cases:
         trainer.print_to_log_file(f"predicting {case}")
         data, _, before, properties = dataset.load_case(case)

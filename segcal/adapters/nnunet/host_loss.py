@@ -7,7 +7,7 @@ its modules that share everything but the weight that differs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
@@ -41,6 +41,27 @@ class HeadLoss(nn.Module):
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits ``(N, K, *S)`` and nnU-Net's target."""
         return self.host(output, target) + self.instead(output, self.labels.of(target))
+
+
+class HostWeights:
+    """The weights of nnU-Net's own Dice and cross-entropy, which a schedule may change.
+
+    Args:
+        host: nnU-Net's compound loss of one head.
+        attributes: what it calls the weights, by the name of the term.
+    """
+
+    def __init__(self, host: nn.Module, attributes: Mapping[str, str]) -> None:
+        self.host = host
+        self.attributes = dict(attributes)
+        self.weights = {name: float(getattr(host, a)) for name, a in self.attributes.items()}
+
+    def weigh(self, factors: Mapping[str, float]) -> dict[str, float]:
+        """Set factors on the weights, see :meth:`segcal.objective.Objective.weigh`."""
+        in_force = {name: w * factors.get(name, 1.0) for name, w in self.weights.items()}
+        for name, weight in in_force.items():
+            setattr(self.host, self.attributes[name], weight)
+        return {name: in_force[name] for name in factors if name in in_force}
 
 
 class RestOfLoss(nn.Module):

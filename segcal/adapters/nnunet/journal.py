@@ -37,6 +37,7 @@ class Journal:
         ece: float,
         steps: Mapping[str, DualStep],
         collapsed: Sequence[int],
+        weights: Mapping[str, float],
     ) -> None:
         """Write down the current epoch.
 
@@ -46,22 +47,30 @@ class Journal:
             ece: calibration error of the validation patches.
             steps: updates of multipliers by term.
             collapsed: classes that are not predicted any more.
+            weights: of terms with a schedule.
         """
         self._terms("train", train)
         self._terms("val", val)
         self._say(f"segcal ECE of validation patches: {ece:.4f}")
         self._series("segcal_val_ece", ece)
+        if weights:
+            shown = ", ".join(f"{name} {weight:.4g}" for name, weight in weights.items())
+            self._say(f"segcal weights by schedule: {shown}")
+        for name, weight in weights.items():
+            self._series(f"segcal_weight_{name}", weight)
         for name, step in steps.items():
             self._step(name, step)
         self._fill_series()
         if self.trainer.local_rank == 0:
-            record = {
+            record: dict[str, object] = {
                 "epoch": self.trainer.current_epoch,
                 "train": train,
                 "val": val,
                 "ece": ece,
                 "collapsed": collapsed,
             }
+            if weights:
+                record["weights"] = weights
             updates = {name: vars(step) for name, step in steps.items()}
             self.epoch_log.append({**record, **updates})
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,9 @@ from torch import Tensor, nn
 from segcal.adapters.nnunet.host_loss import Heads, take_apart
 from segcal.adapters.nnunet.labels import Labels
 from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.heads import split_heads
 from segcal.objective import Objective, two_view_loss
+from segcal.schedule import Schedules
 from segcal.tensors import full_precision, valid_mask
 from segcal.term import DualStep, LearnedTerm, Reduce, TwoViewTerm, View
 
@@ -18,11 +22,22 @@ ECE_BINS = 15
 CROSS_ENTROPY = "cross_entropy"
 
 
-class PenalisedLoss(nn.Module):
-    """nnU-Net's loss plus terms on the full-resolution head, and the sums of a pass.
+class Weighed(Protocol):
+    """What has weights that a schedule changes."""
 
-    Where that is possible nnU-Net's cross-entropy of this head shares a sweep with a penalty
-    (:mod:`segcal.sweep`): the values are the same, one pass over the logits less.
+    def weigh(self, factors: Mapping[str, float]) -> dict[str, float]:
+        """Set factors on weights, see :meth:`segcal.objective.Objective.weigh`."""
+
+
+class PenalisedLoss(nn.Module):
+    """nnU-Net's loss plus terms on the full resolution, and the sums of a pass.
+
+    Where that is possible nnU-Net's cross-entropy of the full resolution shares a sweep with a
+    penalty (:mod:`segcal.sweep`): the values are the same, one pass over the logits less.
+
+    With two heads (:mod:`segcal.heads`) the full resolution has ``2 K`` channels: all of the above
+    is of the decision's, the first K, and the probability's terms are of the others, whose
+    calibration is measured.
 
     Args:
         host: nnU-Net's loss, deep supervision included.
@@ -30,6 +45,9 @@ class PenalisedLoss(nn.Module):
         penalties: weighted terms on ``(logits, labels)``; None for none.
         consistency: weight, name and term that compares two views, of which a training batch then
             holds twice as many samples: :meth:`prepare` makes it, :meth:`forward` takes it apart.
+        probability: weighted terms of the probability head; None of a network of one head.
+        schedules: factors on weights, by the names of terms; :meth:`advance` sets them.
+        elsewhere: what has weights inside `host` that schedules name.
     """
 
     def __init__(
@@ -38,30 +56,79 @@ class PenalisedLoss(nn.Module):
         labels: Labels,
         penalties: Objective | None = None,
         consistency: tuple[float, str, TwoViewTerm] | None = None,
+        *,
+        probability: Objective | None = None,
+        schedules: Schedules | None = None,
+        elsewhere: Sequence[Weighed] = (),
     ) -> None:
         super().__init__()
         self.host = host
         self.labels = labels
         self.penalties = penalties
-        self.rest = None if penalties is None else take_apart(host, labels.num_classes)
-        self.joined: Objective | None = None
-        if penalties is not None and self.rest is not None:
-            self.joined = Objective(
-                {CROSS_ENTROPY: self.rest.cross_entropy, **penalties.terms},
-                {CROSS_ENTROPY: self.rest.weight, **penalties.weights},
-            )
+        self.probability = probability
+        self.base = "base" if probability is None else "decision/base"
+        self._objectives = [one for one in (penalties, probability) if one is not None]
+        self.schedules = schedules or Schedules({})
+        self._weighed = [*self._objectives, *elsewhere]
         self.consistency: TwoViewTerm | None
-        self.weight, self.name, self.consistency = consistency or (0.0, "", None)
-        declared = {} if penalties is None else penalties.declared()
-        self.needs_image = any(term.needs_image for term in declared.values())
+        self._weight, self.name, self.consistency = consistency or (0.0, "", None)
+        self.weight = self._weight
+        self._join()
+        self.advance(0.0)
+        declared = [term for one in self._objectives for term in one.declared().values()]
+        self.needs_image = any(term.needs_image for term in declared)
         self._views: tuple[View, View] | None = None
         self._images: list[Tensor | None] = [None]
         self.start_pass()
 
+    def _join(self) -> None:
+        """Let nnU-Net's cross-entropy stand beside the penalties, with the weights in force."""
+        one = self.penalties
+        self.rest = None if one is None else take_apart(self.host, self.labels.num_classes)
+        self.joined: Objective | None = None
+        if one is not None and self.rest is not None:
+            self.joined = Objective(
+                {CROSS_ENTROPY: self.rest.cross_entropy, **one.terms},
+                {CROSS_ENTROPY: self.rest.weight, **one.in_force},
+            )
+
+    def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
+        """Set the weights of the terms that have a schedule, for what is trained next.
+
+        Args:
+            progress: share of the epochs that are done, in [0, 1].
+            dice: of the validation pass just done; NaN: none.
+
+        Returns:
+            weights in force of these terms, by name.
+        """
+        factors = self.schedules.factors(progress, dice)
+        if not factors:
+            return {}
+        weights: dict[str, float] = {}
+        for one in self._weighed:
+            weights |= one.weigh(factors)
+        if self.name in factors:
+            weights[self.name] = self.weight = self._weight * factors[self.name]
+        self._join()
+        return {name: weights[name] for name in factors}
+
+    def by_head(self, output: Heads) -> tuple[Heads, Tensor]:
+        """Return what decides, ``(N, K, *S)`` in all resolutions, and logits of probabilities.
+
+        Args:
+            output: the network's; with one head the logits are its full resolution.
+        """
+        if self.probability is None:
+            return output, _first(output)
+        decision, probability = split_heads(_first(output))
+        rest = [] if isinstance(output, Tensor) else output[1:]
+        return decision if isinstance(output, Tensor) else [decision, *rest], probability
+
     @property
     def learns(self) -> bool:
         """Whether a penalty's weights are learned in validation."""
-        terms = [] if self.penalties is None else self.penalties.terms.values()
+        terms = [term for one in self._objectives for term in one.terms.values()]
         return any(isinstance(term, LearnedTerm) for term in terms)
 
     def start_pass(self, *, measuring: bool = False, observing: bool = False) -> None:
@@ -78,7 +145,7 @@ class PenalisedLoss(nn.Module):
         self._calibration = torch.zeros(3, ECE_BINS, dtype=torch.float64)
 
     def means(self, reduce: Reduce | None = None) -> dict[str, float]:
-        """Mean over samples of every unweighted term, ``base`` being nnU-Net's loss."""
+        """Mean over samples of every unweighted term, :attr:`base` being nnU-Net's loss."""
         device = next(iter(self._sums.values())).device if self._sums else None
         sums = [*self._sums.values(), torch.tensor(float(self._samples), device=device)]
         total = torch.stack([s.double() for s in sums])
@@ -119,16 +186,20 @@ class PenalisedLoss(nn.Module):
         return torch.cat(seen) if len(seen) > 1 else images
 
     def forward(self, output: Heads, target: Heads) -> Tensor:
-        """Return the scalar loss for nnU-Net's ``(N, K, *S)`` heads and targets."""
+        """Return the scalar loss for what the network returned, and nnU-Net's targets."""
+        decision, probability = self.by_head(output)
+        labels = self.labels.of(_first(target))
         if self._views is None:
-            total, values = self._view_loss(output, target, self._images[0])
+            total, values = self._view_loss(decision, target, self._images[0])
         else:
-            total, values = self._two_view_loss(self._views, output, target)
-        logits, labels = _first(output).detach(), self.labels.of(_first(target))
+            total, values = self._two_view_loss(self._views, decision, target)
+        if self.probability is not None:
+            more, of_head = self.probability.loss_and_terms(probability, labels, self._images[0])
+            total, values = total + more, {**values, **of_head}
         if self.observing:
-            self.observe(logits, labels)
+            self.observe(_first(output).detach(), labels)
         if self.measuring:
-            self._calibration += calibration(logits, labels, self.labels)
+            self._calibration += calibration(probability.detach(), labels, self.labels)
         n = labels.shape[0]
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + n * value.detach()
@@ -136,39 +207,55 @@ class PenalisedLoss(nn.Module):
         return total
 
     def observe(self, logits: Tensor, labels: Tensor) -> None:
-        """Hand logits ``(N, K, *S)`` and labels as of :meth:`Labels.of` to the multipliers."""
-        if self.penalties is not None:
-            self.penalties.observe(logits, labels)
+        """Hand a batch to the multipliers.
+
+        Args:
+            logits: ``(N, K, *S)``, of two heads ``(N, 2 K, *S)``.
+            labels: as of :meth:`Labels.of`.
+        """
+        decision, probability = self.by_head(logits)
+        for one, seen in ((self.penalties, decision), (self.probability, probability)):
+            if one is not None:
+                one.observe(cast(Tensor, seen), labels)
 
     def dual_step(self, reduce: Reduce | None = None) -> dict[str, DualStep]:
         """Update the multipliers."""
-        return {} if self.penalties is None else self.penalties.dual_step(reduce)
+        steps: dict[str, DualStep] = {}
+        for one in self._objectives:
+            steps |= one.dual_step(reduce)
+        return steps
 
     def learned_state(self) -> dict[str, Any]:
         """What is learned beside the network, on the CPU."""
-        state = {} if self.penalties is None else self.penalties.state_dict()
-        return {name: value.cpu() for name, value in state.items()}
+        learned = [*self._objectives, self.schedules]
+        return {name: v.cpu() for one in learned for name, v in one.state_dict().items()}
 
     def load_learned_state(self, state: dict[str, Any]) -> None:
         """Load what :meth:`learned_state` returned."""
-        if self.penalties is not None:
-            self.penalties.load_state_dict(state)
+        for one in (*self._objectives, self.schedules):
+            of_one = one.state_dict()
+            one.load_state_dict({name: v for name, v in state.items() if name in of_one})
 
     def _view_loss(
         self, output: Heads, target: Heads, image: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         if self.penalties is None:
-            base = self.host(output, target)
-            return base, {"base": base}
+            base = self._host_loss(output, target)
+            return base, {self.base: base}
         logits, labels = _first(output), self.labels.of(_first(target))
         if self.rest is not None and self.joined is not None and self.joined.shares_sweep(logits):
             base = self.rest(output, target)
             total, values = self.joined.loss_and_terms(logits, labels, image)
             cross_entropy = self.rest.weight * values.pop(CROSS_ENTROPY)
-            return base + total, {"base": base + cross_entropy, **values}
-        base = self.host(output, target)
+            return base + total, {self.base: base + cross_entropy, **values}
+        base = self._host_loss(output, target)
         total, values = self.penalties.loss_and_terms(logits, labels, image)
-        return base + total, {"base": base, **values}
+        return base + total, {self.base: base, **values}
+
+    def _host_loss(self, output: Heads, target: Heads) -> Tensor:
+        """nnU-Net's loss, which is no tensor where all of its weights are 0."""
+        value = self.host(output, target)
+        return value if isinstance(value, Tensor) else 0 * _first(output).sum()
 
     def _two_view_loss(
         self, views: tuple[View, View], output: Heads, target: Heads

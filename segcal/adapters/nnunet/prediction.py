@@ -25,8 +25,9 @@ from segcal import __version__
 from segcal.adapters.nnunet.calibrators import check_continued, find_calibrator
 from segcal.adapters.nnunet.exporting import export, logits_path
 from segcal.adapters.nnunet.patching import Aggregation, RefusedError, replaced
+from segcal.heads import head_layer, output_of
 from segcal.io.files import write_json
-from segcal.io.pairing import RECORD_NAME
+from segcal.io.pairing import DECISION_HEAD, RECORD_NAME
 from segcal.posthoc.links import logits_of
 from segcal.repair.saved import SavedCalibrator
 
@@ -36,6 +37,9 @@ class AveragingPredictor(nnUNetPredictor):
 
     A calibrator that was fitted to single networks is applied to each fold, whose calibrated
     probabilities are then averaged; one that was fitted to the mean of several, to that mean.
+
+    Of a network of two heads (:mod:`segcal.heads`) both are averaged, each for itself: the decision
+    gives the label map, the probability head probabilities and logits, and the calibrator is its.
 
     Args:
         aggregation: what is averaged, and what is kept.
@@ -87,7 +91,10 @@ class AveragingPredictor(nnUNetPredictor):
 
     @torch.inference_mode()
     def predict_logits_from_preprocessed_data(self, data: Tensor) -> Tensor:
-        """Return the logits ``(K, *S)`` of all folds; ``(1 + folds, K, *S)`` with each fold's."""
+        """Return the logits ``(K, *S)`` of all folds; ``(1 + folds, K, *S)`` with each fold's.
+
+        Of two heads these are ``2 K`` channels, the decision's first.
+        """
         every_fold = self.list_of_parameters
         total = torch.zeros(())
         of_folds = []
@@ -112,14 +119,22 @@ class AveragingPredictor(nnUNetPredictor):
     def _as_logits(self, values: Tensor) -> Tensor:
         if self.aggregation.average == "logit":
             return values
-        return logits_of(values, regions=self.label_manager.has_regions)
+        regions = self.label_manager.has_regions
+        heads = torch.split(values, self.label_manager.num_segmentation_heads)
+        return torch.cat([logits_of(of_head, regions=regions) for of_head in heads])
 
     def _voter(self, window: Tensor) -> Tensor:
-        """What is averaged, of one window ``(1, K, *S)``."""
+        """What is averaged, of one window ``(1, C, *S)``."""
         logits = self.network(window).float()
         if self.aggregation.average == "logit":
             return logits
-        return self.label_manager.apply_inference_nonlin(logits[0])[None]
+        heads = torch.split(logits[0], self.label_manager.num_segmentation_heads)
+        return torch.cat([self.label_manager.apply_inference_nonlin(x) for x in heads])[None]
+
+    @property
+    def heads(self) -> int:
+        """How many the network has."""
+        return 1 if head_layer(self.network) is None else 2
 
     @torch.inference_mode()
     def _internal_maybe_mirror_and_predict(self, x: Tensor) -> Tensor:
@@ -140,14 +155,14 @@ class AveragingPredictor(nnUNetPredictor):
         weight = torch.ones(patch, device=place)
         if self.use_gaussian:
             weight = compute_gaussian(patch, dtype=torch.float32, device=place)
-        total = torch.zeros(
-            (self.label_manager.num_segmentation_heads, *data.shape[1:]), device=place
-        )
+        channels = self.heads * self.label_manager.num_segmentation_heads
+        total = torch.zeros((channels, *data.shape[1:]), device=place)
         weights = torch.zeros(data.shape[1:], device=place)
-        for window in tqdm(slicers, disable=not self.allow_tqdm):
-            x = data[window][None].to(self.device)
-            total[window] += self._internal_maybe_mirror_and_predict(x)[0].to(place) * weight
-            weights[window[1:]] += weight
+        with output_of(self.network, "both"):
+            for window in tqdm(slicers, disable=not self.allow_tqdm):
+                x = data[window][None].to(self.device)
+                total[window] += self._internal_maybe_mirror_and_predict(x)[0].to(place) * weight
+                weights[window[1:]] += weight
         total /= weights
         if not torch.isfinite(total).all():
             raise ValueError(
@@ -228,6 +243,7 @@ class AveragingPredictor(nnUNetPredictor):
             "checkpoint": self.checkpoint_name,
             "folds": list(self.fold_names),
             "members": len(self.fold_names),
+            "heads": self.heads,
             "average": self.aggregation.average,
             "over": ["mirrors", "windows", "folds"],
             "mirroring": bool(self.use_mirroring and self.allowed_mirroring_axes),
@@ -238,6 +254,8 @@ class AveragingPredictor(nnUNetPredictor):
     def describe(self, output: Path) -> None:
         """Write what the predictions are made of, and what nnU-Net needs to read those of folds."""
         record = self.record()
+        if self.heads == 2:
+            record["decision"] = DECISION_HEAD
         if self.saved is not None:
             record["calibrator"] = self.saved.summary()
         write_json(output / RECORD_NAME, record)

@@ -9,18 +9,18 @@ A configuration of the plans carries settings under the key ``segcal``::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from segcal.recipes import Recipe
+from segcal.recipes import Recipe, component_of
 
 PLANS_KEY = "segcal"
 WITHOUT_DICE = "_CE"
 """Suffix of the trainers that leave out Dice."""
-HOSTS_OWN = ("cross_entropy", "soft_dice")
-"""Losses of a recipe that nnU-Net has itself."""
+HOSTS_OWN = {"cross_entropy": "weight_ce", "soft_dice": "weight_dice"}
+"""Losses of a recipe that nnU-Net has itself, and what it calls their weights."""
 
 
 @dataclass(frozen=True)
@@ -29,30 +29,46 @@ class Parts:
 
     Attributes:
         instead: in place of cross-entropy, on every head; empty keeps nnU-Net's.
-        added: beside nnU-Net's loss, on the full-resolution head.
+        added: beside nnU-Net's loss, on the full resolution.
+        probability: on the second head, which is there in the full resolution only; empty where a
+            network has one head. With two, names begin with that of their head.
     """
 
     instead: dict[str, float]
     added: dict[str, float]
+    probability: dict[str, float] = field(default_factory=dict)
 
     @property
-    def names(self) -> list[str]:
-        """All terms."""
-        return [*self.instead, *self.added]
+    def weights(self) -> dict[str, float]:
+        """Weights of all terms."""
+        return {**self.instead, **self.added, **self.probability}
+
+    def named(self, name: str) -> list[str]:
+        """Full names of the terms that a user means by `name`: of two heads, those of both."""
+        return [full for full in self.weights if name in (full, component_of(full))]
 
     def weighed(self, weights: Mapping[str, float]) -> Parts:
         """Return the same terms, those named with other weights."""
-        instead, added = (
+        instead, added, probability = (
             {name: weights.get(name, w) for name, w in place.items()}
-            for place in (self.instead, self.added)
+            for place in (self.instead, self.added, self.probability)
         )
-        return Parts(instead, added)
+        return Parts(instead, added, probability)
 
     def formula(self, *, dice: bool) -> str:
         """Say what a trainer minimises, e.g. ``Dice + cross-entropy + 0.1 mmce``."""
         weights = {"Dice": 1.0} if dice else {}
         weights |= {**(self.instead or {"cross-entropy": 1.0}), **self.added}
-        return " + ".join(name if w == 1 else f"{w:g} {name}" for name, w in weights.items())
+        if not self.probability:
+            return _sum(weights)
+        return f"decision: {_sum(weights)}; probability: {_sum(self.probability)}"
+
+
+def _sum(weights: Mapping[str, float]) -> str:
+    return " + ".join(
+        component_of(name) if w == 1 else f"{w:g} {component_of(name)}"
+        for name, w in weights.items()
+    )
 
 
 def parts(recipe: Recipe) -> Parts:
@@ -63,17 +79,37 @@ def parts(recipe: Recipe) -> Parts:
     Raises:
         ValueError: Dice and cross-entropy of different weights, which nnU-Net does not have.
     """
-    dice, cross_entropy = (recipe.base.get(name, 0.0) for name in HOSTS_OWN[::-1])
+    dice, cross_entropy = (recipe.base.get(name, 0.0) for name in ("soft_dice", "cross_entropy"))
     if dice and cross_entropy and dice != cross_entropy:
         raise ValueError(
             f"soft_dice, cross_entropy: nnU-Net weighs them alike, the recipe has {dice:g} and "
             f"{cross_entropy:g}"
         )
-    own = {name: w for name, w in recipe.base.items() if name not in HOSTS_OWN}
+    own, probability = _by_head(recipe)
     if "cross_entropy" not in recipe.base:
-        return Parts(own, dict(recipe.penalties))
+        instead = {name: w for name, w in own.items() if recipe.kinds[name] == "losses"}
+        added = {name: w for name, w in own.items() if name not in instead}
+        return Parts(instead, added, probability)
     unit = recipe.base["cross_entropy"]
-    return Parts({}, {name: w / unit for name, w in {**own, **recipe.penalties}.items()})
+    added, probability = ({n: w / unit for n, w in of.items()} for of in (own, probability))
+    return Parts({}, added, probability)
+
+
+def _by_head(recipe: Recipe) -> tuple[dict[str, float], dict[str, float]]:
+    """Weights of the terms of both heads that nnU-Net does not have itself."""
+    mine = set(hosts_own(recipe))
+    own = {name: w for name, w in recipe.weights.items() if name not in mine}
+    probability = {name: w for name, w in own.items() if name.startswith("probability/")}
+    return {name: w for name, w in own.items() if name not in probability}, probability
+
+
+def hosts_own(recipe: Recipe) -> dict[str, str]:
+    """What nnU-Net calls the weights of the recipe's terms that it has itself, by full name."""
+    return {
+        name: HOSTS_OWN[component_of(name)]
+        for name in recipe.weights
+        if component_of(name) in HOSTS_OWN and not name.startswith("probability/")
+    }
 
 
 class TrainerSettings(BaseModel):
@@ -103,7 +139,7 @@ def read_settings(
 
     Args:
         content: the entry.
-        placed: the recipe's terms.
+        placed: the recipe's terms, which are named in full or, of two heads, without the head.
 
     Returns:
         the settings, the terms with the weights in force, and arguments by term.
@@ -113,19 +149,22 @@ def read_settings(
     """
     if not isinstance(content, Mapping):
         raise ValueError(f'plans, "{PLANS_KEY}": expected an object, got {content!r}')
-    terms = placed.names
-    arguments = {name: value for name, value in content.items() if name in terms}
-    if wrong := [name for name, value in arguments.items() if not isinstance(value, Mapping)]:
+    given = {name: value for name, value in content.items() if placed.named(name)}
+    if wrong := [name for name, value in given.items() if not isinstance(value, Mapping)]:
         raise ValueError(
             f'plans, "{PLANS_KEY}": {", ".join(wrong)}: expected arguments by name, e.g. '
             '{"crac": {"margin_inner": 3.0}}'
         )
-    rest = {name: value for name, value in content.items() if name not in terms}
+    rest = {name: value for name, value in content.items() if name not in given}
     if unknown := sorted(set(rest) - set(TrainerSettings.model_fields)):
         raise ValueError(
             f'plans, "{PLANS_KEY}": unknown {", ".join(unknown)}; this trainer takes '
-            f"{', '.join([*terms, *TrainerSettings.model_fields])}"
+            f"{', '.join([*placed.weights, *TrainerSettings.model_fields])}"
         )
+    arguments: dict[str, dict[str, Any]] = {}
+    for name, value in given.items():
+        for full in placed.named(name):
+            arguments[full] = {**arguments.get(full, {}), **value}
     weights = {name: v["weight"] for name, v in arguments.items() if "weight" in v}
     for name, weight in weights.items():
         if not isinstance(weight, int | float) or not 0 <= weight < float("inf"):

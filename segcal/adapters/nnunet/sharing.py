@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
@@ -17,47 +17,62 @@ from segcal import __version__
 from segcal.adapters.nnunet.calibrators import for_trainer
 from segcal.adapters.nnunet.checkpoints import read_checkpoint
 from segcal.adapters.nnunet.registration import register
+from segcal.adapters.nnunet.trainers import TwoHeadTrainer
+from segcal.heads import Head, one_head
 from segcal.io.files import TEMPORARY, read_json
-from segcal.repair.saved import CALIBRATOR_NAME, read_calibrator, write_calibrator
+from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, read_calibrator, write_calibrator
 
 STOCK = "nnUNetTrainer"
 PROVENANCE_KEY = "segcal"
 OF_MODEL = ("dataset.json", "plans.json", "dataset_fingerprint.json")
-OF_FOLD = ("progress.png", "network_architecture.pdf", "validation/summary.json")
+OF_FOLD = ("progress.png", "network_architecture.pdf")
+OF_VALIDATION = "validation/summary.json"
+OWN_NETWORKS = (nnUNetTrainer.build_network_architecture, TwoHeadTrainer.build_network_architecture)
+"""What makes networks of which stock nnU-Net builds one with the weights of one head."""
 
 
-def export_model(model: Path, results: Path, checkpoint_name: str = "checkpoint_final.pth") -> Path:
+def export_model(
+    model: Path,
+    results: Path,
+    checkpoint_name: str = "checkpoint_final.pth",
+    *,
+    head: Head | None = None,
+) -> Path:
     """Write a copy of a trained model that stock nnU-Net predicts with, segcal or not.
 
     Checkpoints name nnU-Net's own trainer and hold tensors and plain values only, so that
     ``torch.load(weights_only=True)`` reads them; what trained them is kept in them, under
     ``segcal``. Calibrators that lie beside the model or its folds go along, for the stock trainer.
 
+    Of a network of two heads one is copied: the decision with the measures of its validation, or
+    the probability head with the calibrators, which are its.
+
     Args:
         model: folder of a trained model, with ``plans.json`` and ``fold_X``.
         results: folder that can be another's ``nnUNet_results``.
         checkpoint_name: which checkpoint of the folds is copied.
+        head: of a network of two heads, which.
 
     Returns:
         The new folder, ``results/DATASET/nnUNetTrainer__PLANS__CONFIGURATION``.
 
     Raises:
         ValueError: `model` is no such folder, its network is not nnU-Net's own, or there is a
-            model of that name in `results`, or a calibrator that cannot be read.
+            model of that name in `results`, or a calibrator that cannot be read; a network of two
+            heads and none is named, or of one and one is.
     """
     plans, dataset = (_read_of_model(model, name) for name in ("plans.json", "dataset.json"))
     folds = sorted(path.parent for path in model.glob(f"fold_*/{checkpoint_name}"))
     if not folds:
         raise ValueError(f"{model}: no fold_X/{checkpoint_name} in it; is its training finished?")
     content = {fold: read_checkpoint(fold / checkpoint_name) for fold in folds}
-    calibrators = {
-        place.relative_to(model): for_trainer(read_calibrator(place / CALIBRATOR_NAME), STOCK)
-        for place in (model, *folds)
-        if (place / CALIBRATOR_NAME).is_file()
-    }
-    configuration = content[folds[0]]["init_args"]["configuration"]
     for fold, checkpoint in content.items():
-        _check_network(fold / checkpoint_name, checkpoint, plans, dataset)
+        path = fold / checkpoint_name
+        checkpoint["network_weights"] = _weights_of(path, checkpoint, head)
+        _check_network(path, checkpoint, plans, dataset)
+    calibrators = {} if head == "decision" else _calibrators(model, folds)
+    copied = OF_FOLD if head == "probability" else (*OF_FOLD, OF_VALIDATION)
+    configuration = content[folds[0]]["init_args"]["configuration"]
     name = f"{STOCK}__{plans['plans_name']}__{configuration}"
     target = results / plans["dataset_name"] / name
     if target.exists():
@@ -68,8 +83,8 @@ def export_model(model: Path, results: Path, checkpoint_name: str = "checkpoint_
         _copy(OF_MODEL, model, temporary)
         for fold, checkpoint in content.items():
             (temporary / fold.name).mkdir()
-            torch.save(as_stock(checkpoint), temporary / fold.name / checkpoint_name)
-            _copy(OF_FOLD, fold, temporary / fold.name)
+            torch.save(as_stock(checkpoint, head), temporary / fold.name / checkpoint_name)
+            _copy(copied, fold, temporary / fold.name)
         for place, saved in calibrators.items():
             write_calibrator(temporary / place / CALIBRATOR_NAME, saved)
         temporary.chmod(0o755)
@@ -79,16 +94,51 @@ def export_model(model: Path, results: Path, checkpoint_name: str = "checkpoint_
     return target
 
 
-def as_stock(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint that names nnU-Net's trainer, with what trained it under ``segcal``."""
+def as_stock(checkpoint: dict[str, Any], head: Head | None = None) -> dict[str, Any]:
+    """Return a checkpoint that names nnU-Net's trainer, with what trained it under ``segcal``.
+
+    Args:
+        checkpoint: of one head.
+        head: of two heads, which it was.
+    """
     init_args = dict(checkpoint["init_args"])
     state = init_args.pop(PROVENANCE_KEY, None)
     provenance = {"exported_by": __version__, "trainer_name": checkpoint["trainer_name"]}
+    provenance |= {} if head is None else {"head": head}
     return {
         **checkpoint,
         "init_args": init_args,
         "trainer_name": STOCK,
         PROVENANCE_KEY: {**provenance, "training": state},
+    }
+
+
+def _weights_of(path: Path, checkpoint: dict[str, Any], head: Head | None) -> dict[str, Any]:
+    """The network's weights, of two heads those with `head`.
+
+    Raises:
+        ValueError: two heads and none is named, or one and one is.
+    """
+    weights: dict[str, Any] = checkpoint["network_weights"]
+    if head is not None:
+        try:
+            return one_head(weights, head)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    if _class_of(path, checkpoint["trainer_name"]).build_network_architecture is OWN_NETWORKS[1]:
+        raise ValueError(
+            f"{path}: its network has two heads, of which a stock model holds one; name it: "
+            f"--head {' or '.join(get_args(Head))}"
+        )
+    return weights
+
+
+def _calibrators(model: Path, folds: list[Path]) -> dict[Path, SavedCalibrator]:
+    """Calibrators beside the model and its folds, by their place in it, for a stock model."""
+    return {
+        place.relative_to(model): for_trainer(read_calibrator(place / CALIBRATOR_NAME), STOCK)
+        for place in (model, *folds)
+        if (place / CALIBRATOR_NAME).is_file()
     }
 
 
@@ -110,16 +160,7 @@ def _check_network(
         ValueError: the trainer builds its own, or its weights do not fit.
     """
     name = checkpoint["trainer_name"]
-    register()
-    try:
-        trainer = recursive_find_trainer_class_by_name(name)
-    except (RuntimeError, ImportError) as error:
-        raise ValueError(
-            f"{path}: was trained with {name}, which is not found here, so it is not known "
-            "whether it builds nnU-Net's network; set nnUNet_extTrainer to the trainer's folder "
-            f"({type(error).__name__}: {error})"
-        ) from None
-    if trainer.build_network_architecture is not nnUNetTrainer.build_network_architecture:
+    if _class_of(path, name).build_network_architecture not in OWN_NETWORKS:
         raise ValueError(
             f"{path}: {name} builds a network of its own, which stock nnU-Net cannot; share the "
             "trainer with the model"
@@ -140,6 +181,24 @@ def _check_network(
             f"{path}: its weights are not of the network of {path.parent.parent / 'plans.json'}: "
             f"{error}"
         ) from None
+
+
+def _class_of(path: Path, name: str) -> type[nnUNetTrainer]:
+    """The class of the trainer that a checkpoint names.
+
+    Raises:
+        ValueError: it is not found.
+    """
+    register()
+    try:
+        found: type[nnUNetTrainer] = recursive_find_trainer_class_by_name(name)
+    except (RuntimeError, ImportError) as error:
+        raise ValueError(
+            f"{path}: was trained with {name}, which is not found here, so it is not known "
+            "whether it builds nnU-Net's network; set nnUNet_extTrainer to the trainer's folder "
+            f"({type(error).__name__}: {error})"
+        ) from None
+    return found
 
 
 def _copy(names: tuple[str, ...], source: Path, target: Path) -> None:

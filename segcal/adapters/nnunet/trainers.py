@@ -5,33 +5,41 @@ in cross-entropy's place; with the suffix ``_CE`` the same goes without Dice. A 
 its trainer (``trainer: CRaC``), so that a new recipe is a new trainer.
 
 The constructor keeps nnU-Net's signature, the network keeps its architecture, so a trained model
-predicts like any other. Multipliers are observed on the full-resolution head in validation,
-updated before the checkpoint of the epoch is written, and saved in it.
+predicts like any other. Multipliers are observed on the full resolution in validation, updated
+before the checkpoint of the epoch is written, and saved in it.
+
+A recipe with two heads (:mod:`segcal.heads`) adds K channels to the network's last layer. Outside
+training the network returns the decision's K, as nnU-Net expects.
 """
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from segcal import __version__
 from segcal.adapters.nnunet.best import BestCalibrated
 from segcal.adapters.nnunet.building import build_loss, describe_terms
+from segcal.adapters.nnunet.final_validation import predicted_by_both_heads
+from segcal.adapters.nnunet.host_loss import Heads
 from segcal.adapters.nnunet.journal import Journal
 from segcal.adapters.nnunet.labels import Labels
 from segcal.adapters.nnunet.loss import PenalisedLoss
+from segcal.adapters.nnunet.patching import replaced
 from segcal.adapters.nnunet.settings import PLANS_KEY, WITHOUT_DICE, parts, read_settings
 from segcal.adapters.nnunet.sources import calibration_cases_of, patches, volumes
 from segcal.adapters.nnunet.workers import workers_end_with_us
+from segcal.heads import TwoHeadLayer, add_probability_head, head_layer
 from segcal.io.files import remove_leftovers, whole_file
 from segcal.recipes import load_recipe, names
 from segcal.reporting.picture import draw
@@ -184,8 +192,12 @@ class CalibratedTrainer(nnUNetTrainer):
         return {**batch, "data": self.loss.prepare(images)}
 
     def on_train_epoch_start(self) -> None:
-        """Start the sums of the training terms."""
+        """Set the weights that a schedule changes; start the sums of the training terms."""
         super().on_train_epoch_start()
+        dice = math.nan
+        if self.current_epoch:
+            dice = float(self.logger.get_value("mean_fg_dice", step=-1))
+        self._scheduled = self.loss.advance(self.current_epoch / self.num_epochs, dice)
         self.loss.train()
         self.loss.start_pass()
 
@@ -213,7 +225,12 @@ class CalibratedTrainer(nnUNetTrainer):
             steps = self.loss.dual_step(self._reduce)
         collapsed = self._collapsed_classes(val_outputs)
         self.journal.write(
-            train=self._train_terms, val=terms, ece=ece, steps=steps, collapsed=collapsed
+            train=self._train_terms,
+            val=terms,
+            ece=ece,
+            steps=steps,
+            collapsed=collapsed,
+            weights=self._scheduled,
         )
         if news := self.collapse_watch.news(collapsed, self.channel_names):
             self.print_to_log_file(f"WARNING: segcal: {news}")
@@ -375,17 +392,78 @@ class CalibratedTrainer(nnUNetTrainer):
         self.best_calibrated = BestCalibrated(**saved["best"])
 
 
+class TwoHeadTrainer(CalibratedTrainer):
+    """The same for a recipe whose decision and probability have a head each."""
+
+    @staticmethod
+    def build_network_architecture(
+        plans_manager: Any,
+        configuration_manager: Any,
+        num_input_channels: int,
+        num_output_channels: int,
+        enable_deep_supervision: bool = True,
+    ) -> nn.Module:
+        """Build nnU-Net's network, and a probability head beside its last layer."""
+        network: nn.Module = nnUNetTrainer.build_network_architecture(
+            plans_manager,
+            configuration_manager,
+            num_input_channels,
+            num_output_channels,
+            enable_deep_supervision,
+        )
+        add_probability_head(network, num_output_channels, output="decision")
+        return network
+
+    def on_train_start(self) -> None:
+        """Start, and let the network return both heads from now on."""
+        super().on_train_start()
+        self._head_layer.output = "both"
+
+    def on_train_end(self) -> None:
+        """End; what comes after it expects the decision's channels."""
+        super().on_train_end()
+        self._head_layer.output = "decision"
+
+    @property
+    def _head_layer(self) -> TwoHeadLayer:
+        return cast(TwoHeadLayer, head_layer(self.network))
+
+    def validation_step(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Take nnU-Net's step: it counts what the decision finds, the loss sees both heads."""
+        prepared, network, loss, seen = self._prepared(batch), self.network, self.loss, []
+
+        def decision(images: Tensor) -> Heads:
+            seen.append(network(images))
+            return loss.by_head(seen[0])[0]
+
+        with (
+            replaced(self, "network", decision),
+            replaced(self, "loss", lambda _, target: loss(seen[0], target)),
+        ):
+            return nnUNetTrainer.validation_step(self, prepared)
+
+    def perform_actual_validation(self, save_probabilities: bool = False) -> None:
+        """Validate as nnU-Net does; probabilities are those of the probability head."""
+        if not save_probabilities:
+            super().perform_actual_validation()
+            return
+        with predicted_by_both_heads(self):
+            super().perform_actual_validation(True)
+
+
 def _trainers() -> dict[str, type[CalibratedTrainer]]:
     """Make the trainers of all recipes that name one; nnU-Net's user types these names."""
     found: dict[str, type[CalibratedTrainer]] = {}
     for recipe in names("recipes"):
-        if not (short := load_recipe(recipe).trainer):
+        content = load_recipe(recipe)
+        if not content.trainer:
             continue
+        kind = CalibratedTrainer if content.probability is None else TwoHeadTrainer
         for suffix, dice in (("", True), (WITHOUT_DICE, False)):
-            name = f"nnUNetTrainer{short}{suffix}"
+            name = f"nnUNetTrainer{content.trainer}{suffix}"
             doc = f"nnU-Net with recipe {recipe}" + ("." if dice else ", without Dice.")
             attributes = {"recipe": recipe, "dice": dice, "__doc__": doc, "__module__": __name__}
-            found[name] = type(name, (CalibratedTrainer,), attributes)
+            found[name] = type(name, (kind,), attributes)
     return found
 
 

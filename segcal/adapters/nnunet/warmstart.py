@@ -23,6 +23,7 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 from segcal import __version__
 from segcal.adapters.nnunet.checkpoints import read_checkpoint
 from segcal.adapters.nnunet.registration import register
+from segcal.heads import both_heads
 from segcal.io.files import whole_file, write_json
 
 FINAL = "checkpoint_final.pth"
@@ -75,6 +76,8 @@ def warmstart(
 ) -> WarmStart:
     """Write ``checkpoint_latest.pth`` for a fold of `trainer_name`, from a finished training.
 
+    Where the new network has two heads and the source one, both begin with its weights.
+
     The learning rate goes on from where nnU-Net's schedule has it `epochs` before the end; the
     optimiser's momentum and the best Dice of the source are forgotten.
 
@@ -101,6 +104,7 @@ def warmstart(
         if differences := unlike(checkpoint["init_args"], trainer.my_init_kwargs):
             raise ValueError(f"{path}: cannot go on as {target}: {'; '.join(differences)}")
         trainer.initialize()
+    checkpoint["network_weights"] = both_heads(checkpoint["network_weights"], trainer.network)
     _check_weights(path, checkpoint["network_weights"], trainer.network.state_dict())
     trained = checkpoint["current_epoch"]
     first = max(trained - epochs, 0)
