@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -42,6 +43,7 @@ class Options:
         engine: what runs them.
         scheduler: of a Dask cluster.
         forms: of the tables of the report.
+        report: folder of the report; None takes ``report`` in that of the study.
         dry_run: check and list, and end.
         report_only: train nothing.
     """
@@ -51,6 +53,7 @@ class Options:
     engine: str
     scheduler: str | None
     forms: Sequence[str]
+    report: Path | None
     dry_run: bool
     report_only: bool
 
@@ -65,10 +68,13 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
     console = Console()
     with user_errors({**OPTIONS, "engine": "--engine", "scheduler": "--scheduler"}):
         from segcal.evaluation.api import runner_of
+        from segcal.reporting.folder import ReportFolder
         from segcal.study.plan import cells, load_study
+        from segcal.study.report import FILES, REPORT
         from segcal.study.running import check, in_use, statuses
 
         study = load_study(content, options.config)
+        ReportFolder(options.report or study.folder / REPORT).check(FILES)
         found = cells(study)
         hosts = _hosts({cell.host for cell in found})
         if not options.report_only:
@@ -263,20 +269,28 @@ def _say_plan(console: Console, study: Study, found: Mapping[Cell, Status]) -> N
 
 
 def _report(console: Console, study: Study, options: Options, found: Mapping[Cell, Status]) -> None:
-    from segcal.study.report import report
+    from segcal.study.report import REPORT, report
     from segcal.study.running import collect_results
 
+    baseline = study.compared_with
     with user_errors():
-        folder = collect_results(study.folder, found)
-        if not any(status.result for status in found.values()):
-            say(console, "Nothing has been trained with these settings: no report.", "red")
+        if study.folder.is_dir():
+            collect_results(study.folder, found)
+        done = {cell.recipe for cell, status in found.items() if status.result}
+        if baseline not in done:
+            why = f"{baseline}, which others are compared with, is not done" if done else ""
+            say(console, f"No report yet: {why or 'nothing has been trained'}.", "red")
             return
-        header = {
-            "name": study.summary or options.config,
-            "study": study.model_dump(mode="json"),
-        }
+        folder = options.report or study.folder / REPORT
         files = report(
-            study.folder, baseline=study.compared_with, header=header, forms=options.forms
+            study.folder,
+            baseline=baseline,
+            header={
+                "name": study.summary or options.config,
+                "study": study.model_dump(mode="json"),
+            },
+            forms=options.forms,
+            folder=folder,
         )
     say(console, f"Written to {folder}: {', '.join(files)}")
 

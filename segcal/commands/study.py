@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.classify.study import Trial
 
 
+KINDS = ("classification", "segmentation")
+"""What studies are of; the first is what a file means that does not say it."""
 StudyConfig = Annotated[
     str,
     typer.Argument(
@@ -81,9 +83,7 @@ def study(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            help="Classification: folder of the report; default: report in that of the study.",
+            "--output", "-o", help="Folder of the report; default: report in that of the study."
         ),
     ] = None,
     processes: Processes = 1,
@@ -110,8 +110,9 @@ def study(
     killed even.
 
     Of segmentation, patients are parted into those that train, those that validate (repairs are
-    fitted to them), and those that only test. OUTPUT/results gets cells.csv (a row for each
-    training), cases.csv (one for each test case, repair and decision), and the report.
+    fitted to them), and those that only test. The study's folder gets results/cells.csv (a row for
+    each training), results/cases.csv (one for each test case, repair and decision) and report/, in
+    which every method is compared with the baseline, patient by patient.
 
     Of classification, the report has index.html, runs.csv (a row for each training), means.csv,
     tables.md, tables.tex, and figures/: metrics, calibration over the epochs, multipliers of CALS,
@@ -124,17 +125,18 @@ def study(
     with user_errors(OPTIONS):
         forms = table_forms(formats or ["markdown,latex"])
         content = _content(config, settings or [])
-        segmentation = content.get("kind") is not None
-        if segmentation and output is not None:
-            raise ValueError(
-                "--output: a study of segmentation writes into its own folder (--set output=FOLDER)"
-            )
+        kind = content.pop("kind", KINDS[0])
+        if kind not in KINDS:
+            raise ValueError(f"{config}: kind: expected {' or '.join(KINDS)}, got {kind!r}")
+        segmentation = kind != KINDS[0]
         if not segmentation and (dry_run or engine is not Engine.processes or scheduler):
             raise ValueError("--dry-run, --engine, --scheduler: are of studies of segmentation")
     if segmentation:
         run_study(
-            content,
-            Options(config, processes, engine.value, scheduler, forms, dry_run, report_only),
+            {"kind": kind, **content},
+            Options(
+                config, processes, engine.value, scheduler, forms, output, dry_run, report_only
+            ),
         )
         return
     _classification(config, settings or [], output, processes, forms, report_only)
