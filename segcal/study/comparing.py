@@ -150,7 +150,7 @@ def compare_study(results: StudyResults, baseline: str, *, resamples: int) -> li
 
 def _compare(results: StudyResults, group: Group, baseline: Method, resamples: int) -> Comparison:
     by_method = results.patients(group)
-    methods = [m for m in by_method if m != TRUTH]
+    methods = [m for m in by_method if m.recipe != TRUTH_RECIPE]
     tables = {m.name: by_method[m] for m in methods}
     metrics = results.metrics
     repaired = baseline._replace(repair=REPAIR).name
