@@ -120,7 +120,7 @@ def test_the_true_posterior_is_a_row_and_no_rival(whole):
     output, _ = whole
     phantom = compare_study(read_results(output), "dice_ce", resamples=RESAMPLES)[1]
     *_, last = mean_table(phantom, ["dsc", "kl_all"]).rows
-    assert [cell.text for cell in last][0] == "true posterior"
+    assert last[0].text == "true posterior"
     assert all(cell.value for cell in last[1:])
     assert last[-1].text == "0.0000"
     assert not any(cell.best for cell in last)
