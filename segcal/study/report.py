@@ -321,7 +321,7 @@ class _Report:
         recipe: str,
         logs: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
         quality: str,
-    ) -> tables.Cost:
+    ) -> tables.RecipeCost:
         cells = self.results.cells
         own = cells[
             (cells["set"] == group.set) & (cells["network"] == group.network)

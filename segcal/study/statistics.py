@@ -430,7 +430,7 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def ranks(tables: Tables, metric: str, *, higher: bool) -> Ranks:
+def ranks(tables: Tables, metric: str, *, higher: bool) -> MeanRanks:
     """Rank methods patient by patient, in the patients that all of them have.
 
     A patient of several seeds is the mean over them. Ties share a rank.
