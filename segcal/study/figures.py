@@ -38,7 +38,7 @@ COLOURS = (
     "#882255", "#332288", "#44AA99",
 )  # fmt: skip
 """Of Okabe and Ito, a dark yellow in place of the pale one; then of Tol's muted ones."""
-MARKERS = "osD^vPX*<>ph"
+MARKERS = "osD^vPX*<>"
 BETTER, WORSE, SAME = "#0072B2", "#D55E00", "0.45"
 FILLS = {RAW: "full", "temperature": "left", "class_region": "none"}
 """Markers by repair."""

@@ -69,7 +69,7 @@ RESAMPLES = 2000
 FORESTS = ("dsc", NEAR_ECE, NLL, NEAR_NLL, TACE)
 """Panels of the figure of differences."""
 SENSITIVE = ("dsc", NEAR_ECE, NLL, TACE)
-VALIDATED = {"dsc": "DSC", "val_dsc": "DSC", "mean_dice": "DSC", "miou": "mIoU"}
+VALIDATED = {"dsc": "DSC", "dice": "DSC", "miou": "mIoU"}
 """What a line of a log may call the quality of the masks in validation, the best first."""
 CLOSE = 0.01
 """To the baseline's, of that quality."""
