@@ -14,8 +14,8 @@ from segcal.study.results import TRUTH as TRUTH_RECIPE
 from segcal.study.statistics import (
     MARGIN,
     Change,
+    MeanRanks,
     MeanValue,
-    Ranks,
     differences,
     duels,
     means,
@@ -23,7 +23,7 @@ from segcal.study.statistics import (
     ranks,
 )
 
-__all__ = ["GOALS", "Comparison", "RankedField", "compare_study", "rank_everywhere"]
+__all__ = ["GOALS", "GroupComparison", "RankedField", "compare_study", "rank_everywhere"]
 
 NEAR_ECE, NLL, NEAR_NLL, TACE = "ece_dilated5", "nll_all", "nll_dilated5", "tace_all"
 GOALS = {NEAR_ECE: -0.5, NLL: -0.1, TACE: -0.5}
@@ -49,11 +49,11 @@ class RankedField:
     """
 
     name: str
-    ranks: list[Ranks]
+    ranks: list[MeanRanks]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class GroupComparison:
     """What a set and network say about all methods.
 
     Attributes:
@@ -130,7 +130,7 @@ class Comparison:
         return all(c is not None and c.difference < 0 for c in found)
 
 
-def compare_study(results: StudyResults, baseline: str, *, resamples: int) -> list[Comparison]:
+def compare_study(results: StudyResults, baseline: str, *, resamples: int) -> list[GroupComparison]:
     """Compare the methods of every set and network.
 
     Args:
@@ -148,13 +148,15 @@ def compare_study(results: StudyResults, baseline: str, *, resamples: int) -> li
     return [_compare(results, group, Method(baseline), resamples) for group in results.groups]
 
 
-def _compare(results: StudyResults, group: Group, baseline: Method, resamples: int) -> Comparison:
+def _compare(
+    results: StudyResults, group: Group, baseline: Method, resamples: int
+) -> GroupComparison:
     by_method = results.patients(group)
-    methods = [m for m in by_method if m != TRUTH]
+    methods = [m for m in by_method if m.recipe != TRUTH_RECIPE]
     tables = {m.name: by_method[m] for m in methods}
     metrics = results.metrics
     repaired = baseline._replace(repair=REPAIR).name
-    return Comparison(
+    return GroupComparison(
         group=group,
         baseline=baseline,
         methods=methods,
@@ -206,7 +208,7 @@ def _has(tables: Mapping[str, pd.DataFrame], metric: str) -> bool:
     return all(metric in rows for rows in tables.values())
 
 
-def rank_everywhere(comparisons: Sequence[Comparison]) -> list[RankedField]:
+def rank_everywhere(comparisons: Sequence[GroupComparison]) -> list[RankedField]:
     """Ranks over the patients of all sets and networks, of the methods that all of them have."""
     shared = set.intersection(*(set(c.tables) for c in comparisons))
     methods = [m for m in comparisons[0].methods if m.name in shared]

@@ -19,7 +19,7 @@ from segcal.reporting.progress import STYLES, region_names
 from segcal.reporting.reliability import plot_class_reliability
 from segcal.study.naming import better, is_relative, metric_name
 from segcal.study.results import RAW, REPAIRS, Method
-from segcal.study.statistics import Change, MeanValue, Ranks, cliques, pareto
+from segcal.study.statistics import Change, MeanRanks, MeanValue, cliques, pareto
 
 __all__ = [
     "Point",
@@ -38,7 +38,7 @@ COLOURS = (
     "#882255", "#332288", "#44AA99",
 )  # fmt: skip
 """Of Okabe and Ito, a dark yellow in place of the pale one; then of Tol's muted ones."""
-MARKERS = "osD^vPX*<>ph"
+MARKERS = "osD^vPX*<>"
 BETTER, WORSE, SAME = "#0072B2", "#D55E00", "0.45"
 FILLS = {RAW: "full", "temperature": "left", "class_region": "none"}
 """Markers by repair."""
@@ -172,7 +172,7 @@ def _side(metric: str) -> str:
     return "right" if better(metric) == "higher" else "left"
 
 
-def plot_critical_differences(found: Sequence[Ranks], *, title: str) -> Figure:
+def plot_critical_differences(found: Sequence[MeanRanks], *, title: str) -> Figure:
     """Draw mean ranks; methods that a bar joins do not differ beyond Nemenyi's distance.
 
     Args:
@@ -193,11 +193,11 @@ def plot_critical_differences(found: Sequence[Ranks], *, title: str) -> Figure:
     return figure
 
 
-def _bars(ranks: Ranks) -> list[tuple[str, ...]]:
+def _bars(ranks: MeanRanks) -> list[tuple[str, ...]]:
     return [] if ranks.distance is None else cliques(ranks.mean, ranks.distance)
 
 
-def _draw_ranks(axis: Axes, ranks: Ranks) -> None:
+def _draw_ranks(axis: Axes, ranks: MeanRanks) -> None:
     """One axis of ranks with names at both sides, in lines of one unit."""
     names, k = list(ranks.mean), len(ranks.mean)
     left, bars = -(-k // 2), _bars(ranks)

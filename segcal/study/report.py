@@ -33,7 +33,7 @@ from segcal.study.comparing import (
     NLL,
     TACE,
     TRUTH,
-    Comparison,
+    GroupComparison,
     RankedField,
     compare_study,
     rank_everywhere,
@@ -69,7 +69,7 @@ RESAMPLES = 2000
 FORESTS = ("dsc", NEAR_ECE, NLL, NEAR_NLL, TACE)
 """Panels of the figure of differences."""
 SENSITIVE = ("dsc", NEAR_ECE, NLL, TACE)
-VALIDATED = {"dsc": "DSC", "val_dsc": "DSC", "mean_dice": "DSC", "miou": "mIoU"}
+VALIDATED = {"dsc": "DSC", "dice": "DSC", "miou": "mIoU"}
 """What a line of a log may call the quality of the masks in validation, the best first."""
 CLOSE = 0.01
 """To the baseline's, of that quality."""
@@ -118,7 +118,7 @@ class _Report:
         self,
         folder: ReportFolder,
         results: StudyResults,
-        comparisons: Sequence[Comparison],
+        comparisons: Sequence[GroupComparison],
         baseline: str,
     ) -> None:
         self.folder = folder
@@ -171,7 +171,7 @@ class _Report:
         table = tables.verdict_table(known, self.baseline)
         self._add(table, *_verdict_words(known, self.baseline))
 
-    def _of_group(self, comparison: Comparison) -> None:
+    def _of_group(self, comparison: GroupComparison) -> None:
         """Differences, means and ranks of a set and network."""
         name = comparison.group.name
         if comparison.changes:
@@ -185,7 +185,7 @@ class _Report:
             self.sections.append(table_section(tables.difference_table(comparison, JUDGES)))
         self._ranks(comparison.fields, name)
 
-    def _differences_figure(self, comparison: Comparison) -> Picture:
+    def _differences_figure(self, comparison: GroupComparison) -> Picture:
         metrics = [m for m in FORESTS if any(c.metric == m for c in comparison.changes)]
         rows = [
             (m.name, m.name, m._replace(decision="dice").name)
@@ -269,7 +269,7 @@ class _Report:
         if claims:
             self._add(tables.claim_table(claims, self.comparisons))
 
-    def _inside(self, comparison: Comparison) -> None:
+    def _inside(self, comparison: GroupComparison) -> None:
         """What happened in the trainings, and what their probabilities and logits look like."""
         group, name = comparison.group, comparison.group.name
         keys = {r: self.results.cell_keys(group, r) for r in comparison.seeds}
@@ -290,7 +290,7 @@ class _Report:
             picture = self._picture(figure, f"logits {name}", title)
             self.sections.append(Section(f"Logits: {name}", [note], pictures=[picture]))
 
-    def _training(self, comparison: Comparison, keys: Mapping[str, Sequence[CellKey]]) -> None:
+    def _training(self, comparison: GroupComparison, keys: Mapping[str, Sequence[CellKey]]) -> None:
         name, pictures = comparison.group.name, []
         logs = {r: {k.seed: self.results.log(k) for k in of} for r, of in keys.items()}
         quality = _quality(logs)
@@ -321,7 +321,7 @@ class _Report:
         recipe: str,
         logs: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
         quality: str,
-    ) -> tables.Cost:
+    ) -> tables.RecipeCost:
         cells = self.results.cells
         own = cells[
             (cells["set"] == group.set) & (cells["network"] == group.network)
@@ -334,7 +334,7 @@ class _Report:
         base = logs.get(self.baseline, {})
         tried = [s for s, r in logs[recipe].items() if quality and r and base.get(s)]
         reached = [_reached(logs[recipe][s], base[s], quality) for s in tried]
-        return tables.Cost(
+        return tables.RecipeCost(
             recipe=recipe,
             cells=(done, max(len(own), done)),
             seconds=None if seconds is None or np.isnan(seconds) else float(seconds),
@@ -463,7 +463,7 @@ CONVENTIONS = {
 """What the words of the report mean."""
 
 
-def _verdict_words(comparisons: Sequence[Comparison], baseline: str) -> list[str]:
+def _verdict_words(comparisons: Sequence[GroupComparison], baseline: str) -> list[str]:
     """Which methods reach all goals, or how many of them the best reach."""
     rows = list(dict.fromkeys(m for c in comparisons for m in c.rows if m.name != baseline))
     scored: list[tuple[Method, int, int]] = []
@@ -486,7 +486,7 @@ def _verdict_words(comparisons: Sequence[Comparison], baseline: str) -> list[str
     return [f"No method reaches all goals in {where}. The most: {', '.join(best)}."]
 
 
-def _best_words(published: Any, comparison: Comparison) -> str:
+def _best_words(published: Any, comparison: GroupComparison) -> str:
     """Best printed numbers beside the best of ours."""
     parts = []
     for index, column in enumerate(published.columns):
@@ -506,7 +506,7 @@ def _best_words(published: Any, comparison: Comparison) -> str:
     return f"Best of the paper and of this study, repairs included: {'; '.join(parts)}."
 
 
-def _points(comparison: Comparison) -> list[Point]:
+def _points(comparison: GroupComparison) -> list[Point]:
     means = comparison.mean_of
     return [
         Point(m, means[m.name, "dsc"], means[m.name, NEAR_ECE])
@@ -565,7 +565,7 @@ def _channels(
     return names if len(names) == most else [str(k) for k in range(most)]
 
 
-def _sensitivity_curve(comparison: Comparison, family: Family) -> list[tuple[float, Any]]:
+def _sensitivity_curve(comparison: GroupComparison, family: Family) -> list[tuple[float, Any]]:
     """Means by metric at every value of the number."""
     curve = []
     for recipe, value in family.values.items():
@@ -575,7 +575,7 @@ def _sensitivity_curve(comparison: Comparison, family: Family) -> list[tuple[flo
     return curve if len(curve) > 1 else []
 
 
-def _change_row(comparison: Comparison, change: Change) -> dict[str, Any]:
+def _change_row(comparison: GroupComparison, change: Change) -> dict[str, Any]:
     method = next(m for m in comparison.methods if m.name == change.method)
     row = {k: v for k, v in vars(change).items() if k not in ("ci95", "relative_ci95")}
     return {

@@ -147,7 +147,7 @@ class StudyResults:
         """
         keys = ["recipe", "repair", "decision", "seed", "patient"]
         means = self.of(group).groupby(keys, sort=True)[self.metrics].mean()
-        every = [*self.methods(group), Method(TRUTH)]
+        every = [*self.methods(group), *(Method(TRUTH, decision=d) for d in DECISIONS)]
         by_method = dict(iter(means.groupby(level=keys[:3])))
         return {m: by_method[tuple(m)].droplevel([0, 1, 2]) for m in every if tuple(m) in by_method}
 

@@ -33,8 +33,8 @@ from segcal.evaluation.compare import LEVEL
 __all__ = [
     "MARGIN",
     "Change",
+    "MeanRanks",
     "MeanValue",
-    "Ranks",
     "cliques",
     "differences",
     "duels",
@@ -142,7 +142,7 @@ class MeanValue:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class MeanRanks:
     """Mean ranks of methods; 1 is best.
 
     Attributes:
@@ -430,7 +430,7 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def ranks(tables: Tables, metric: str, *, higher: bool) -> Ranks:
+def ranks(tables: Tables, metric: str, *, higher: bool) -> MeanRanks:
     """Rank methods patient by patient, in the patients that all of them have.
 
     A patient of several seeds is the mean over them. Ties share a rank.
@@ -445,14 +445,14 @@ def ranks(tables: Tables, metric: str, *, higher: bool) -> Ranks:
     blocks = joined.groupby(level="patient").mean().to_numpy(dtype=np.float64)
     n, k = blocks.shape
     if not n or not k:
-        return Ranks(metric, {}, 0, None, None)
+        return MeanRanks(metric, {}, 0, None, None)
     ranked = stats.rankdata(-blocks if higher else blocks, axis=1)
     mean = dict(zip(joined.columns, ranked.mean(axis=0).tolist(), strict=True))
     p = None
     if k >= 3 and n >= 2 and np.ptp(blocks, axis=1).any():
         p = float(stats.friedmanchisquare(*blocks.T).pvalue)
     ordered = dict(sorted(mean.items(), key=lambda item: item[1]))
-    return Ranks(metric, ordered, n, p, nemenyi(k, n) if k > 1 else None)
+    return MeanRanks(metric, ordered, n, p, nemenyi(k, n) if k > 1 else None)
 
 
 def nemenyi(methods: int, blocks: int, *, alpha: float = ALPHA) -> float:

@@ -15,7 +15,7 @@ from segcal.study.comparing import (
     NLL,
     TACE,
     TRUTH,
-    Comparison,
+    GroupComparison,
     RankedField,
 )
 from segcal.study.naming import better, definition, digits, is_relative, metric_name, unit
@@ -24,7 +24,7 @@ from segcal.study.results import Group, Method
 from segcal.study.statistics import MARGIN, Change, non_inferior
 
 __all__ = [
-    "Cost",
+    "RecipeCost",
     "claim_table",
     "cost_table",
     "difference_table",
@@ -52,7 +52,7 @@ PUBLISHED = "_published"
 
 
 @dataclass(frozen=True)
-class Cost:
+class RecipeCost:
     """What a recipe cost.
 
     Attributes:
@@ -71,7 +71,7 @@ class Cost:
     tried: int
 
 
-def verdict_table(comparisons: Sequence[Comparison], baseline: str) -> Table:
+def verdict_table(comparisons: Sequence[GroupComparison], baseline: str) -> Table:
     """In how many sets and networks a method reaches the goals.
 
     Args:
@@ -79,18 +79,18 @@ def verdict_table(comparisons: Sequence[Comparison], baseline: str) -> Table:
         baseline: name of the method that all are compared with.
     """
     rows = list(dict.fromkeys(m for c in comparisons for m in c.rows if m.name != baseline))
-    asked: list[tuple[Column, Callable[[Comparison, Method], bool | None]]] = [
-        (_goal_column(metric), partial(Comparison.reaches, metric=metric)) for metric in GOALS
+    asked: list[tuple[Column, Callable[[GroupComparison, Method], bool | None]]] = [
+        (_goal_column(metric), partial(GroupComparison.reaches, metric=metric)) for metric in GOALS
     ]
     asked += [
         (
             Column("DSC kept", f"interval of the difference above -{MARGIN:g}, of the mask or of "
                    "the Dice-optimal decision"),
-            Comparison.keeps_dsc,
+            GroupComparison.keeps_dsc,
         ),
         (
             Column("beats repair", f"lower ECE near and NLL than {baseline} + class_region"),
-            Comparison.beats_repair,
+            GroupComparison.beats_repair,
         ),
     ]  # fmt: skip
     body = []
@@ -125,7 +125,7 @@ def _all(cell: Cell) -> bool:
     return cell.value == "1.0"
 
 
-def goal_table(comparison: Comparison) -> Table:
+def goal_table(comparison: GroupComparison) -> Table:
     """Changes to the baseline of what the goals are about.
 
     Args:
@@ -194,7 +194,7 @@ def _difference_cell(change: Change) -> Cell:
     return replace(cell, text=cell.text + MARKS[change.direction], extra=extra)
 
 
-def mean_table(comparison: Comparison, metrics: Sequence[str]) -> Table:
+def mean_table(comparison: GroupComparison, metrics: Sequence[str]) -> Table:
     """Means of all methods, the best of a column marked, and the true posterior below.
 
     Args:
@@ -236,12 +236,12 @@ def mean_table(comparison: Comparison, metrics: Sequence[str]) -> Table:
     return Table(key, title, columns, rows, caption, sortable=True)
 
 
-def _mean_cell(comparison: Comparison, method: Method, metric: str) -> Cell:
+def _mean_cell(comparison: GroupComparison, method: Method, metric: str) -> Cell:
     found = comparison.mean_of.get((method.name, metric))
     return Cell("-") if found is None else number_cell(found.mean, digits(metric))
 
 
-def _counted(comparison: Comparison) -> str:
+def _counted(comparison: GroupComparison) -> str:
     """How many patients and seeds; and which methods have fewer."""
     seeds = comparison.seeds
     most = max((len(of) for of in seeds.values()), default=0)
@@ -262,7 +262,7 @@ def _key(group: Group) -> str:
     return "-".join("".join(c if c.isalnum() else "-" for c in part) for part in group)
 
 
-def difference_table(comparison: Comparison, metrics: Sequence[str]) -> Table:
+def difference_table(comparison: GroupComparison, metrics: Sequence[str]) -> Table:
     """Differences to the baseline with their p-values; it sorts.
 
     Args:
@@ -318,7 +318,7 @@ def _p_cell(p: float | None) -> Cell:
     return Cell("< .0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.2f}", repr(p))
 
 
-def duel_table(comparisons: Sequence[Comparison], field: str, metric: str) -> Table:
+def duel_table(comparisons: Sequence[GroupComparison], field: str, metric: str) -> Table:
     """In how many sets and networks a recipe beats another beyond chance.
 
     Args:
@@ -393,7 +393,7 @@ def rank_table(fields: Sequence[RankedField], name: str) -> Table:
     return Table(key, f"Ranks: {name}", columns, body, caption)
 
 
-def cost_table(costs: Sequence[Cost], baseline: str, group: Group, near: float) -> Table:
+def cost_table(costs: Sequence[RecipeCost], baseline: str, group: Group, near: float) -> Table:
     """What every recipe cost, and how soon it was as good as the baseline.
 
     Args:
@@ -431,7 +431,7 @@ def cost_table(costs: Sequence[Cost], baseline: str, group: Group, near: float) 
     return Table(f"cost-{_key(group)}", f"Cost: {group.name}", columns, body, caption)
 
 
-def floor_table(comparisons: Sequence[Comparison], metrics: Sequence[str]) -> Table:
+def floor_table(comparisons: Sequence[GroupComparison], metrics: Sequence[str]) -> Table:
     """Errors of the true posterior where it is known, beside the best method's.
 
     Args:
@@ -455,7 +455,7 @@ def floor_table(comparisons: Sequence[Comparison], metrics: Sequence[str]) -> Ta
     return Table("floor", "Floor of the errors", columns, body, caption)
 
 
-def _least(comparison: Comparison, metric: str) -> Cell:
+def _least(comparison: GroupComparison, metric: str) -> Cell:
     found = [
         (comparison.mean_of[m.name, metric].mean, m.name)
         for m in comparison.rows
@@ -467,7 +467,7 @@ def _least(comparison: Comparison, metric: str) -> Cell:
     return replace(number_cell(value, digits(metric)), extra=name)
 
 
-def published_table(published: PublishedTable, comparison: Comparison) -> Table:
+def published_table(published: PublishedTable, comparison: GroupComparison) -> Table:
     """A paper's numbers and beside them those of a study.
 
     Args:
@@ -504,12 +504,12 @@ def published_table(published: PublishedTable, comparison: Comparison) -> Table:
     return Table(key, f"{published.title}, beside {comparison.group.name}", columns, body, caption)
 
 
-def _printed(comparison: Comparison, method: Method, metric: str) -> Cell:
+def _printed(comparison: GroupComparison, method: Method, metric: str) -> Cell:
     found = comparison.mean_of.get((method.name, metric))
     return Cell("-") if found is None else number_cell(found.mean, 2 if unit(metric) else 3)
 
 
-def claim_table(claims: Sequence[Claim], comparisons: Sequence[Comparison]) -> Table:
+def claim_table(claims: Sequence[Claim], comparisons: Sequence[GroupComparison]) -> Table:
     """What papers say of a method, and what the study found.
 
     Args:

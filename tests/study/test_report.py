@@ -116,6 +116,20 @@ def test_verdicts(whole):
     assert not goals["nacl@alpha=1"][5].best
 
 
+def test_the_true_posterior_is_a_row_and_no_rival(whole):
+    output, _ = whole
+    phantom = compare_study(read_results(output), "dice_ce", resamples=RESAMPLES)[1]
+    *_, last = mean_table(phantom, ["dsc", "kl_all"]).rows
+    assert last[0].text == "true posterior"
+    assert all(cell.value for cell in last[1:])
+    assert last[-1].text == "0.0000"
+    assert not any(cell.best for cell in last)
+    assert not any(name.startswith("true_posterior") for name, _ in phantom.change_of)
+    assert not any(
+        "true_posterior" in name for f in phantom.fields for r in f.ranks for name in r.mean
+    )
+
+
 def test_duels_count_both_sides(whole):
     output, _ = whole
     comparisons = compare_study(read_results(output), "dice_ce", resamples=RESAMPLES)
