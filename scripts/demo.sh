@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on generated data: nnU-Net with and without the CRaC penalty, and the stock model
-# repaired, on the CPU, in minutes.
+# The main job on generated data: stock nnU-Net, nnU-Net with two heads and confidence held to
+# accuracy, and the stock model repaired, on the CPU, in minutes.
 # Usage: bash scripts/demo.sh [FOLDER]   (default: demo)
 set -euo pipefail
 out="$(realpath -m "${1:-$(dirname "$0")/../demo}")"
@@ -30,7 +30,7 @@ segcal phantom "$data" --train 15 --test 8 --seed 0
 echo "2/6 Planning and preprocessing"
 quietly plan nnUNetv2_plan_and_preprocess -d 900 -c 2d -np 1 -npfp 1 --verify_dataset_integrity
 quietly plan_small python scripts/small_plans.py 900 2d --patch 64,64 --batch 12 --features 16,32,64
-for trainer in nnUNetTrainer nnUNetTrainerCRaC; do
+for trainer in nnUNetTrainer nnUNetTrainerConfidence; do
   echo "3/6 Training $trainer"
   quietly "train_$trainer" segcal nnunet train 900 2d_small 0 -tr "$trainer" -device cpu \
     --epochs 12 --iterations 40 --val-iterations 10 --seed 0 --calibrate
@@ -43,7 +43,7 @@ fold=("$nnUNet_results"/Dataset900_Phantom/nnUNetTrainer__*/fold_0)
 quietly calibrate segcal calibrate apply "$out/nnUNetTrainer" "${fold[0]}/calibrator.json" \
   -o "$out/nnUNetTrainer_calibrated"
 echo "6/6 Evaluating"
-for what in nnUNetTrainer nnUNetTrainer_calibrated nnUNetTrainerCRaC posterior; do
+for what in nnUNetTrainer nnUNetTrainer_calibrated nnUNetTrainerConfidence posterior; do
   predictions="$out/$what"
   [ "$what" = posterior ] && predictions="$data/posteriorTs"
   echo
@@ -53,4 +53,4 @@ done
 echo
 echo "The last one is the true posterior: what perfect calibration looks like on these 8 cases."
 echo "Reports: $out/report_*/  Multipliers per epoch:"
-ls "$nnUNet_results"/Dataset900_Phantom/nnUNetTrainerCRaC*/fold_0/segcal_log.jsonl
+ls "$nnUNet_results"/Dataset900_Phantom/nnUNetTrainerConfidence*/fold_0/segcal_log.jsonl
