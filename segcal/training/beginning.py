@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from segcal.io.files import read_json, remove_leftovers, write_json
@@ -90,6 +92,26 @@ def begin(
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in libraries},
+            **({"commit": commit} if (commit := source_commit()) else {}),
         },
     }
     write_json(path, {"runs": [*before, run], **facts})
+
+
+def source_commit() -> str | None:
+    """The commit of the checkout that segcal is run from, ``-dirty`` where files differ from it.
+
+    Returns:
+        None where segcal is installed, or there is no git.
+    """
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(  # noqa: S603 - nothing in it is a user's
+            command, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

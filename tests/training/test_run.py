@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from segcal.components import Component
 from segcal.io.yaml import Strict
 from segcal.metrics.ece import ece
 from segcal.recipes import build, load_objective
-from segcal.training.beginning import OutputInUseError
+from segcal.training import beginning
+from segcal.training.beginning import OutputInUseError, source_commit
 from segcal.training.collapse import CollapseWatch
 from segcal.training.devices import Ranks
 from segcal.training.epoch_log import EpochLog
@@ -173,8 +175,25 @@ def test_a_trainer_of_a_few_lines_has_all_that_trainers_have(tmp_path, monkeypat
     (started,) = told["runs"]
     assert (started["first_epoch"], started["seed"], started["processes"]) == (0, 1, 1)
     assert {"python", "torch", "segcal"} <= started["versions"].keys()
+    assert started["versions"].get("commit") == source_commit()
     assert (told["metric"], told["classes"]) == ("likelihood", ["a", "b", "c"])
     assert told["recipe"] == load_objective("cals").model_dump()
+
+
+def test_the_commit_is_told_where_there_is_one(tmp_path, monkeypatch):
+    root = tmp_path / "checkout"
+    monkeypatch.setattr(beginning, "__file__", str(root / "segcal" / "training" / "beginning.py"))
+    assert source_commit() is None  # installed, not checked out
+    (root / ".git").mkdir(parents=True)
+    assert source_commit() is None  # damaged
+    (root / ".git").rmdir()
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    commit = source_commit()
+    assert commit == head.stdout[: len(commit)]
+    assert len(commit) == 12
 
 
 def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path):
