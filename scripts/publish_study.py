@@ -1,0 +1,174 @@
+"""Publish what studies of segmentation have measured: numbers for data/results, and pages of them.
+
+    python scripts/publish_study.py collect runs/study_phantom_small runs/study_acdc
+    python scripts/publish_study.py page docs/which-method.md
+
+`collect` writes, for every set of a study, ``SET.csv`` (means over the cases of every patient, by
+network, recipe, seed, repair and decision; four digits) and ``SET_cells.csv`` (a row for every
+training: epochs, seconds, validation scores, the commit of segcal). They hold numbers alone, no
+image. The settings of a training are in ``configs/studies`` and ``configs/recipes`` at its commit.
+
+`page` puts tables that are made of these files into a Markdown page, each between the marks
+``<!-- NAME -->`` and ``<!-- /NAME -->``: ``verdict``, ``goals``, ``means``, ``duels``, ``ranks``,
+``claims`` and ``studies``. Marks that a page does not have are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from segcal.io.files import read_json, whole_file, write_text
+from segcal.reporting.markup import render_tables
+from segcal.reporting.tables import Cell, Column, Table
+from segcal.study import tables
+from segcal.study.comparing import FIELDS, FOUGHT, GroupComparison, compare_study, rank_everywhere
+from segcal.study.published import load_published
+from segcal.study.results import MASK, StudyResults, read_results
+
+ROOT = Path(__file__).resolve().parent.parent
+BASELINE = "dice_ce"
+KEYS = ["network", "recipe", "seed", "patient", "repair", "decision"]
+OF_MASK = ["dsc", "hd95_penalised_mm"]
+OF_PROBABILITIES = [
+    "ece_fg", "ece_union", "ece_dilated5", "ece_all", "nll_all", "nll_dilated5", "tace_all",
+    "kl_all", "kl_dilated5",
+]  # fmt: skip
+OF_CELL = ["network", "recipe", "seed", "status", "epochs", "best_epoch", "seconds", "parameters"]
+SHOWN = ["dsc", "ece_dilated5", "nll_all", "tace_all", "kl_all"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    collecting = commands.add_parser("collect", help="write the numbers of studies")
+    collecting.add_argument("studies", nargs="+", type=Path, metavar="OUTPUT")
+    collecting.set_defaults(run=collect)
+    paging = commands.add_parser("page", help="put tables into a page")
+    paging.add_argument("page", type=Path)
+    paging.add_argument("--baseline", default=BASELINE, metavar="RECIPE")
+    paging.add_argument("--resamples", type=int, default=2000, help="of the bootstrap")
+    paging.set_defaults(run=write_page)
+    for command in (collecting, paging):
+        command.add_argument("--results", type=Path, default=ROOT / "data" / "results")
+    options = parser.parse_args()
+    options.run(options)
+
+
+def collect(options: argparse.Namespace) -> None:
+    """Write the numbers of every set of every study."""
+    options.results.mkdir(parents=True, exist_ok=True)
+    for output in options.studies:
+        results = read_results(output)
+        for name in dict.fromkeys(results.cells["set"]):
+            cases = results.cases[results.cases["set"] == name]
+            cells = results.cells[results.cells["set"] == name]
+            if cases.empty:
+                continue
+            _write(options.results / f"{name}.csv", _of_patients(cases))
+            _write(options.results / f"{name}_cells.csv", _of_cells(cells, results))
+            print(f"{name}: {len(cells)} trainings, {cases['patient'].nunique()} test patients")
+
+
+def _of_patients(cases: pd.DataFrame) -> pd.DataFrame:
+    """Means by patient; numbers of probabilities stand in the rows of the predicted mask alone."""
+    columns = [c for c in (*OF_MASK, *OF_PROBABILITIES) if c in cases]
+    means = cases.groupby(KEYS, sort=False)[columns].mean().reset_index()
+    twice = [c for c in OF_PROBABILITIES if c in means]
+    means.loc[means["decision"] != MASK, twice] = None
+    return means
+
+
+def _of_cells(cells: pd.DataFrame, results: StudyResults) -> pd.DataFrame:
+    found = cells[[c for c in cells if c in OF_CELL or c.startswith("val_")]].copy()
+    commits = []
+    for row in cells.itertuples():
+        path = results.output / row.set / row.network / row.recipe / f"seed_{row.seed}"
+        told = path / "result.json"
+        commits.append(read_json(told)["versions"].get("commit") if told.is_file() else None)
+    found["commit"] = commits
+    return found
+
+
+def _write(path: Path, table: pd.DataFrame) -> None:
+    with whole_file(path) as temporary:
+        table.to_csv(temporary, index=False, float_format="%.4g")
+
+
+def published(folder: Path) -> StudyResults:
+    """All that has been collected, as if it were one study."""
+    cells, cases = [], []
+    for path in sorted(folder.glob("*_cells.csv")):
+        name = path.stem.removesuffix("_cells")
+        cells.append(pd.read_csv(path).assign(set=name))
+        table = pd.read_csv(folder / f"{name}.csv", dtype={"patient": str})
+        table = table.assign(set=name, case=table["patient"])
+        of_probabilities = [c for c in OF_PROBABILITIES if c in table]
+        keys = KEYS[:-1]
+        masks = table[table["decision"] == MASK][[*keys, *of_probabilities]]
+        rest = table.drop(columns=of_probabilities)
+        cases.append(rest.merge(masks, on=keys, how="left", validate="many_to_one"))
+    if not cells:
+        raise SystemExit(f"{folder}: holds no SET_cells.csv; collect first")
+    every = pd.concat(cells, ignore_index=True)
+    every["why"] = None
+    return StudyResults(folder, every, pd.concat(cases, ignore_index=True))
+
+
+def write_page(options: argparse.Namespace) -> None:
+    """Make the tables, and put them between their marks."""
+    results = published(options.results)
+    comparisons = compare_study(results, options.baseline, resamples=options.resamples)
+    text = options.page.read_text(encoding="utf-8")
+    for name, found in sections(results, comparisons, options.baseline).items():
+        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        body = f"\n{render_tables(found, 'markdown').strip()}\n\n"
+        text, count = marks.subn(lambda at, body=body: at[1] + body + at[2], text)
+        if not count:
+            print(f"{options.page}: has no marks {name}")
+    write_text(options.page, text)
+
+
+def sections(
+    results: StudyResults, comparisons: Sequence[GroupComparison], baseline: str
+) -> Mapping[str, Sequence[Table]]:
+    """Tables by the name of their marks."""
+    claims = [c for c in load_published().claims if c.recipe in results.recipes]
+    shown = [m for m in SHOWN if m in results.metrics]
+    return {
+        "verdict": [tables.verdict_table(comparisons, baseline)],
+        "goals": [tables.goal_table(c) for c in comparisons if c.changes],
+        "means": [tables.mean_table(c, shown) for c in comparisons],
+        "duels": [tables.duel_table(comparisons, f, m) for f in FIELDS for m in FOUGHT],
+        "ranks": [tables.rank_table(rank_everywhere(comparisons), "all sets")],
+        "claims": [tables.claim_table(claims, comparisons)] if claims else [],
+        "studies": [studies_table(results)],
+    }
+
+
+def studies_table(results: StudyResults) -> Table:
+    """What was trained: sets, recipes, seeds, patients, hours."""
+    rows = []
+    for group in results.groups:
+        cells = results.cells
+        own = cells[(cells["set"] == group.set) & (cells["network"] == group.network)]
+        cases = results.of(group)
+        rows.append([
+            Cell(group.set), Cell(group.network), Cell(str(own["recipe"].nunique())),
+            Cell(", ".join(map(str, sorted(own["seed"].unique())))),
+            Cell(str(cases["patient"].nunique())), Cell(f"{own['seconds'].sum() / 3600:.1f}"),
+            Cell(", ".join(sorted(own["commit"].dropna().astype(str).unique()))),
+        ])  # fmt: skip
+    names = ("set", "network", "recipes", "seeds", "test patients", "hours", "commit")
+    caption = "Hours of a core of a shared CPU for training, prediction and measurement."
+    return Table("studies", "What was trained", [Column(n) for n in names], rows, caption)
+
+
+if __name__ == "__main__":
+    main()
