@@ -244,13 +244,10 @@ def _seconds(result: Mapping[str, Any] | None) -> float:
 
 def _expected(cell: Cell, known: Sequence[tuple[Cell, float]]) -> float:
     """Seconds that a cell will take, by those that are done and most like it; 0 if none is."""
-    for like in (
-        lambda c: (c.set, c.network, c.recipe) == (cell.set, cell.network, cell.recipe),
-        lambda c: (c.set, c.network) == (cell.set, cell.network),
-        lambda c: True,
-    ):
-        if seconds := [s for c, s in known if like(c)]:
-            return sum(seconds) / len(seconds)
+    for keys in (("set", "network", "recipe"), ("set", "network"), ()):
+        alike = [s for c, s in known if all(getattr(c, k) == getattr(cell, k) for k in keys)]
+        if alike:
+            return sum(alike) / len(alike)
     return 0.0
 
 
