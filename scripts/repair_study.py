@@ -48,7 +48,6 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from segcal.adapters.monai.experiment import SegmentationExperiment
 from segcal.adapters.monai.inference import Predictor, predict_cases
@@ -60,7 +59,7 @@ from segcal.evaluation.job import Job
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.io.files import read_json, whole_file, write_json
 from segcal.io.pairing import Case
-from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
+from segcal.io.volumes import read_labels
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
 from segcal.metrics.ece import ece
@@ -70,6 +69,8 @@ from segcal.posthoc.calibrator import Calibrator
 from segcal.posthoc.decision import Offsets, Rule, decide
 from segcal.repair.fitting import build_calibrator, collect, plan_fit
 from segcal.repair.inputs import CaseLogits, read_case_logits
+from segcal.study.measuring import divergence, near_foreground
+from segcal.study.preparing import cut_middle, link
 
 RECIPES = ("dice_ce", "crac", "svls", "cals")
 PARTS = ("fit", "test")
@@ -225,13 +226,13 @@ def prepare(material: Material, source: Path | None, folder: Path, seed: int) ->
     fold = read_json(root / "splits_final.json")[0]
     names = {"fit": fold["val"], "test": fold["test"]}
     for part, subset in (("fit", "Tr"), ("test", "Ts")):
-        _link(
+        link(
             (root / f"labels{subset}" / f"{case}.nii.gz" for case in names[part]),
             folder / f"labels_s{seed}" / part,
         )
         _copy(root / "dataset.json", folder / f"labels_s{seed}" / part)
         if (root / "posteriorTr").is_dir():
-            _link(
+            link(
                 (root / f"posterior{subset}" / f"{case}.npz" for case in names[part]),
                 folder / f"posterior_s{seed}" / part,
             )
@@ -265,8 +266,8 @@ def _draw(material: Material, source: Path, root: Path, seed: int, middle: Path)
     cases = [[case for patient in group for case in patients[patient]] for group in groups]
     for subset, chosen in (("Tr", cases[0] + cases[1]), ("Ts", cases[2])):
         pairs = [_middle(files[case], middle, material.middle_mm) for case in chosen]
-        _link((image for image, _ in pairs), root / f"images{subset}")
-        _link((label for _, label in pairs), root / f"labels{subset}")
+        link((image for image, _ in pairs), root / f"images{subset}")
+        link((label for _, label in pairs), root / f"labels{subset}")
     _copy(source / "dataset.json", root)
     _write_split(root, cases[0] + cases[1], len(cases[0]))
 
@@ -282,32 +283,9 @@ def _middle(pair: tuple[Path, Path], folder: Path, side_mm: float | None) -> tup
     if side_mm is None:
         return pair
     image, label = (folder / path.name for path in pair)
-    if not label.exists():
-        for source, target in zip(pair, (image, label), strict=True):
-            volume = read_labels(source) if target is label else read_volume(source)
-            box, geometry = _middle_box(volume.geometry, side_mm)
-            write_nifti(target, volume.array[box], geometry)
+    for source, target in zip(pair, (image, label), strict=True):
+        cut_middle(source, target, side_mm, label=target is label)
     return image, label
-
-
-def _middle_box(geometry: Geometry, side_mm: float) -> tuple[tuple[slice, ...], Geometry]:
-    size = [
-        min(n, round(side_mm / mm))
-        for n, mm in zip(geometry.shape[1:], geometry.spacing_mm[1:], strict=True)
-    ]
-    start = [(n - m) // 2 for n, m in zip(geometry.shape[1:], size, strict=True)]
-    corner = geometry.affine @ np.array([start[1], start[0], 0, 1])
-    box = (slice(None), *(slice(a, a + m) for a, m in zip(start, size, strict=True)))
-    shape = (geometry.shape[0], *size)
-    return box, replace(geometry, shape=shape, origin_mm=tuple(corner[:3].tolist()))
-
-
-def _link(files: Iterable[Path], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        link = folder / file.name
-        if not link.is_symlink():
-            link.symlink_to(file.resolve())
 
 
 def _copy(file: Path, folder: Path) -> None:
@@ -612,11 +590,6 @@ def repaired(read: CaseLogits, calibrator: Calibrator | None) -> NDArray[Any]:
     return calibrator.apply(read.logits, spacing_mm=read.spacing_mm)[0].numpy()
 
 
-def near_foreground(reference: NDArray[Any]) -> NDArray[np.bool_]:
-    """Voxels of the scope ``dilated5``."""
-    return ndimage.maximum_filter(reference != 0, 11, mode="constant")
-
-
 def rows_of(
     read: CaseLogits,
     probs: Mapping[str, NDArray[Any]],
@@ -671,14 +644,6 @@ def calibration(
     found |= {f"nll_{scope}": nll(p, reference, mask=scopes[scope]) for scope in ("all", NEAR)}
     found |= {"tace_all": tace(p, reference), "cece_all": classwise_ece(p, reference)}
     return {key: found[key] for key in COLUMNS}
-
-
-def divergence(known: NDArray[Any], probs: NDArray[Any]) -> NDArray[np.float64]:
-    """KL from the true posterior to a prediction by voxel, nats; floored as NLL is, at 1e-12."""
-    p = known.astype(np.float64)
-    p /= p.sum(0)
-    log_ratio = np.log(np.maximum(p, 1e-12)) - np.log(np.maximum(probs.astype(np.float64), 1e-12))
-    return (p * log_ratio).sum(0)
 
 
 # Report.

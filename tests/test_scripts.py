@@ -13,7 +13,6 @@ import pytest
 
 from segcal.datasets.phantom import write_phantom_dataset
 from segcal.io.pairing import pair
-from segcal.io.volumes import Geometry
 from tests.forks import said
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -116,13 +115,3 @@ def test_repair_study_undoes_what_was_done_to_a_true_posterior(tmp_path, capsys)
     assert drawn["temperature", 2]["worse"] == 0
     assert {row["metric"] for row in tables["decisions"]} >= {"dsc", "hd95_penalised_mm"}
     assert {row["recipe"] for row in tables["retrain"]} == {"dice_ce", "svls"}
-
-
-def test_repair_study_cuts_the_middle_where_it_lies():
-    pytest.importorskip("monai")
-    middle_box = runpy.run_path(str(SCRIPTS / "repair_study.py"))["_middle_box"]
-    geometry = Geometry((3, 11, 6), (10.0, 2.0, 1.0), (5.0, 6.0, 7.0), np.diag([-1.0, -1.0, 1.0]))
-    box, cut = middle_box(geometry, 8.0)
-    assert box == (slice(None), slice(3, 7), slice(0, 6))
-    assert cut.shape == (3, 4, 6)
-    np.testing.assert_allclose(cut.affine @ [0, 0, 0, 1], geometry.affine @ [0, 3, 0, 1])

@@ -153,6 +153,7 @@ class _Progress:
         self.todo, self.hosts, self.processes = todo, hosts, processes
         self.begun = time.time()
         self._known = [(c, _seconds(s.result)) for c, s in before.items() if s.result]
+        self._epochs_before = sum(self._epochs(cell) for cell in todo)
         self._looked, self._shown = 0.0, Group()
 
     @contextmanager
@@ -184,35 +185,48 @@ class _Progress:
             for name in ("running", "epoch"):
                 table.add_column(name, justify="left", no_wrap=True)
             for cell, epoch in rows[:SHOWN]:
-                table.add_row(cell.name, f"{epoch} of {cell.settings['epochs']}")
+                last = cell.settings["epochs"]
+                table.add_row(cell.name, f"{epoch} of {last}" if epoch < last else "measured")
             self._shown = Group(Text(left), table)
             self._looked = time.monotonic()
         return self._shown
 
     def _look(self) -> tuple[list[tuple[Cell, int]], str]:
         """Cells that run, with their epochs; and a sentence on all."""
-        from segcal.study.running import epochs_done, statuses
+        from segcal.study.running import statuses
 
         running, remaining, states = [], 0.0, Counter[str]()
+        epochs, epochs_left = 0, 0
         found = statuses(self.todo)
         new = [(c, _seconds(s.result)) for c, s in found.items() if s.result]
         for cell, status in found.items():
             states[status.state] += 1
+            epoch = self._epochs(cell)
+            epochs += epoch
             if status.state != "to do":
                 continue
-            epoch = epochs_done(cell, self.hosts[cell.host])
+            epochs_left += max(cell.settings["epochs"] - epoch, 0)
             share = 1 - min(epoch / cell.settings["epochs"], 1)
             remaining += share * _expected(cell, [*self._known, *new])
             if epoch and self._is_fresh(cell):
                 running.append((cell, epoch))
         done = f"{states['done']} of {len(self.todo)} cells done"
         failed = f", {states['failed']} failed" if states["failed"] else ""
-        since = timedelta(seconds=round(time.time() - self.begun))
+        elapsed = time.time() - self.begun
+        since = timedelta(seconds=round(elapsed))
+        new_epochs = epochs - self._epochs_before
+        if not (self._known or new) and new_epochs > 0:  # no cell to go by yet, but some epochs
+            remaining = self.processes * elapsed * epochs_left / new_epochs
         text = f"{done}{failed}, {since} since the beginning"
         if remaining:
             left = timedelta(seconds=round(remaining / self.processes))
             text += f", about {left} left"
         return running, text
+
+    def _epochs(self, cell: Cell) -> int:
+        from segcal.study.running import epochs_done
+
+        return epochs_done(cell, self.hosts[cell.host])
 
     def _is_fresh(self, cell: Cell) -> bool:
         from segcal.training.epoch_log import EpochLog
@@ -230,13 +244,10 @@ def _seconds(result: Mapping[str, Any] | None) -> float:
 
 def _expected(cell: Cell, known: Sequence[tuple[Cell, float]]) -> float:
     """Seconds that a cell will take, by those that are done and most like it; 0 if none is."""
-    for like in (
-        lambda c: (c.set, c.network, c.recipe) == (cell.set, cell.network, cell.recipe),
-        lambda c: (c.set, c.network) == (cell.set, cell.network),
-        lambda c: True,
-    ):
-        if seconds := [s for c, s in known if like(c)]:
-            return sum(seconds) / len(seconds)
+    for keys in (("set", "network", "recipe"), ("set", "network"), ()):
+        alike = [s for c, s in known if all(getattr(c, k) == getattr(cell, k) for k in keys)]
+        if alike:
+            return sum(alike) / len(alike)
     return 0.0
 
 

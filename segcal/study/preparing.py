@@ -69,7 +69,9 @@ def phantom_settings(source: Set) -> PhantomSettings:
     Raises:
         ValueError: arguments that there are not, or out of range.
     """
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in (source.phantom or {}).items()}
+    given: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in (source.phantom or {}).items()
+    }
     try:
         return PhantomSettings(**given)
     except TypeError as error:
@@ -160,10 +162,10 @@ def part(source: Set, cases: Iterable[str], seed: int) -> Split:
         (wanted.train or 1) + wanted.validation + (1 if test is None else 0) * (wanted.test or 1)
     )
     if len(rest) < needed or test == []:
-        train, test = (n or "the rest" for n in (wanted.train, wanted.test))
+        asked = [n or "the rest" for n in (wanted.train, wanted.test)]
         raise ValueError(
-            f"patients: {len(listed)} are there, fewer than asked for ({train} to train, "
-            f"{wanted.validation} to validate, {test} to test)"
+            f"patients: {len(listed)} are there, fewer than asked for ({asked[0]} to train, "
+            f"{wanted.validation} to validate, {asked[1]} to test)"
         )
     held = wanted.validation if test is not None else wanted.validation + (wanted.test or 0)
     train = rest[: wanted.train if wanted.train is not None else len(rest) - held]
@@ -224,8 +226,8 @@ def prepare(cell: Cell) -> None:
         temporary / "splits_final.json",
         [{"train": list(split.train), "val": list(split.val), "test": list(split.test)}],
     )
-    for name, cases in (("fit", split.val), ("test", split.test)):
-        _lay_out(temporary, name, cases)
+    _lay_out(temporary, "fit", split.val)
+    _lay_out(temporary, "test", split.test)
     write_json(temporary / RECORD, wanted)
     temporary.rename(root)
 

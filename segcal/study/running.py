@@ -318,7 +318,7 @@ def collect_results(output: Path, found: Mapping[Cell, Status]) -> Path:
     folder = output / RESULTS
     rows, tables = [], []
     for cell, status in found.items():
-        keys = {
+        keys: dict[str, Any] = {
             "set": cell.set,
             "network": cell.network,
             "recipe": cell.recipe,
