@@ -24,7 +24,7 @@ from segcal.commands.experiment import OPTIONS
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.api import Runner
-    from segcal.study.plan import Cell, Host, Study
+    from segcal.study.plan import Host, SegmentationStudy, StudyCell
     from segcal.study.running import Status
 
 SHOWN = 12
@@ -111,8 +111,8 @@ def _hosts(names: set[str]) -> dict[str, Host]:
 
 def _run(
     console: Console,
-    todo: Sequence[Cell],
-    before: Mapping[Cell, Status],
+    todo: Sequence[StudyCell],
+    before: Mapping[StudyCell, Status],
     hosts: Mapping[str, Host],
     options: Options,
     runner: Runner,
@@ -145,8 +145,8 @@ class _Progress:
 
     def __init__(
         self,
-        todo: Sequence[Cell],
-        before: Mapping[Cell, Status],
+        todo: Sequence[StudyCell],
+        before: Mapping[StudyCell, Status],
         hosts: Mapping[str, Host],
         processes: int,
     ) -> None:
@@ -166,7 +166,7 @@ class _Progress:
         with Live(get_renderable=self._table, console=console, refresh_per_second=1):
             yield
 
-    def line(self, cell: Cell) -> str:
+    def line(self, cell: StudyCell) -> str:
         """A line on a cell that has ended."""
         from segcal.study.running import result_of
 
@@ -191,7 +191,7 @@ class _Progress:
             self._looked = time.monotonic()
         return self._shown
 
-    def _look(self) -> tuple[list[tuple[Cell, int]], str]:
+    def _look(self) -> tuple[list[tuple[StudyCell, int]], str]:
         """Cells that run, with their epochs; and a sentence on all."""
         from segcal.study.running import statuses
 
@@ -223,12 +223,12 @@ class _Progress:
             text += f", about {left} left"
         return running, text
 
-    def _epochs(self, cell: Cell) -> int:
+    def _epochs(self, cell: StudyCell) -> int:
         from segcal.study.running import epochs_done
 
         return epochs_done(cell, self.hosts[cell.host])
 
-    def _is_fresh(self, cell: Cell) -> bool:
+    def _is_fresh(self, cell: StudyCell) -> bool:
         from segcal.training.epoch_log import EpochLog
 
         try:
@@ -242,7 +242,7 @@ def _seconds(result: Mapping[str, Any] | None) -> float:
     return float(sum((result or {}).get("seconds", {}).values()))
 
 
-def _expected(cell: Cell, known: Sequence[tuple[Cell, float]]) -> float:
+def _expected(cell: StudyCell, known: Sequence[tuple[StudyCell, float]]) -> float:
     """Seconds that a cell will take, by those that are done and most like it; 0 if none is."""
     for keys in (("set", "network", "recipe"), ("set", "network"), ()):
         alike = [s for c, s in known if all(getattr(c, k) == getattr(cell, k) for k in keys)]
@@ -251,13 +251,15 @@ def _expected(cell: Cell, known: Sequence[tuple[Cell, float]]) -> float:
     return 0.0
 
 
-def _say_plan(console: Console, study: Study, found: Mapping[Cell, Status]) -> None:
+def _say_plan(
+    console: Console, study: SegmentationStudy, found: Mapping[StudyCell, Status]
+) -> None:
     """List the cells, and what they cost."""
     say(console, study.summary, "bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("set", "network", "recipe", "seeds", "epochs", "state"):
         table.add_column(name)
-    rows: dict[tuple[str, str, str], list[tuple[Cell, Status]]] = {}
+    rows: dict[tuple[str, str, str], list[tuple[StudyCell, Status]]] = {}
     for cell, status in found.items():
         rows.setdefault((cell.set, cell.network, cell.recipe), []).append((cell, status))
     for key, members in rows.items():
@@ -279,7 +281,9 @@ def _say_plan(console: Console, study: Study, found: Mapping[Cell, Status]) -> N
     say(console, f"Output: {study.folder}")
 
 
-def _report(console: Console, study: Study, options: Options, found: Mapping[Cell, Status]) -> None:
+def _report(
+    console: Console, study: SegmentationStudy, options: Options, found: Mapping[StudyCell, Status]
+) -> None:
     from segcal.study.report import REPORT, report
     from segcal.study.running import collect_results
 
@@ -306,7 +310,7 @@ def _report(console: Console, study: Study, options: Options, found: Mapping[Cel
     say(console, f"Written to {folder}: {', '.join(files)}")
 
 
-def _end(console: Console, found: Mapping[Cell, Status], *, interrupted: bool) -> None:
+def _end(console: Console, found: Mapping[StudyCell, Status], *, interrupted: bool) -> None:
     """Say how it ended, by the exit code, too."""
     if interrupted:
         say(console, "Interrupted: the same command goes on from there.", "red")

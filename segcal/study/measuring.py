@@ -32,11 +32,11 @@ from segcal.posthoc.calibrator import Calibrator, PointwiseCalibrator
 from segcal.posthoc.decision import decide
 from segcal.repair.fitting import build_calibrator, collect, numbered, plan_fit
 from segcal.repair.inputs import CaseLogits, read_case_logits
-from segcal.study.plan import Cell
+from segcal.study.plan import StudyCell
 from segcal.study.preparing import owner_of
 from segcal.study.results import TRUTH
 
-__all__ = ["RAW", "Measured", "divergence", "fit_repairs", "measure", "near_foreground"]
+__all__ = ["RAW", "CellNumbers", "divergence", "fit_repairs", "measure", "near_foreground"]
 
 RAW = "raw"
 """The probabilities as they are."""
@@ -54,7 +54,7 @@ REGIONS = ("inner", "outer")
 
 
 @dataclass
-class Measured:
+class CellNumbers:
     """Numbers of a cell.
 
     Attributes:
@@ -72,7 +72,7 @@ class Measured:
     fits: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def measure(cell: Cell) -> Measured:
+def measure(cell: StudyCell) -> CellNumbers:
     """Fit the repairs of a cell and measure it.
 
     Args:
@@ -90,7 +90,7 @@ def measure(cell: Cell) -> Measured:
         truth = plan_fit(cell.posterior("test"), cell.labels("test"))
         known = {case.name: case for case in truth.pairing.cases}
     owner = owner_of(cell, (case.name for case in test.pairing.cases))
-    found = Measured(val=_scores(fit), fits={k: dict(one.facts) for k, one in repairs.items()})
+    found = CellNumbers(val=_scores(fit), fits={k: dict(one.facts) for k, one in repairs.items()})
     bins: dict[tuple[str, str], BinStatistics] = {}
     means = _LogitMeans()
     for case in test.pairing.cases:
@@ -283,6 +283,6 @@ class _LogitMeans:
         ]  # fmt: skip
 
 
-def tables_of(measured: Measured) -> dict[str, pd.DataFrame]:
+def tables_of(measured: CellNumbers) -> dict[str, pd.DataFrame]:
     """What is written of a cell, by name of the file."""
     return {"cases.csv": pd.DataFrame(measured.rows), "logits.csv": pd.DataFrame(measured.logits)}

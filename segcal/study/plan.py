@@ -18,8 +18,19 @@ from segcal.io.yaml import Strict, merged, validated
 from segcal.recipes import load_objective, names
 
 __all__ = [
-    "BASELINE", "DATA", "RESULTS", "Cell", "Cost", "Host", "Part", "Patients", "Set", "Study",
-    "Trained", "Variant", "cells",
+    "BASELINE",
+    "DATA",
+    "RESULTS",
+    "Cost",
+    "Host",
+    "Part",
+    "Patients",
+    "SegmentationStudy",
+    "StudyCell",
+    "StudySet",
+    "TrainedCell",
+    "Variant",
+    "cells",
 ]  # fmt: skip
 
 KIND = "segmentation"
@@ -60,7 +71,7 @@ class Patients(Strict):
     test: int | None = Field(default=None, ge=1)
 
 
-class Set(Strict):
+class StudySet(Strict):
     """A data set, how its patients are parted, and how long networks are trained on it.
 
     Attributes:
@@ -114,7 +125,7 @@ class Set(Strict):
         return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Set:
+    def _consistent(self) -> StudySet:
         if (self.phantom is None) == (self.raw is None):
             raise ValueError("give phantom: {} or raw: FOLDER, one of both")
         if self.patient is not None and self.cases_per_patient is not None:
@@ -155,7 +166,7 @@ class Variant(Strict):
         return value
 
 
-class Study(Strict):
+class SegmentationStudy(Strict):
     """All about a study of segmentation.
 
     Attributes:
@@ -180,7 +191,7 @@ class Study(Strict):
     kind: Literal["segmentation"]
     summary: str = ""
     cost: Cost | None = None
-    sets: dict[str, Set] = Field(min_length=1)
+    sets: dict[str, StudySet] = Field(min_length=1)
     networks: dict[str, dict[str, Any]] = Field(min_length=1)
     recipes: dict[str, Variant] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
@@ -225,7 +236,7 @@ class Study(Strict):
         return value
 
     @model_validator(mode="after")
-    def _names_are_there(self) -> Study:
+    def _names_are_there(self) -> SegmentationStudy:
         for name, one in self.sets.items():
             for what, chosen, there in (
                 ("networks", one.networks, self.networks),
@@ -260,7 +271,7 @@ class Study(Strict):
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class StudyCell:
     """A training of a study, with all that it depends on.
 
     Attributes:
@@ -284,7 +295,7 @@ class Cell:
     seed: int
     output: Path
     host: str
-    source: Set
+    source: StudySet
     variant: Variant
     settings: dict[str, Any]
     repairs: tuple[str, ...]
@@ -323,7 +334,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedCell:
     """What came of a training.
 
     Attributes:
@@ -344,7 +355,7 @@ class Trained:
 class Host(Protocol):
     """What trains networks and predicts with them; it can be pickled."""
 
-    def resolve(self, cell: Cell, classes: int) -> BaseModel:
+    def resolve(self, cell: StudyCell, classes: int) -> BaseModel:
         """All that a training is of, checked as far as can be before it.
 
         Args:
@@ -356,7 +367,7 @@ class Host(Protocol):
         """
         ...
 
-    def train(self, cell: Cell) -> Trained:
+    def train(self, cell: StudyCell) -> TrainedCell:
         """Train to the end, from where it was left.
 
         Raises:
@@ -365,7 +376,7 @@ class Host(Protocol):
         """
         ...
 
-    def predict(self, cell: Cell, part: Part) -> None:
+    def predict(self, cell: StudyCell, part: Part) -> None:
         """Write CASE.npz (probabilities) and CASE.nii.gz (the mask) of the last epoch.
 
         Args:
@@ -374,12 +385,14 @@ class Host(Protocol):
         """
         ...
 
-    def log(self, cell: Cell) -> Path:
+    def log(self, cell: StudyCell) -> Path:
         """Folder of the log of the epochs, while it is trained, too."""
         ...
 
 
-def cells(study: Study, hosts: Collection[str] = ("monai", "nnunet")) -> list[Cell]:
+def cells(
+    study: SegmentationStudy, hosts: Collection[str] = ("monai", "nnunet")
+) -> list[StudyCell]:
     """The trainings of a study, seed by seed, so that a part of a study compares recipes.
 
     Args:
@@ -410,14 +423,14 @@ def cells(study: Study, hosts: Collection[str] = ("monai", "nnunet")) -> list[Ce
                         "scheduler": one.scheduler or study.scheduler,
                         "training": merged(study.training, one.training),
                     }
-                    found.append(Cell(
+                    found.append(StudyCell(
                         name, network, recipe, seed, study.folder, host, one,
                         study.recipes[recipe], settings, study.repairs, study.keep_predictions,
                     ))  # fmt: skip
     return found
 
 
-def load_study(content: Mapping[str, Any], name: str) -> Study:
+def load_study(content: Mapping[str, Any], name: str) -> SegmentationStudy:
     """Make a study of what a file says.
 
     Args:
@@ -427,4 +440,4 @@ def load_study(content: Mapping[str, Any], name: str) -> Study:
     Raises:
         ValueError: all that does not fit.
     """
-    return validated(content, Study, name)
+    return validated(content, SegmentationStudy, name)

@@ -22,11 +22,11 @@ from segcal.io.label_sets import read_label_set
 from segcal.io.pairing import scan
 from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
 from segcal.repair.fitting import owners
-from segcal.study.plan import DATA, Cell, Part, Set
+from segcal.study.plan import DATA, Part, StudyCell, StudySet
 
 __all__ = [
-    "Split", "check_source", "classes_of", "cut_middle", "link", "middle_box", "owner_of", "part",
-    "patients_of", "prepare", "split_of",
+    "PatientSplit", "check_source", "classes_of", "cut_middle", "link", "middle_box", "owner_of",
+    "part", "patients_of", "prepare", "split_of",
 ]  # fmt: skip
 
 SUBSETS = ("Tr", "Ts")
@@ -36,7 +36,7 @@ PARTS: dict[Part, str] = {"fit": "Tr", "test": "Ts"}
 
 
 @dataclass(frozen=True)
-class Split:
+class PatientSplit:
     """Cases by what they do.
 
     Attributes:
@@ -63,7 +63,7 @@ class CaseOf:
     label: Path
 
 
-def phantom_settings(source: Set) -> PhantomSettings:
+def phantom_settings(source: StudySet) -> PhantomSettings:
     """How the phantoms of a set look.
 
     Raises:
@@ -79,7 +79,7 @@ def phantom_settings(source: Set) -> PhantomSettings:
         raise ValueError(f"phantom: {error}; there are {there}") from None
 
 
-def classes_of(source: Set) -> int:
+def classes_of(source: StudySet) -> int:
     """Number of classes of a set, background included.
 
     Raises:
@@ -119,7 +119,7 @@ def files_of(raw: Path) -> dict[str, CaseOf]:
     return dict(sorted(found.items()))
 
 
-def patients_of(source: Set, cases: Iterable[str]) -> dict[str, list[str]]:
+def patients_of(source: StudySet, cases: Iterable[str]) -> dict[str, list[str]]:
     """Cases of every patient, by name.
 
     Raises:
@@ -141,7 +141,7 @@ def patients_of(source: Set, cases: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def part(source: Set, cases: Iterable[str], seed: int) -> Split:
+def part(source: StudySet, cases: Iterable[str], seed: int) -> PatientSplit:
     """Which cases train, validate and test with a seed.
 
     Raises:
@@ -174,10 +174,10 @@ def part(source: Set, cases: Iterable[str], seed: int) -> Split:
     if test is None:
         test = left[wanted.validation :][: wanted.test]
     groups = (train, validation, test)
-    return Split(*(tuple(c for p in group for c in patients[p]) for group in groups))
+    return PatientSplit(*(tuple(c for p in group for c in patients[p]) for group in groups))
 
 
-def check_source(source: Set, seeds: Iterable[int]) -> None:
+def check_source(source: StudySet, seeds: Iterable[int]) -> None:
     """See to it that a set can be prepared for all seeds.
 
     Raises:
@@ -192,7 +192,7 @@ def check_source(source: Set, seeds: Iterable[int]) -> None:
         part(source, files, seed)
 
 
-def record_of(source: Set, seed: int) -> dict[str, Any]:
+def record_of(source: StudySet, seed: int) -> dict[str, Any]:
     """All that a prepared data set depends on."""
     keys = ("phantom", "raw", "patient", "cases_per_patient", "patients", "folds", "middle_mm")
     content = source.model_dump(mode="json", include=set(keys))
@@ -201,7 +201,7 @@ def record_of(source: Set, seed: int) -> dict[str, Any]:
     return {"seed": seed, **content}
 
 
-def prepare(cell: Cell) -> None:
+def prepare(cell: StudyCell) -> None:
     """Write the data set of a cell's seed, whole or not at all; nothing if it is there.
 
     Raises:
@@ -232,13 +232,13 @@ def prepare(cell: Cell) -> None:
     temporary.rename(root)
 
 
-def split_of(root: Path) -> Split:
+def split_of(root: Path) -> PatientSplit:
     """Cases of a prepared data set by what they do."""
     (fold,) = read_json(root / "splits_final.json")
-    return Split(*(tuple(fold[key]) for key in ("train", "val", "test")))
+    return PatientSplit(*(tuple(fold[key]) for key in ("train", "val", "test")))
 
 
-def _generate(source: Set, root: Path, seed: int) -> Split:
+def _generate(source: StudySet, root: Path, seed: int) -> PatientSplit:
     wanted = source.patients
     train, test = wanted.train or 0, wanted.test or 0
     write_phantom_dataset(
@@ -246,10 +246,10 @@ def _generate(source: Set, root: Path, seed: int) -> Split:
         settings=phantom_settings(source),
     )  # fmt: skip
     inside, outside = (sorted(scan(root / f"labels{s}", npz=False)) for s in SUBSETS)
-    return Split(tuple(inside[:train]), tuple(inside[train:]), tuple(outside))
+    return PatientSplit(tuple(inside[:train]), tuple(inside[train:]), tuple(outside))
 
 
-def _draw(source: Set, root: Path, seed: int, middle: Path) -> Split:
+def _draw(source: StudySet, root: Path, seed: int, middle: Path) -> PatientSplit:
     if source.raw is None:
         raise ValueError("raw: expected a folder")
     files = files_of(source.raw)
@@ -354,7 +354,7 @@ def middle_box(geometry: Geometry, side_mm: float) -> tuple[tuple[slice, ...], G
     return box, replace(geometry, shape=shape, origin_mm=tuple(corner[:3].tolist()))
 
 
-def owner_of(cell: Cell, cases: Iterable[str]) -> Mapping[str, str]:
+def owner_of(cell: StudyCell, cases: Iterable[str]) -> Mapping[str, str]:
     """Patient of every case; of phantoms, which are others for every seed, with the seed."""
     listed = list(cases)
     if cell.source.raw is None:

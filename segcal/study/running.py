@@ -28,7 +28,7 @@ from segcal.evaluation.engine import run
 from segcal.io.files import read_json, remove_leftovers, whole_file, write_json, write_text
 from segcal.recipes import load_objective, resolve_terms
 from segcal.study.measuring import measure, tables_of
-from segcal.study.plan import RESULTS, Cell, Host, Part
+from segcal.study.plan import RESULTS, Host, Part, StudyCell
 from segcal.study.preparing import check_source, classes_of, prepare
 from segcal.training.beginning import OutputInUseError
 from segcal.training.epoch_log import EpochLog
@@ -67,7 +67,7 @@ class Status:
     why: str = ""
 
 
-def check(cells: Sequence[Cell], hosts: Mapping[str, Host]) -> None:
+def check(cells: Sequence[StudyCell], hosts: Mapping[str, Host]) -> None:
     """Check all that can be checked before work starts.
 
     Raises:
@@ -97,7 +97,7 @@ def check(cells: Sequence[Cell], hosts: Mapping[str, Host]) -> None:
             )
 
 
-def loss_of(cell: Cell) -> dict[str, Any]:
+def loss_of(cell: StudyCell) -> dict[str, Any]:
     """Terms of the loss of a cell, with all arguments, so that a recipe that changes is noticed."""
     recipe = load_objective(cell.variant.recipe)
     terms = resolve_terms(recipe, overrides=cell.variant.terms)
@@ -125,7 +125,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return found
 
 
-def result_of(cell: Cell) -> dict[str, Any] | None:
+def result_of(cell: StudyCell) -> dict[str, Any] | None:
     """What came of a cell; None if it is not done.
 
     Raises:
@@ -135,7 +135,7 @@ def result_of(cell: Cell) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def statuses(cells: Sequence[Cell]) -> dict[Cell, Status]:
+def statuses(cells: Sequence[StudyCell]) -> dict[StudyCell, Status]:
     """How far every cell is."""
     found = {}
     for cell in cells:
@@ -150,7 +150,7 @@ def statuses(cells: Sequence[Cell]) -> dict[Cell, Status]:
     return found
 
 
-def epochs_done(cell: Cell, host: Host) -> int:
+def epochs_done(cell: StudyCell, host: Host) -> int:
     """Epochs that the log of a training holds."""
     path = EpochLog(host.log(cell)).path
     try:
@@ -186,12 +186,12 @@ def in_use(folder: Path) -> Iterator[None]:
 
 
 def run_cells(
-    todo: Sequence[Cell],
+    todo: Sequence[StudyCell],
     hosts: Mapping[str, Host],
     *,
     processes: int = 1,
     runner: Runner = run,
-) -> Iterator[tuple[Cell, str]]:
+) -> Iterator[tuple[StudyCell, str]]:
     """Run cells; yield each, in order, with why it failed, or nothing, when it has ended.
 
     Args:
@@ -210,18 +210,18 @@ def run_cells(
         yield todo[index], why
 
 
-def _lost(cell: Cell, why: str) -> str:
+def _lost(cell: StudyCell, why: str) -> str:
     with suppress(OSError):
         _fail(cell, why)
     return why
 
 
-def _fail(cell: Cell, why: str, more: str = "") -> None:
+def _fail(cell: StudyCell, why: str, more: str = "") -> None:
     cell.folder.mkdir(parents=True, exist_ok=True)
     write_text(cell.folder / FAILURE_NAME, f"{why}\n\n{more}")
 
 
-def _run_safely(cell: Cell, hosts: Mapping[str, Host]) -> str:
+def _run_safely(cell: StudyCell, hosts: Mapping[str, Host]) -> str:
     """Run a cell, and return why it failed, or nothing."""
     try:
         (cell.folder / FAILURE_NAME).unlink(missing_ok=True)
@@ -237,7 +237,7 @@ def _run_safely(cell: Cell, hosts: Mapping[str, Host]) -> str:
     return ""
 
 
-def run_cell(cell: Cell, host: Host) -> None:
+def run_cell(cell: StudyCell, host: Host) -> None:
     """Train, predict and measure, from where it was left; write ``result.json``.
 
     Args:
@@ -305,7 +305,7 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
         table.to_csv(temporary, index=False, float_format="%.9g")
 
 
-def collect_results(output: Path, found: Mapping[Cell, Status]) -> Path:
+def collect_results(output: Path, found: Mapping[StudyCell, Status]) -> Path:
     """Write ``results/cells.csv`` and ``results/cases.csv``; return their folder.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from segcal.adapters.monai.study import MonaiHost
-from segcal.study.plan import Study, cells, load_study
+from segcal.study.plan import SegmentationStudy, cells, load_study
 from segcal.study.running import check
 from segcal.training.experiments import put, read_content, shipped
 from tests.study.small import content_of, write_raw
@@ -13,7 +13,7 @@ from tests.study.small import content_of, write_raw
 HOSTS = {"monai": MonaiHost()}
 
 
-def study(folder, *settings, **parts) -> Study:
+def study(folder, *settings, **parts) -> SegmentationStudy:
     content = content_of(folder, **parts)
     for setting in settings:
         put(content, setting)
@@ -21,7 +21,7 @@ def study(folder, *settings, **parts) -> Study:
 
 
 def segmentation_studies():
-    found = {name: read_content(name, Study, "studies") for name in shipped("studies")}
+    found = {name: read_content(name, SegmentationStudy, "studies") for name in shipped("studies")}
     return [name for name, content in found.items() if content.get("kind") == "segmentation"]
 
 
@@ -131,7 +131,7 @@ def test_folders_and_patients_are_checked(tmp_path, changes, message):
 
 @pytest.mark.parametrize("name", segmentation_studies())
 def test_shipped_studies_fit(name):
-    content = read_content(name, Study, "studies")
+    content = read_content(name, SegmentationStudy, "studies")
     chosen = load_study(content, name)
     assert chosen.summary
     assert chosen.cost is not None

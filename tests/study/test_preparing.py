@@ -9,16 +9,16 @@ import pytest
 
 from segcal.io.pairing import pair
 from segcal.io.volumes import Geometry, read_volume
-from segcal.study.plan import Set, cells, load_study
+from segcal.study.plan import StudySet, cells, load_study
 from segcal.study.preparing import middle_box, owner_of, part, prepare, split_of
 from tests.study.small import content_of, write_raw
 
 NAMES = [f"case_{i:03d}" for i in range(1, 11)]
 
 
-def source(**parts) -> Set:
+def source(**parts) -> StudySet:
     given = {"raw": "a", "patients": {"train": 2, "validation": 1}, "epochs": 1, **parts}
-    return Set.model_validate(given)
+    return StudySet.model_validate(given)
 
 
 def cell_of(folder, **parts):

@@ -14,7 +14,7 @@ from segcal.adapters.monai.training import SegmentationRun
 from segcal.io.files import read_json
 from segcal.io.yaml import merged, validated
 from segcal.recipes import build
-from segcal.study.plan import Cell, Part, Trained
+from segcal.study.plan import Part, StudyCell, TrainedCell
 from segcal.training.beginning import RUN_NAME
 from segcal.training.epoch_log import EpochLog
 
@@ -29,7 +29,7 @@ EPOCHS = "epochs"
 class MonaiHost:
     """Trains and predicts as the commands do, see :class:`segcal.study.plan.Host`."""
 
-    def resolve(self, cell: Cell, classes: int) -> SegmentationExperiment:
+    def resolve(self, cell: StudyCell, classes: int) -> SegmentationExperiment:
         """The experiment that ``segcal train`` would read from a file.
 
         Args:
@@ -45,13 +45,13 @@ class MonaiHost:
         build_network(experiment, 1, classes)
         return experiment
 
-    def train(self, cell: Cell) -> Trained:
+    def train(self, cell: StudyCell) -> TrainedCell:
         """Train to the end, from the last checkpoint."""
         run = SegmentationRun(_experiment(cell), resume=True)
         done = run.run()
         records = EpochLog(done.folder).records()
         runs = read_json(done.folder / RUN_NAME)["runs"]
-        return Trained(
+        return TrainedCell(
             epochs=done.epochs,
             best_epoch=done.best_epoch,
             parameters=sum(p.numel() for p in run.network.parameters()),
@@ -59,18 +59,18 @@ class MonaiHost:
             versions={"monai": version("monai"), **runs[-1]["versions"]},
         )
 
-    def predict(self, cell: Cell, part: Part) -> None:
+    def predict(self, cell: StudyCell, part: Part) -> None:
         """Predict with the last epoch."""
         predictor = Predictor(_experiment(cell), "last")
         cases = predictor.cases(None, validation=part == "fit")
         predict_cases(predictor, cases, cell.predictions(part), "npz")
 
-    def log(self, cell: Cell) -> Path:
+    def log(self, cell: StudyCell) -> Path:
         """Folder of the training."""
         return cell.folder / TRAINING
 
 
-def _experiment(cell: Cell) -> SegmentationExperiment:
+def _experiment(cell: StudyCell) -> SegmentationExperiment:
     settings = cell.settings
     content: dict[str, Any] = {
         "summary": f"{cell.set}, {cell.network}, {cell.recipe}",

@@ -21,7 +21,7 @@ from segcal.adapters.nnunet.settings import PLANS_KEY, WITHOUT_DICE
 from segcal.io.files import read_json, write_json
 from segcal.io.yaml import Strict, merged, validated
 from segcal.recipes import build, load_objective
-from segcal.study.plan import Cell, Part, Trained
+from segcal.study.plan import Part, StudyCell, TrainedCell
 from segcal.training.devices import DEVICES, choose_device
 
 __all__ = ["NnunetExperiment", "NnunetHost"]
@@ -75,7 +75,7 @@ class NnunetExperiment(Strict):
 class NnunetHost:
     """Plans, trains and predicts by nnU-Net's commands, see :class:`segcal.study.plan.Host`."""
 
-    def resolve(self, cell: Cell, classes: int) -> NnunetExperiment:
+    def resolve(self, cell: StudyCell, classes: int) -> NnunetExperiment:
         """All that a training is of.
 
         Args:
@@ -90,7 +90,7 @@ class NnunetHost:
         build(cell.variant.recipe, classes, **terms)
         return experiment
 
-    def train(self, cell: Cell) -> Trained:
+    def train(self, cell: StudyCell) -> TrainedCell:
         """Train to the end, from the last checkpoint; the seconds are those since then."""
         experiment, fold = _experiment(cell), self.log(cell)
         _plan(cell, experiment)
@@ -111,7 +111,7 @@ class NnunetHost:
                 },
             )  # fmt: skip
         content = torch.load(fold / FINAL, map_location="cpu", weights_only=False)
-        return Trained(
+        return TrainedCell(
             epochs=int(content["current_epoch"]),
             best_epoch=None,
             parameters=sum(t.numel() for t in content["network_weights"].values()),
@@ -119,7 +119,7 @@ class NnunetHost:
             versions={name: version(name) for name in ("segcal", "torch", "nnunetv2", "numpy")},
         )
 
-    def predict(self, cell: Cell, part: Part) -> None:
+    def predict(self, cell: StudyCell, part: Part) -> None:
         """Predict with the last epoch."""
         experiment, output = _experiment(cell), cell.predictions(part)
         shutil.rmtree(output, ignore_errors=True)
@@ -133,14 +133,14 @@ class NnunetHost:
             folders=_folders(cell), log=cell.folder / SAID, threads=torch.get_num_threads(),
         )  # fmt: skip
 
-    def log(self, cell: Cell) -> Path:
+    def log(self, cell: StudyCell) -> Path:
         """Folder of nnU-Net's training."""
         trainer = _experiment(cell).trainer
         run = f"{trainer}__{PLANS}__{CONFIGURATION}"
         return _folders(cell)["results"] / _dataset(cell) / run / "fold_0"
 
 
-def _experiment(cell: Cell) -> NnunetExperiment:
+def _experiment(cell: StudyCell) -> NnunetExperiment:
     content: dict[str, Any] = {
         **cell.settings["network"],
         "terms": cell.variant.terms,
@@ -157,11 +157,11 @@ def _experiment(cell: Cell) -> NnunetExperiment:
     return validated(content, NnunetExperiment, cell.name)
 
 
-def _dataset(cell: Cell) -> str:
-    return f"Dataset{NUMBER}_{re.sub('[^A-Za-z0-9]', '', cell.set) or 'Study'}"
+def _dataset(cell: StudyCell) -> str:
+    return f"Dataset{NUMBER}_{re.sub('[^A-Za-z0-9]', '', cell.set) or 'Cells'}"
 
 
-def _folders(cell: Cell) -> dict[str, Path]:
+def _folders(cell: StudyCell) -> dict[str, Path]:
     """nnU-Net's folders: results and a view of what is preprocessed are the cell's own."""
     own = cell.folder / "training"
     return {
@@ -171,7 +171,7 @@ def _folders(cell: Cell) -> dict[str, Path]:
     }
 
 
-def _plan(cell: Cell, experiment: NnunetExperiment) -> None:
+def _plan(cell: StudyCell, experiment: NnunetExperiment) -> None:
     """Plan and preprocess the data of a set and seed; once, whichever cell comes first."""
     base, root = experiment.configuration, cell.data / "nnunet"
     with _alone(root):
@@ -207,7 +207,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _view(cell: Cell, experiment: NnunetExperiment) -> None:
+def _view(cell: StudyCell, experiment: NnunetExperiment) -> None:
     """What is preprocessed, as links, with plans and a split of the cell's own."""
     source = cell.data / "nnunet" / "preprocessed" / _dataset(cell)
     view = _folders(cell)["preprocessed"] / _dataset(cell)
