@@ -111,10 +111,13 @@ class NnunetHost:
                 },
             )  # fmt: skip
         content = torch.load(fold / FINAL, map_location="cpu", weights_only=False)
+        weights = {
+            t.data_ptr(): t.numel() for t in content["network_weights"].values()
+        }  # once each
         return TrainedCell(
             epochs=int(content["current_epoch"]),
             best_epoch=None,
-            parameters=sum(t.numel() for t in content["network_weights"].values()),
+            parameters=sum(weights.values()),
             seconds=perf_counter() - started,
             versions={name: version(name) for name in ("segcal", "torch", "nnunetv2", "numpy")},
         )
