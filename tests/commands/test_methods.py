@@ -53,7 +53,7 @@ def test_says_where_paper_and_code_differ():
     done = run("crak")
     assert done.exit_code == 2
     assert "no method named 'crak' (did you mean crac" in done.output
-    assert "did you mean dice_ce, soft_dice" in run("dice").output.replace("\n", " ")
+    assert "did you mean dice_ce, dice_ce_surgery" in run("dice").output.replace("\n", " ")
     for option in ("gamma:", "lambda_bounds:", "start_epoch:", "gaussian_full"):
         assert option in out  # of its base class, and of what its docstring refers to
     assert "padding=background" in run("crac_published").output
