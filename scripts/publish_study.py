@@ -91,7 +91,8 @@ def _of_cells(cells: pd.DataFrame, results: StudyResults) -> pd.DataFrame:
     for row in cells.itertuples():
         path = results.output / row.set / row.network / row.recipe / f"seed_{row.seed}"
         told = path / "result.json"
-        commits.append(read_json(told)["versions"].get("commit") if told.is_file() else None)
+        versions = read_json(told).get("versions", {}) if told.is_file() else {}
+        commits.append(versions.get("commit"))
     found["commit"] = commits
     return found
 

@@ -38,23 +38,26 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear,
           nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)  # fmt: skip
 
 
-def split_heads(logits: Tensor) -> tuple[Tensor, Tensor]:
+def split_heads(logits: Tensor, num_classes: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the logits of the decision and of the probability head.
 
     Args:
         logits: ``(N, 2 K, *S)`` of both, the decision's first.
+        num_classes: K; None takes what is there.
 
     Returns:
         views ``(N, K, *S)``.
 
     Raises:
-        ValueError: an odd number of channels, which are not those of two heads.
+        ValueError: channels that are not those of two heads.
     """
-    if logits.ndim < 2 or logits.shape[1] % 2 or not logits.shape[1]:
+    channels = logits.shape[1] if logits.ndim > 1 else 0
+    if channels % 2 or channels != (2 * num_classes if num_classes else channels) or not channels:
+        k, both = ("K", "2 K") if num_classes is None else (num_classes, 2 * num_classes)
         raise ValueError(
-            "logits: expected (N, 2 K, *S), the K channels of the decision head and then the K of "
-            f"the probability head, got {tuple(logits.shape)}; build the network with twice as "
-            "many output channels as there are classes, or see "
+            f"logits: expected (N, {both}, *S), the {k} channels of the decision head and then the "
+            f"{k} of the probability head, got {tuple(logits.shape)}; build the network with twice "
+            "as many output channels as there are classes, or see "
             "segcal.heads.add_probability_head"
         )
     decision, probability = logits.chunk(2, 1)

@@ -304,19 +304,25 @@ class TwoHeads(Objective):
         return _named(found)
 
     def by_head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of the decision and of the probability head of ``(N, 2 K, *S)``."""
-        return split_heads(logits)
+        """Return the logits of the decision and of the probability head of ``(N, 2 K, *S)``.
+
+        Raises:
+            ValueError: another number of channels.
+        """
+        told = (getattr(term, "num_classes", None) for term in self._terms().values())
+        known = next((k for k in told if isinstance(k, int)), None)
+        return split_heads(logits, known)
 
     def shares_sweep(self, logits: Tensor) -> bool:
         """Whether a cross-entropy and a penalty of a head share a sweep over its logits."""
-        both = zip(self._objectives().values(), split_heads(logits), strict=True)
+        both = zip(self._objectives().values(), self.by_head(logits), strict=True)
         return any(one.shares_sweep(of_head) for one, of_head in both)
 
     def _of_one_view(
         self, logits: Tensor, labels: Tensor, image: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         totals, values = [], {}
-        both = zip(self._objectives().items(), split_heads(logits), strict=True)
+        both = zip(self._objectives().items(), self.by_head(logits), strict=True)
         for (head, one), of_head in both:
             total, values[head] = one.loss_and_terms(of_head, labels, image)
             totals.append(total)
@@ -324,7 +330,7 @@ class TwoHeads(Objective):
 
     def observe(self, logits: Tensor, labels: Tensor) -> None:
         """Hand a validation batch ``(N, 2 K, *S)`` to the terms, each its head's."""
-        for one, of_head in zip(self._objectives().values(), split_heads(logits), strict=True):
+        for one, of_head in zip(self._objectives().values(), self.by_head(logits), strict=True):
             one.observe(of_head, labels)
 
     def _terms(self) -> dict[str, Term]:

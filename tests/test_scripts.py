@@ -7,13 +7,16 @@ import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from segcal.datasets.phantom import write_phantom_dataset
 from segcal.io.pairing import pair
+from segcal.study.results import read_results
 from tests.forks import said
+from tests.study.simulated import EFFECTS, write_simulated
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -115,3 +118,33 @@ def test_repair_study_undoes_what_was_done_to_a_true_posterior(tmp_path, capsys)
     assert drawn["temperature", 2]["worse"] == 0
     assert {row["metric"] for row in tables["decisions"]} >= {"dsc", "hd95_penalised_mm"}
     assert {row["recipe"] for row in tables["retrain"]} == {"dice_ce", "svls"}
+
+
+def test_what_is_published_is_what_was_measured(tmp_path):
+    script = runpy.run_path(str(SCRIPTS / "publish_study.py"))
+    effects = {name: EFFECTS[name] for name in ("dice_ce", "crac", "confidence")}
+    study = write_simulated(tmp_path / "study", effects=effects, patients=5)
+    measured = read_results(study)
+    page, results = tmp_path / "page.md", tmp_path / "results"
+    marks = ("verdict", "goals", "means", "duels", "ranks", "claims", "studies")
+    page.write_text("# A page\n" + "".join(f"<!-- {m} -->\nbefore\n<!-- /{m} -->\n" for m in marks))
+    options = SimpleNamespace(
+        studies=[study], results=results, page=page, baseline="dice_ce", resamples=50
+    )
+    script["collect"](options)
+    files = {"acdc.csv", "acdc_cells.csv", "phantom_small.csv", "phantom_small_cells.csv"}
+    assert {path.name for path in results.iterdir()} == files
+    found = script["published"](results)
+    assert found.groups == measured.groups
+    for group in measured.groups:
+        before, after = measured.patients(group), found.patients(group)
+        assert {m for m in before if m.decision == "mask"} <= set(after)
+        for method in after:
+            for metric in ("dsc", "ece_dilated5", "nll_all"):
+                pair_of = after[method][metric].align(before[method][metric], join="outer")
+                np.testing.assert_allclose(*pair_of, rtol=1e-3, atol=1e-4)
+    script["write_page"](options)
+    text = page.read_text()
+    assert "\nbefore\n" not in text
+    assert text.startswith("# A page\n<!-- verdict -->\n")
+    assert "| confidence + class\\_region |" in text

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from segcal.evaluation.case import Structure
 from segcal.io.class_files import read_class_files
 from segcal.io.label_sets import LabelSet
-from segcal.io.pairing import Case
+from segcal.io.pairing import DECISION_HEAD, Case
 from segcal.io.probabilities import holds_probabilities, read_probabilities
 from segcal.io.volumes import Geometry, Volume, check_place, put_on, read_labels
 from segcal.posthoc.decision import decide_argmax
@@ -117,6 +117,11 @@ def _read_prediction(
     class_order = label_set.class_order if label_set is not None and regions else None
     prediction = decide_argmax(probabilities, class_order=class_order)
     if case.label_map is None:
+        if case.decision == DECISION_HEAD:
+            note(
+                f"{case.prediction.name}: the mask of the decision head is not beside it, so "
+                "overlap and surfaces are those of the probabilities' argmax"
+            )
         return prediction, probabilities
     label_map = _read_on(case.label_map, at, tolerance, note)
     _compare(case, prediction, label_map, note)

@@ -7,13 +7,30 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def check_pattern(value: str | None) -> str | None:
+    """Return a regular expression, or None, as it is.
+
+    Raises:
+        ValueError: it is no regular expression.
+    """
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        raise ValueError(f"{value!r} is no regular expression ({error})") from None
+    return value
+
+
+Pattern = Annotated[str | None, AfterValidator(check_pattern)]
+"""A regular expression of a config, or None."""
 
 
 class Strict(BaseModel):

@@ -35,6 +35,8 @@ STYLES = ("-", "--", ":", "-.")
 PANELS = {"lam": "multiplier", "rho": "penalty parameter", "constraint": "constraint"}
 """Titles by what an update of multipliers reports; a method may not have them all, and may say
 itself what its constraint is (`quantity`)."""
+WIDEST = 36
+"""Letters of a title that fit above a panel."""
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -54,10 +56,8 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
         {k for r in records for k, v in r.items() if isinstance(v, dict) and "lam" in v}
     )
     steps = {n: [(r["epoch"], r[n]) for r in records if n in r] for n in learned}
-    panels = {
-        n: {key: f"{n} {key}" if steps[n][0][1][key] else "." for key in PANELS} for n in learned
-    }
-    rows = [["terms", "terms", "ece"], *([*panels[n].values()] for n in learned)]
+    panels = {n: {key: f"{n} {key}" for key in PANELS if steps[n][0][1][key]} for n in learned}
+    rows = [["terms", "terms", "ece"], *(_row(panels[n]) for n in learned)]
     if any("weights" in r for r in records):
         rows.append(["weights"] * 3)
     with plt.style.context("default"):  # nnU-Net sets the fonts of all figures
@@ -69,11 +69,10 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
             _weights(axes["weights"], records)
         for name in learned:
             for key, panel in panels[name].items():
-                if panel in axes:
-                    _learned(axes[panel], name, key, steps[name], channels)
+                _learned(axes[panel], name, key, steps[name], channels)
         for ax in axes.values():
             label_epochs(ax)
-        drawn = [axes[p] for name in learned for p in panels[name].values() if p in axes]
+        drawn = [axes[p] for name in learned for p in panels[name].values()]
         most = max(learned, key=lambda n: len(steps[n][0][1]["lam"]), default="")
         if learned and len(channels) <= MOST_CLASSES:
             lines = axes[panels[most]["lam"]].lines
@@ -88,6 +87,14 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
                 ]
                 add_legend(figure, of_regions, loc="outside lower center", ncols=4, fontsize=7)
     return figure
+
+
+def _row(panels: Mapping[str, str]) -> list[str]:
+    """Names of the three places of a row; a panel takes that of the one after it, if it is not."""
+    row: list[str] = []
+    for key in PANELS:
+        row.append(panels.get(key) or row[-1])
+    return row
 
 
 def _style(row: int) -> str:
@@ -138,7 +145,8 @@ def _learned(
     """Draw what the updates of a penalty report as `key`."""
     _multipliers(ax, [(epoch, step[key]) for epoch, step in steps], channels)
     quantity = steps[-1][1].get("quantity", "constraint")  # logs of old do not say
-    ax.set_title(f"{name}: {quantity if key == 'constraint' else PANELS[key]}")
+    title = f"{name}: {quantity if key == 'constraint' else PANELS[key]}"
+    ax.set_title(title if len(title) <= WIDEST else title.replace(": ", ":\n", 1))
     if quantity != "constraint":  # of gaps, whose multipliers are no orders of magnitude
         if key == "constraint":
             ax.axhline(0, color="0.7", linewidth=0.8, zorder=0)

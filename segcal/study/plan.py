@@ -6,7 +6,6 @@ validate and test, and seeds the training: all recipes of a seed see the same pa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from segcal.io.yaml import Strict, merged, validated
+from segcal.io.yaml import Pattern, Strict, merged, validated
 from segcal.recipes import load_objective, names
 
 __all__ = [
@@ -101,7 +100,7 @@ class StudySet(Strict):
 
     phantom: dict[str, Any] | None = None
     raw: Path | None = None
-    patient: str | None = None
+    patient: Pattern = None
     cases_per_patient: int | None = Field(default=None, ge=2)
     patients: Patients
     folds: int | None = Field(default=None, ge=2)
@@ -114,15 +113,6 @@ class StudySet(Strict):
     networks: tuple[str, ...] | None = None
     recipes: tuple[str, ...] | None = None
     seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
-
-    @field_validator("patient")
-    @classmethod
-    def _is_pattern(cls, value: str | None) -> str | None:
-        try:
-            re.compile(value or "")
-        except re.error as error:
-            raise ValueError(f"{value!r} is no regular expression ({error})") from None
-        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> StudySet:

@@ -100,7 +100,7 @@ def files_of(raw: Path) -> dict[str, CaseOf]:
         ValueError: no such folder, nothing in it, or label maps without an image.
     """
     if not raw.is_dir():
-        raise ValueError(f"raw: {raw}: no such folder")
+        raise ValueError(f"raw: {raw}: no such folder; name yours, in nnU-Net's raw layout")
     found: dict[str, CaseOf] = {}
     for subset in SUBSETS:
         if not (raw / f"labels{subset}").is_dir() or not (raw / f"images{subset}").is_dir():

@@ -89,13 +89,19 @@ def begin(
         "seed": experiment.training.seed,
         "device": str(ranks.device),
         "processes": ranks.size,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in libraries},
-            **({"commit": commit} if (commit := source_commit()) else {}),
-        },
+        "versions": versions_of(libraries),
     }
     write_json(path, {"runs": [*before, run], **facts})
+
+
+def versions_of(libraries: Sequence[str]) -> dict[str, str]:
+    """Versions of Python and of distributions, and the commit of segcal where it is known."""
+    commit = source_commit()
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in libraries},
+        **({"commit": commit} if commit else {}),
+    }
 
 
 def source_commit() -> str | None:

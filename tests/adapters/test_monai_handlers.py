@@ -391,5 +391,5 @@ def test_two_heads_with_a_schedule(tmp_path, one_thread):
         SelectHead("both")
     with pytest.raises(ValueError, match="engine: expected a trainer"):
         scheduled.attach(evaluator)
-    with pytest.raises(ValueError, match=r"expected \(N, 2 K, \*S\)"):
+    with pytest.raises(ValueError, match=r"expected \(N, 6, \*S\), the 3 channels"):
         loss(logits[:, :K], batch["label"])

@@ -20,6 +20,7 @@ from segcal.adapters.monai.inference import Predictor, predict_cases
 from segcal.binning import equal_width_statistics
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
+from segcal.evaluation.api import evaluate
 from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
 from segcal.metrics.iou import confusion_matrix, mean_dice, mean_iou
 from segcal.training.epoch_log import EpochLog
@@ -230,6 +231,10 @@ def test_a_network_of_two_heads(tmp_path, phantom, pictures):
     assert records[-1]["dice"] == pytest.approx(mean_dice(confusion), abs=1e-6)
     assert records[-1]["miou"] == pytest.approx(mean_iou(confusion), abs=1e-6)
     predict_cases(predictor, [case], tmp_path / "q", "nifti")
+    (tmp_path / "y").mkdir()
+    shutil.copy(case.label, tmp_path / "y")
+    (notes,) = evaluate(tmp_path / "q", tmp_path / "y").notes.values()
+    assert any("the mask of the decision head is not beside it" in note for note in notes)
     written = read_labels(tmp_path / "q" / "masks" / f"{case.name}.nii.gz").array
     np.testing.assert_array_equal(written, mask)
 

@@ -5,15 +5,14 @@ Relative paths are relative to the working directory.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from segcal.components import Component
-from segcal.io.yaml import Strict
+from segcal.io.yaml import Pattern, Strict
 from segcal.training.experiments import Experiment, TrainingSettings, filled, load
 
 KIND = "experiments"
@@ -38,16 +37,7 @@ class CaseSplit(Strict):
     fold: int | None = Field(default=None, ge=0)
     validation: float = Field(default=0.2, gt=0, lt=1)
     seed: int = 0
-    patient: str | None = None
-
-    @field_validator("patient")
-    @classmethod
-    def _is_pattern(cls, value: str | None) -> str | None:
-        try:
-            re.compile(value or "")
-        except re.error as error:
-            raise ValueError(f"{value!r} is no regular expression ({error})") from None
-        return value
+    patient: Pattern = None
 
     @model_validator(mode="after")
     def _one_way(self) -> CaseSplit:

@@ -41,8 +41,8 @@ class MonaiHost:
         """
         experiment = _experiment(cell)
         terms: dict[str, Any] = experiment.terms
-        build(experiment.recipe, classes, **terms)
-        build_network(experiment, 1, classes)
+        objective = build(experiment.recipe, classes, **terms)
+        build_network(experiment, 1, objective.num_heads * classes)
         return experiment
 
     def train(self, cell: StudyCell) -> TrainedCell:

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,6 +21,7 @@ from segcal.io.files import read_json, write_json
 from segcal.io.yaml import Strict, merged, validated
 from segcal.recipes import build, load_objective
 from segcal.study.plan import Part, StudyCell, TrainedCell
+from segcal.training.beginning import versions_of
 from segcal.training.devices import DEVICES, choose_device
 
 __all__ = ["NnunetExperiment", "NnunetHost"]
@@ -119,7 +119,7 @@ class NnunetHost:
             best_epoch=None,
             parameters=sum(weights.values()),
             seconds=perf_counter() - started,
-            versions={name: version(name) for name in ("segcal", "torch", "nnunetv2", "numpy")},
+            versions=versions_of(("segcal", "torch", "nnunetv2", "numpy")),
         )
 
     def predict(self, cell: StudyCell, part: Part) -> None:
