@@ -25,8 +25,8 @@ StudyConfig = Annotated[
     str,
     typer.Argument(
         help="The study: a YAML file, or the name of one that comes with segcal. Segmentation: "
-        "phantom_small, phantom, hippocampus_small, hippocampus, chaos, acdc, acdc_nnunet, flare. "
-        "Classification: digits, docstrings, multilabel, slices, cifar10."
+        "phantom_small, phantom, nacl_weight, hippocampus_small, hippocampus, chaos, acdc, "
+        "acdc_nnunet, flare. Classification: digits, docstrings, multilabel, slices, cifar10."
     ),
 ]
 Processes = Annotated[
