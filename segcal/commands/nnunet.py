@@ -71,8 +71,8 @@ def train(
 
     The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
     With segcal's trainers the fold's folder gets segcal_log.jsonl: terms of the loss and
-    multipliers of every epoch. nnUNetTrainerConfidence has two heads: masks are those of the
-    decision head, probabilities (--npz, --calibrate, segcal nnunet predict) the other's.
+    multipliers of every epoch. nnUNetTrainerTwoHeadsConfidence has two heads: masks are those of
+    the decision head, probabilities (--npz, --calibrate, segcal nnunet predict) the other's.
 
     A training that was killed goes on with --c from its last whole checkpoint; with --seed and the
     same options, on the CPU, it then equals one that was not killed. Workers that load data end
@@ -151,7 +151,7 @@ def predict(
     neither is always the better calibrated. segcal_predict.json beside the predictions says which
     it was. Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
 
-    Of a model with two heads (nnUNetTrainerConfidence) label maps are the decision head's, and
+    Of a model with two heads (nnUNetTrainerTwoHeads...) label maps are the decision head's, and
     probabilities, logits and calibrators the probability head's.
 
     With --calibrator calibrator.json (segcal calibrate fit) probabilities are calibrated ones, the
@@ -215,7 +215,7 @@ def export(
     head: Annotated[
         HeadName | None,
         typer.Option(
-            help="Of a network of two heads (nnUNetTrainerConfidence): the one whose mask is "
+            help="Of a network of two heads (nnUNetTrainerTwoHeads...): the one whose mask is "
             "wanted, or the one whose probabilities are."
         ),
     ] = None,

@@ -388,7 +388,7 @@ def test_two_heads_learn_from_volumes_of_their_own(tiny, monkeypatch):
     data = tiny(calib=True)
     settings = {"multiplier_source": "volumes", "confidence": {"cap": 0.2}}
     data.set_plans("whole", "2d", segcal=settings)
-    found = trainer("nnUNetTrainerConfidence", "whole", epochs=1)
+    found = trainer("nnUNetTrainerTwoHeadsConfidence", "whole", epochs=1)
     found.initialize()
     channels, observe = set(), found.loss.observe
     monkeypatch.setattr(

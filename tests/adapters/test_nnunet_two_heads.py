@@ -18,7 +18,7 @@ from tests.adapters.test_nnunet_training import DIES, prediction_arguments
 
 pytestmark = pytest.mark.slow
 
-TRAINER = "nnUNetTrainerConfidence"
+TRAINER = "nnUNetTrainerTwoHeadsConfidence"
 SEGCAL = (BIN / "segcal", "nnunet")
 
 

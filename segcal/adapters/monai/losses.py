@@ -34,10 +34,10 @@ class SegcalLoss(_Loss):
     every validation batch and ``loss.dual_step()`` after the last. Multipliers, rho and counters
     are in ``state_dict``: put the loss beside the network into CheckpointSaver's dictionary.
 
-    Of a recipe with two heads, such as ``confidence``, it takes the ``2 N`` channels of both heads
-    (:mod:`segcal.heads`; ``loss.num_heads`` says which it is), and ``loss.by_head(input)`` gives
-    the channels that decide and those that give probabilities. A recipe with a schedule wants
-    ``loss.advance(epoch / epochs)`` before every epoch.
+    Of a recipe with two heads, such as ``two_heads_confidence``, it takes the ``2 N`` channels of
+    both heads (:mod:`segcal.heads`; ``loss.num_heads`` says which it is), and
+    ``loss.by_head(input)`` gives the channels that decide and those that give probabilities. A
+    recipe with a schedule wants ``loss.advance(epoch / epochs)`` before every epoch.
 
     It takes logits: the terms apply softmax or sigmoid themselves. With autocast, or logits in half
     precision, it computes in float32. The loss of MetaTensors is a plain tensor. It follows its
