@@ -8,7 +8,9 @@ which one case can exceed.
 Equal width
 -----------
 Bin m of M is (m / M, (m + 1) / M], and 0 belongs to the first; the statistics of two sets of
-predictions are those of both together, bin by bin.
+predictions are those of both together, bin by bin. A value is compared with an edge, or with a
+threshold, as the nearest float32, so that a number falls into the same bin in either precision; an
+edge that is no float32 itself has a small tolerance above it (:func:`edge_tolerance`).
 
 Equal mass
 ----------
@@ -56,8 +58,10 @@ __all__ = [
 Reduction = Literal["expected", "average", "maximum"]
 
 EDGE_TOLERANCE = 1e-6
-"""A value within this (in bin widths) above an edge counts as on it, so that float32 and float64
-input fall into the same bins."""
+"""A value within this (in bin widths) above an edge counts as on it, unless bins are so narrow that
+it takes more, see :func:`edge_tolerance`."""
+FLOAT32_STEP = 2.0**-24
+"""Distance of neighbouring float32 values in [1/2, 1]; the nearest to a number is half as far."""
 
 
 @dataclass(frozen=True)
@@ -203,11 +207,24 @@ def _ratio(a: NDArray[np.generic], n: NDArray[np.generic]) -> NDArray[np.float64
     return np.divide(a, n, out=out, where=np.asarray(n) > 0)
 
 
+def edge_tolerance(bins: int) -> float:
+    """How far above an edge of `bins` bins, in their width, a value still counts as on it.
+
+    Enough for the float32 that is nearest to the edge, however narrow the bins are.
+    """
+    return max(EDGE_TOLERANCE, bins * FLOAT32_STEP)
+
+
+def above(values: Tensor, threshold: float) -> Tensor:
+    """Whether values are above a threshold, both as the nearest float32; bool like `values`."""
+    return values.float() > threshold  # which torch casts to the type of the tensor
+
+
 def equal_width_index(values: Tensor, bins: int) -> Tensor:
     """Index of the bin (lo, hi] of width 1 / `bins` that each value of [0, 1] falls into.
 
-    0 belongs to the first bin; a value within ``EDGE_TOLERANCE`` bin widths above an edge counts
-    as on it; values slightly outside [0, 1] go to the first or last bin.
+    0 belongs to the first bin; a value within :func:`edge_tolerance` above an edge counts as on it;
+    values slightly outside [0, 1] go to the first or last bin, and NaN to any.
 
     Args:
         values: floating, any shape.
@@ -221,8 +238,8 @@ def equal_width_index(values: Tensor, bins: int) -> Tensor:
     """
     if bins < 1:
         raise ValueError(f"bins: expected at least 1, got {bins}")
-    position = (values.double() * bins).sub_(EDGE_TOLERANCE).ceil_().sub_(1)
-    return position.clamp_(0, bins - 1).long()
+    position = (values.float().double() * bins).sub_(edge_tolerance(bins)).ceil_().sub_(1)
+    return position.long().clamp_(0, bins - 1)  # of NaN, long() makes an integer of any size
 
 
 def equal_width_statistics(confidence: Tensor, hits: Tensor, bins: int) -> BinStatistics:

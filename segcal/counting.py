@@ -5,8 +5,10 @@ Cells
 [0, 1] is cut into F cells: M bins of equal width, each cut into S = F / M cells of width 1 / F. A
 confidence v lies in cell ``S m + s``, where::
 
-    m = clip(ceil(M v - EDGE_TOLERANCE) - 1, 0, M - 1)      the bin, by equal_width_index's rule
+    m = clip(ceil(M v - edge_tolerance(M)) - 1, 0, M - 1)   the bin, by equal_width_index's rule
     s = clip(floor(S (M v - m)), 0, S - 1)                  within it
+
+for v as the nearest float32, which it is compared with the threshold as, too
 
 so a cell divided by S is the very bin that :func:`segcal.binning.equal_width_index` gives. Bins
 are (lo, hi] and cells [lo, hi): the last cell of a bin also takes the bin's upper edge and the
@@ -60,7 +62,7 @@ from numba import njit
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from segcal.binning import EDGE_TOLERANCE
+from segcal.binning import EDGE_TOLERANCE, FLOAT32_STEP
 from segcal.compiling import compiled
 from segcal.tensors import PROBABILITY_TOLERANCE
 
@@ -97,7 +99,7 @@ class _Grid(NamedTuple):
     """Cells of a bin, S."""
     step: int
     """Units from one cell to the next."""
-    threshold: float
+    threshold: np.float32
     edge: float
     """Cell that the threshold lies in."""
     above: int
@@ -154,8 +156,8 @@ def cell_of(value, bins, per):
 
     Ceil and floor are made of rounding, which becomes vector instructions; they would be calls.
     """
-    x = value * bins
-    above = x - EDGE_TOLERANCE
+    x = np.float64(np.float32(value)) * bins
+    above = x - max(EDGE_TOLERANCE, bins * FLOAT32_STEP)
     m = (above + ROUNDING) - ROUNDING
     m = m - 1.0 if m >= above else m  # ceil - 1
     m = min(max(m, 0.0), bins - 1.0)
@@ -200,7 +202,7 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
     fine = packed.shape[2] - 1
     per = fine // bins
     edge = cell_of(threshold, bins, per)
-    grid = _Grid(bins, per, UNITS // fine, threshold, edge, fine)
+    grid = _Grid(bins, per, UNITS // fine, np.float32(threshold), edge, fine)
     block = _Block(
         np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
         np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
@@ -243,7 +245,7 @@ def _look_at_class(p, y, first, size, c, grid, block):
         square[i] += v * v
         cell = cell_of(v, bins, per)
         distance[i] = _units_above(v, cell, step)
-        cells[i] = above if (cell == edge) & (v > threshold) else cell
+        cells[i] = above if (cell == edge) & (np.float32(v) > threshold) else cell
     return good
 
 
@@ -298,7 +300,7 @@ def count_values(p, y, zone, channel, threshold, bins, sought, found):
     per = above // bins
     edge = cell_of(threshold, bins, per)
     of_class = channel != TOP
-    least = threshold if of_class else -np.inf
+    least = np.float32(threshold if of_class else -np.inf)
     value = np.empty(BLOCK, np.float32)
     best = np.empty(BLOCK, np.int32)
     cells = np.empty(BLOCK, np.int32)

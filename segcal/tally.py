@@ -44,9 +44,10 @@ import torch
 from numpy.typing import NDArray
 
 from segcal.binning import (
-    EDGE_TOLERANCE,
     BinStatistics,
     MassHistogram,
+    above,
+    edge_tolerance,
     equal_mass_statistics,
 )
 from segcal.counting import (
@@ -455,7 +456,7 @@ class Voxels:
             p, y, zone = self._piece(i, classes)
             inside = np.isin(zone, self._inside(scope))
             if channel != TOP:
-                inside &= p[0] > threshold
+                inside &= above(as_tensor(p[0]), threshold).numpy()
             predicted = p.argmax(0) if channel == TOP else channel - 1
             parts.append((p.max(0)[inside], np.equal(predicted, y)[inside]))
         confidence, hits = (as_tensor(np.concatenate(side)) for side in zip(*parts, strict=True))
@@ -591,8 +592,9 @@ def _bit_range(
     so many values above 0 that it is always listed.
     """
     last = np.where(cell == fine - 1, 1 + PROBABILITY_TOLERANCE, (cell + 1) / fine)
+    last += edge_tolerance(bins) / bins
     low = (cell / fine).astype(np.float32).view(np.int32).astype(np.int64) - 2
-    high = (last + EDGE_TOLERANCE / bins).astype(np.float32).view(np.int32).astype(np.int64) + 2
+    high = last.astype(np.float32).view(np.int32).astype(np.int64) + 2
     return np.maximum(low, 0), high
 
 
