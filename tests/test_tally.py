@@ -14,7 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segcal.binning import equal_mass_statistics, equal_width_index, mean_gap
+from segcal.binning import (
+    equal_mass_statistics,
+    equal_width_index,
+    equal_width_statistics,
+    mean_gap,
+)
 from segcal.compiling import source_digest
 from segcal.counting import (
     DISTANCES,
@@ -142,7 +147,7 @@ def test_values_on_the_edges_of_bins_and_cells():
         p = np.stack([1 - p1, p1]).astype(dtype)
         one = tally(p, y)
         for k in range(2):
-            wanted = reliability(np.stack([p[k], 0 * p[k]])[None], 1 - (y == k)[None].astype(int))
+            wanted = equal_width_statistics(torch.from_numpy(p[k]), torch.from_numpy(y == k), 15)
             assert (one.classes[k].count == wanted.count).all()
 
 
