@@ -276,6 +276,31 @@ def is_softmax(x: Tensor) -> bool:
     return bool(((p.sum(1) - 1).abs() < SUMS_TO_ONE).all())
 
 
+def check_logits(x: Tensor, *, per_channel: bool = False) -> None:
+    """Refuse probabilities in place of logits ``(N, K, *S)``, where that is certain.
+
+    Args:
+        x: what is given.
+        per_channel: every channel is a sigmoid of its own, of which only a warning can be given.
+
+    Raises:
+        ValueError: what has gone through a softmax.
+    """
+    if is_softmax(x) and (x.numel() >= MANY or bool(((x > 0) & (x < 1)).any())):
+        raise ValueError(  # a few zeros and ones may be logits
+            "logits: expected logits, got channels that sum to 1 in every voxel; take the softmax "
+            "out of the network, the loss applies its own"
+        )
+    if per_channel and x.numel() >= MANY:
+        low, high = (float(v) for v in torch.aminmax(x.detach()))
+        if 0 <= low < high <= 1:
+            warnings.warn(
+                "logits: all lie between 0 and 1, as if a sigmoid were applied in the network; the "
+                "loss applies its own",
+                stacklevel=3,
+            )
+
+
 def holds_masks(x: Any) -> bool:
     """Whether probabilities ``(K, ...)``, array or tensor, are 0 and 1 alone, both in a channel.
 

@@ -103,7 +103,7 @@ def read_class_files(
 
     array = _label_map(folder, files, geometry.shape, read)
     if array is None:
-        array = _probabilities(folder, files, geometry.shape, read, label_set.num_channels)
+        array = _probabilities(folder, files, geometry.shape, read, label_set.num_channels, note)
     for text in sorted(notes - {""}):
         note(f"{folder.name}: {text}")
     return array
@@ -146,6 +146,7 @@ def _probabilities(
     shape: tuple[int, ...],
     read: Callable[[Path], Array],
     num_classes: int,
+    note: Callable[[str], None],
 ) -> Array:
     probabilities = np.zeros((num_classes, *shape), np.float32)
     for k, path in files.items():
@@ -165,7 +166,7 @@ def _probabilities(
                 f"{folder}: in {over} voxels the classes sum to more than 1, up to {most:.4g}; "
                 "background, which has no file, cannot be what is left"
             )
-    check_probabilities(probabilities, str(folder), num_classes)
+    check_probabilities(probabilities, str(folder), num_classes, note=note)
     return probabilities
 
 
