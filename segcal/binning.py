@@ -21,15 +21,15 @@ shared pro rata, and the order of equal values does not matter (:func:`_groups`)
 
 Groups of a case and of another do not add up to those of both, as the cuts move. What does add up
 is a histogram of narrow cells, :class:`MassHistogram`, whose groups are taken as if all values of a
-cell were tied. A group differs from the exact one only where a cut goes through a cell. Let the
-cell be w wide and hold m predictions, h of which came true, and let a share s of them lie below the
-cut. The histogram puts ``s h`` hits below; in truth they are at most ``min(h, s m)``, which is more
-by at most ``s (1 - s) m`` (at h = s m), and by the same argument for the others at most that fewer.
-The promise above ``m`` times the cell's lower edge is between 0 and w a prediction, so it is wrong
-by at most ``s (1 - s) m w``. Either error is one group's loss and its neighbour's gain, hence the
-expected error, ``sum |H - P| / n``, is off by at most ::
-
-    2 / n * sum over cuts of s (1 - s) m (1 + w)
+cell were tied. A group differs from the exact one only where a cut goes through a cell whose values
+differ. Let them lie w apart, m predictions of which h came true, and let a share s of them lie
+below the cut. The histogram puts ``s h`` hits below; in truth they are at most ``min(h, s m)``,
+which is more by ``min((1 - s) h, s (m - h))``, and at least ``h - min(h, (1 - s) m)``, which is
+fewer by ``min(s h, (1 - s) (m - h))``. The promise above m times the smallest value is between 0
+and w a prediction, so it is wrong by at most ``s (1 - s) m w``. Let e be the larger of the first
+two, plus the third; 0 where w = 0. A group between two cuts is wrong by at most the sum of their e;
+nor can its ``|H - P|`` be, in truth, below 0 or above its size. The expected error, ``sum |H - P| /
+n``, is off by at most the sum of what is left of the groups, which is never above 1.
 """
 
 from __future__ import annotations
@@ -327,11 +327,11 @@ class MassHistogram:
 
     Attributes:
         statistics: of the cells, in the order of confidence.
-        width: of a cell, 0 where its predictions are equal.
+        width: how far the predictions of each cell lie apart at most, 0 where they are equal.
     """
 
     statistics: BinStatistics
-    width: float
+    width: NDArray[np.float64]
 
     def groups(self, groups: int) -> BinStatistics:
         """Statistics of groups of equal mass, see :func:`equal_mass_statistics`.
@@ -347,16 +347,23 @@ class MassHistogram:
         return np.unique(index[share > 0])
 
     def error_bound(self, groups: int) -> float:
-        """How far the expected error of the groups can be from the exact one.
+        """How far the expected error of the groups can be from the exact one, at most 1.
 
-        ``2 / n * sum s (1 - s) m (1 + w)`` over the cuts; the head of this file derives it.
+        The head of this file derives it; cells whose predictions are tied add nothing.
         """
-        count = self.statistics.count
-        n = int(count.sum())
+        n = int(self.statistics.count.sum())
         if not n:
             return 0.0
         index, s = self._cuts(groups)
-        return float(2 * (s * (1 - s) * count[index]).sum() * (1 + self.width) / n)
+        m, h, w = (x[index] for x in (self.statistics.count, self.statistics.hit_sum, self.width))
+        hits = np.maximum(
+            np.minimum((1 - s) * h, s * (m - h)), np.minimum(s * h, (1 - s) * (m - h))
+        )
+        at_cut = np.pad(np.where(w > 0, hits + s * (1 - s) * m * w, 0.0), 1)
+        cut = self.groups(groups)
+        gap = np.abs(cut.hit_sum - cut.confidence_sum)
+        most = np.maximum(gap, cut.count - gap)
+        return float(np.minimum(at_cut[:-1] + at_cut[1:], most).sum() / n)
 
     def _cuts(self, groups: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Cells that hold the R - 1 inner cuts, and the share of each that lies below its cut.

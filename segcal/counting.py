@@ -37,6 +37,10 @@ an integer, and integers may be added in any order, by any number of threads, an
 Smaller values, and float64, are rounded to the nearest 2^-40. The lower edge of a cell need not be
 its true one, as any whole number that the reader adds again gives the same sum.
 
+``extremes`` is float64 ``(zones, F + 1, 2)``, contiguous: of the top labels of a cell the smallest
+confidence, and the smallest of their negatives, infinity without any. That of two pieces is the
+smaller, number by number.
+
 ``sums`` is float64 ``(zones, 2)``, the negative log-likelihood in nats [NLL] and the squared errors
 [BRIER]. Floats do depend on the order of addition, so it is fixed: the voxels of a block one by
 one, the blocks of a piece in their order; every piece has ``sums`` of its own, which the caller
@@ -182,8 +186,8 @@ def _add(packed, z, channel, cell, hit, distance):
 
 
 @compiled
-def count_cells(p, y, zone, threshold, bins, packed, sums):
-    """Add a piece to `packed` and `sums`, see the head of this file.
+def count_cells(p, y, zone, threshold, bins, packed, extremes, sums):
+    """Add a piece to `packed`, `extremes` and `sums`, see the head of this file.
 
     Args:
         p: probabilities ``(K, n)``, float32 or float64, contiguous.
@@ -192,11 +196,12 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
         threshold: of TACE.
         bins: M.
         packed: int64 ``(zones, 1 + K, F + 1, 2)``.
+        extremes: float64 ``(zones, F + 1, 2)``.
         sums: float64 ``(zones, 2)``.
 
     Returns:
         COUNTED; WRONG_VALUE where a value is no probability, WRONG_LABEL where a label is no class:
-        then `packed` and `sums` are spoilt.
+        then all that is added to is spoilt.
     """
     k, n = p.shape
     fine = packed.shape[2] - 1
@@ -223,7 +228,7 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
                     hit = np.int64(y[first + i] == c)
                     _add(packed, z, 1 + c, block.cells[i], hit, block.distance[i])
         part[:] = 0.0
-        if not _add_top(y, zone, first, size, k, grid, block, packed, part):
+        if not _add_top(y, zone, first, size, k, grid, block, packed, extremes, part):
             return WRONG_LABEL
         sums += part
     return COUNTED
@@ -250,8 +255,8 @@ def _look_at_class(p, y, first, size, c, grid, block):
 
 
 @njit(forceinline=True)
-def _add_top(y, zone, first, size, k, grid, block, packed, part):
-    """Add the top labels of a block to the cells, and its losses to `part`.
+def _add_top(y, zone, first, size, k, grid, block, packed, extremes, part):
+    """Add the top labels of a block to the cells and their extremes, and its losses to `part`.
 
     The squared error ``sum_k (p_k - [y = k])^2`` is ``sum_k p_k^2 - 2 p_y + 1``.
 
@@ -271,6 +276,9 @@ def _add_top(y, zone, first, size, k, grid, block, packed, part):
             return False
         hit = np.int64(best[i] == label)
         _add(packed, z, TOP, cells[i], hit, distance[i])
+        ends = extremes[z, np.int64(cells[i])]
+        ends[0] = min(ends[0], top[i])
+        ends[1] = min(ends[1], -top[i])
         part[z, NLL] -= np.log(max(own[i], NLL_FLOOR))
         part[z, BRIER] += square[i] - 2 * own[i] + 1
     return True

@@ -138,6 +138,41 @@ def test_groups_are_exact_and_the_bound_of_the_histogram_holds(values, groups, s
     assert not difference > histogram.error_bound(groups) + 1e-9  # NaN: nothing above 0
 
 
+def test_ties_are_shared_exactly_and_add_nothing_to_the_bound():
+    """Where all are tied every cut lies in their cell, and each counted as if it could be wrong."""
+    rng = np.random.default_rng(0)
+    y = (rng.random(1001) < 0.5).astype(int)
+    for confidence in (1.0, 0.9, 5 / 6):
+        p = np.stack([np.full(1001, 1 - confidence), np.full(1001, confidence)])
+        parts = [tally(p[:, i::2], y[i::2]) for i in range(2)]
+        found = numbers(parts[0] + parts[1], 15)
+        assert found["aece_bound"] == 0
+        close(found["aece"], aece(p[None], y[None]))
+    mixed = np.where(rng.random(1001) < 0.5, 0.9, 0.9 + 1e-6)  # of one cell, and not tied
+    found = numbers(tally(np.stack([1 - mixed, mixed]), y), 15)
+    assert 0 < found["aece_bound"] <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.6, 0.6000001, 0.600001, 0.7, 0.9999999, 1.0]), min_size=1),
+    st.integers(0, 99),
+    st.integers(1, 20),
+)
+def test_the_bound_of_the_top_label_holds(values, seed, groups):
+    top = np.array(values)
+    p = np.stack([1 - top, top])
+    y = np.random.default_rng(seed).integers(0, 2, len(top))
+    voxels = Voxels(p, y)
+    tallies = voxels.tally()
+    exact = voxels.equal_mass_groups(tallies, groups, [TOP])["all"][0]
+    histogram = tallies["all"].top_mass
+    bound = histogram.error_bound(groups)
+    assert bound <= 1
+    difference = histogram.groups(groups).expected_error() - exact.expected_error()
+    assert abs(difference) <= bound + 1e-9
+
+
 def test_values_on_the_edges_of_bins_and_cells():
     edges = np.arange(16) / 15
     p1 = np.concatenate([edges, np.nextafter(edges, 2), np.nextafter(edges[1:], -1), edges + 5e-8])
