@@ -148,7 +148,7 @@ def test_ties_are_shared_exactly_and_add_nothing_to_the_bound():
         found = numbers(parts[0] + parts[1], 15)
         assert found["aece_bound"] == 0
         close(found["aece"], aece(p[None], y[None]))
-    mixed = np.where(rng.random(1001) < 0.5, 0.9, 0.9 + 1e-6)  # of one cell, and not tied
+    mixed = np.where(rng.random(1001) < 0.5, 0.91, 0.91 + 1e-6)  # of one cell, and not tied
     found = numbers(tally(np.stack([1 - mixed, mixed]), y), 15)
     assert 0 < found["aece_bound"] <= 1
 
