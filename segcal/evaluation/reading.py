@@ -81,12 +81,10 @@ def read_case(
     prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
     structures, names, allowed = _structures(prediction, probabilities, reference.array, label_set)
     predicted = case.label_map or case.prediction
-    found = [
-        _check_labels(path, array, allowed, ignore_index)
-        for path, array in ((case.reference, reference.array), (predicted, prediction))
-    ]
+    in_reference = _check_labels(case.reference, reference.array, allowed, ignore_index)
+    in_prediction = _check_labels(predicted, prediction, allowed, ignore_index)
     if label_set is None and probabilities is None:
-        _check_common(case, *found, note)
+        _check_common(case, in_reference, in_prediction, note)
     roi = None if case.roi is None else _read_on(case.roi, at, tolerance, note) != 0
     return CaseArrays(
         reference, prediction, probabilities, structures, names, regions, ignore_index, roi
