@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from segcal.binning import equal_width_index
+from segcal.sweep.bins import bin_sums, supports_bins
 from segcal.tensors import (
     check_choice,
     check_logits_labels,
@@ -36,6 +37,7 @@ def ml1_ace(
     skip_empty: bool = False,
     include_background: bool = True,
     ignore_index: int | None = None,
+    fused: bool = True,
 ) -> Tensor:
     """Mean over images and classes of the unweighted gap over non-empty bins.
 
@@ -63,6 +65,8 @@ def ml1_ace(
         skip_empty: the gap of a class that an image does not hold counts as 0.
         include_background: whether class 0 takes part.
         ignore_index: label to leave out.
+        fused: use compiled loops where that is possible (see :mod:`segcal.sweep.bins`). False is
+            the readable version, which has a second derivative.
 
     Returns:
         scalar; an image without a valid voxel has no part in it, 0 if none has one.
@@ -72,25 +76,50 @@ def ml1_ace(
     """
     _check(bins, binning, empty_weight)
     check_logits_labels(logits, labels, ignore_index=ignore_index)
-    n, k = logits.shape[:2]
-    valid = valid_mask(labels, ignore_index)
     with full_precision(logits) as x:
         if not x.numel():
             return x.sum()
-        p = torch.softmax(x, dim=1)
-        hits = one_hot(labels, k, ignore_index=ignore_index, dtype=torch.float64)
-        if logits.ndim == 2:  # classification: the batch is the image
-            n, p, hits, valid = 1, p.t()[None], hits.t()[None], valid[None]
+        if fused and supports_bins(x):
+            weight, confidence, accuracy = bin_sums(
+                x, labels, bins=bins, soft=binning == "soft", ignore_index=ignore_index
+            )
+        else:
+            weight, confidence, accuracy = _sums(x, labels, bins, binning, ignore_index)
         first = 0 if include_background else 1
-        p = p[:, first:].reshape(n * (k - first), -1)
-        hits = hits[:, first:].reshape(n * (k - first), -1)
-        counted = valid.reshape(n, 1, -1).expand(-1, k - first, -1).reshape(p.shape)
-        p = torch.where(counted, p, 0.0)
+        weight, confidence, accuracy = (
+            t[:, first:].flatten(0, 1) for t in (weight, confidence, accuracy)
+        )
         least = empty_weight if binning == "soft" else 1.0
-        membership = _soft(p, bins) if binning == "soft" else _hard(p, bins)
-        gap, used = _gaps(membership, p, hits, counted, bins, least)
-        gap = torch.where(hits.any(1), gap, 0.0) if skip_empty else gap
-        return (gap.sum() / used.sum().clamp(min=1)).to(x.dtype)
+        found = ~(weight < least)  # NaN goes on to the loss, as in others
+        total = torch.where(found, (confidence - accuracy).abs(), 0.0)
+        gap = (total / torch.where(found, weight, 1.0)).sum(1) / found.sum(1).clamp(min=1)
+        if skip_empty:
+            gap = torch.where(accuracy.sum(1) == 0, 0.0, gap)
+        return (gap.sum() / found.any(1).sum().clamp(min=1)).to(x.dtype)
+
+
+def _sums(
+    x: Tensor, labels: Tensor, bins: int, binning: Binning, ignore_index: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight of every bin, and its sums of probability and of hits: float64 ``(N, K, M)`` each.
+
+    Of classification, where logits are ``(N, K)``, the batch is the image.
+    """
+    p = torch.softmax(x, dim=1)
+    hits = one_hot(labels, x.shape[1], ignore_index=ignore_index, dtype=torch.float64)
+    counted = valid_mask(labels, ignore_index)
+    if x.ndim == 2:
+        p, hits, counted = p.t()[None], hits.t()[None], counted[None]
+    p, hits, counted = p.flatten(2), hits.flatten(2), counted.flatten(1)[:, None]
+    p = torch.where(counted, p, 0.0)
+    weight = torch.zeros(*p.shape[:2], bins, dtype=torch.float64, device=p.device)
+    confidence, accuracy = weight, weight
+    for index, share in _soft(p, bins) if binning == "soft" else _hard(p, bins):
+        own = share * counted
+        weight = weight.scatter_add(2, index, own)
+        confidence = confidence.scatter_add(2, index, own * p)
+        accuracy = accuracy.scatter_add(2, index, own * hits)
+    return weight, confidence, accuracy
 
 
 def _hard(p: Tensor, bins: int) -> Membership:
@@ -102,31 +131,6 @@ def _soft(p: Tensor, bins: int) -> Membership:
     left = position.detach().floor().long().clamp(0, bins - 1)  # of NaN, any integer
     share = (position - left).double()
     return [(left, 1 - share), ((left + 1).clamp(max=bins - 1), share)]
-
-
-def _gaps(
-    membership: Membership, p: Tensor, hits: Tensor, counted: Tensor, bins: int, least: float
-) -> tuple[Tensor, Tensor]:
-    """Mean gap of every row's bins that are not empty ``(rows,)``, and which rows have such bins.
-
-    Args:
-        membership: of every value.
-        p: probabilities ``(rows, n)``.
-        hits: what came true ``(rows, n)``, float64.
-        counted: bool ``(rows, n)``.
-        bins: M.
-        least: weight below which a bin is empty.
-    """
-    weight = torch.zeros(p.shape[0], bins, dtype=torch.float64, device=p.device)
-    confidence, accuracy = weight, weight
-    for index, share in membership:
-        own = share * counted
-        weight = weight.scatter_add(1, index, own)
-        confidence = confidence.scatter_add(1, index, own * p)
-        accuracy = accuracy.scatter_add(1, index, own * hits)
-    found = ~(weight < least)  # NaN goes on to the loss, as in others
-    gap = torch.where(found, (confidence - accuracy).abs(), 0.0) / torch.where(found, weight, 1.0)
-    return gap.sum(1) / found.sum(1).clamp(min=1), found.any(1)
 
 
 class ML1ACE(Term):
@@ -146,6 +150,7 @@ class ML1ACE(Term):
         skip_empty: bool = False,
         include_background: bool = True,
         ignore_index: int | None = None,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         _check(bins, binning, empty_weight)
@@ -156,6 +161,7 @@ class ML1ACE(Term):
         self.skip_empty = skip_empty
         self.include_background = include_background
         self.ignore_index = ignore_index
+        self.fused = fused
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
@@ -169,6 +175,7 @@ class ML1ACE(Term):
             skip_empty=self.skip_empty,
             include_background=self.include_background,
             ignore_index=self.ignore_index,
+            fused=self.fused,
         )
 
 
