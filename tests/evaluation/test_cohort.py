@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import nibabel as nib
 import numpy as np
+import pandas as pd
 import pytest
 import SimpleITK as sitk  # noqa: N813
 from scipy import ndimage
@@ -388,6 +389,46 @@ def test_memory_does_not_grow_with_the_cases(tmp_path):
         close(pooled[f"{name}_all"], metric(whole_p, whole_y), rtol=0, atol=1e-9)
     off = abs(pooled["aece_all"] - aece(whole_p, whole_y))
     assert off <= pooled["aece_bound_all"] + 1e-9
+
+
+def disc_and_ellipse():
+    """A disc of radius 40, and an ellipse of semi-axes 30 and 44, in 128 x 128 pixels."""
+    y, x = np.mgrid[:128, :128] - 64
+    return (x**2 + y**2 < 40**2).astype(np.uint8), ((x / 30) ** 2 + (y / 44) ** 2 < 1).astype(
+        np.uint8
+    )
+
+
+@pytest.mark.parametrize("axes", ["2-D", "z", "y", "x"])
+def test_one_slice_is_an_image_of_two_axes(tmp_path, axes):
+    """MONAI says 10.0, too; with every pixel taken for surface it was 5.0, and ASSD 0.563."""
+    pair_ = disc_and_ellipse()
+    mm = (1.0, 1.0)
+    p, r = (mask == 1 for mask in pair_)
+    assert hausdorff(p, r, spacing_mm=mm, percentile=95) == 10.0
+    close(assd(p, r, spacing_mm=mm), 5.252, atol=5e-4)
+    for name, mask in zip(("predicted", "labels"), pair_, strict=True):
+        path = tmp_path / name / "a.nii.gz"
+        if axes == "2-D":
+            path.parent.mkdir()
+            nib.save(nib.Nifti1Image(mask.T, np.eye(4)), path)
+            continue
+        array = np.expand_dims(mask, "zyx".index(axes))
+        spacing = [7.0 if axis == axes else 1.0 for axis in "zyx"]
+        write_nifti(path, array, geometry(array.shape, tuple(spacing)))
+    done = run(tmp_path / "predicted", tmp_path / "labels", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    row = pd.read_csv(tmp_path / "out" / "cases.csv").iloc[0]
+    assert row["hd95_pooled_mm/1"] == 10.0
+    close(row["assd_pooled_mm/1"], 5.252, atol=5e-4)
+
+
+def test_a_label_in_one_slice_of_many_has_neighbours_in_the_others():
+    """So all of its voxels are surface, unlike those of an image of one slice."""
+    p, r = (np.pad(mask[None], ((1, 2), (0, 0), (0, 0))) for mask in disc_and_ellipse())
+    row = evaluate_case(p, r, spacing_mm=(2.0, 1.0, 1.0), structures=AB[:1]).row
+    close(row["assd_pooled_mm/a"], assd(p == 1, r == 1, spacing_mm=(2.0, 1.0, 1.0)))
+    close(row["assd_pooled_mm/a"], 0.563, atol=5e-4)
 
 
 @pytest.mark.parametrize("shape", [(3, 3, 3), (3, 4, 5)])
