@@ -82,8 +82,8 @@ def read_probabilities(
             shape = volume.array.shape[::-1]
             raise ValueError(f"{path}: expected a 4-D volume (x, y, z, class), got shape {shape}")
         array, done = put_on(path, volume, geometry, tolerance)
-        if done:
-            note(f"{path.name}: {done}")
+        for text in filter(None, (volume.note, done)):
+            note(f"{path.name}: {text}")
     check_probabilities(array, str(path), num_classes, regions=regions)
     return array
 
