@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.io.files import whole_file
-from segcal.io.formats import LPS, Array, Frame, agrees, read_file, read_header
+from segcal.io.formats import LPS, Frame, agrees, read_file, read_header
 
+Array = NDArray[Any]
 LABEL_ROUNDING = 0.05
 """Label values this near an integer are rounded to it (scaled headers give 2.0235 for 2)."""
 SCANNER = 1
