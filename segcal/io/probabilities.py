@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -418,7 +419,7 @@ def _npy_header(path: Path, member: zipfile.ZipInfo, file: IO[bytes]) -> _Stored
         if version != (1, 0):
             read = np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except ValueError as error:
+    except (ValueError, tokenize.TokenError) as error:
         raise ValueError(f"{path}: not a readable array file ({error})") from None
     key = member.filename.removesuffix(".npy")
     stored = _Stored(key, shape, fortran, dtype, file)

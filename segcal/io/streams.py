@@ -13,6 +13,9 @@ GZIP = b"\x1f\x8b"
 ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 MOST_HEADER = 1 << 20
 """Bytes of a header of text, at most."""
+MOST_LINE = 1000
+"""Bytes of a line of an NRRD's header, at most: its reader dies of longer ones it does not know."""
+GIPL_HEADER = 256
 MOST_BEHIND = 1 << 20
 """Bytes behind the voxels that are passed over, at least; as many as lie before, if more."""
 
@@ -50,15 +53,30 @@ def count_behind(file: IO[bytes], size: int) -> int:
     return behind
 
 
+def check_lines(path: Path) -> None:
+    """Check that the header of an NRRD has no line that its reader would die of.
+
+    Raises:
+        ValueError: it has one.
+    """
+    if not path.name.endswith((".nrrd", ".nhdr")):
+        return
+    with path.open("rb") as file:
+        while file.tell() < MOST_HEADER and (line := file.readline(MOST_HEADER).rstrip(b"\r\n")):
+            if len(line) > MOST_LINE and not line.startswith(b"#") and b":=" not in line:
+                raise ValueError(f"a line of {len(line)} bytes in its header")
+
+
 def check_stream(path: Path, size: int) -> None:
-    """Check that the voxels of a file of ITK's formats are whole, where they are compressed.
+    """Check that the voxels of a file of ITK's formats are whole, where ITK does not.
 
     Args:
         path: of the file, or of its header.
         size: bytes of the voxels.
 
     Raises:
-        ValueError: a stream that is damaged, too short or too long; compressed slices.
+        ValueError: a file that is too short, a stream that is damaged, too short or too long;
+            compressed slices.
         OSError: the file of the voxels cannot be read.
     """
     if is_gzip(path):
@@ -69,6 +87,8 @@ def check_stream(path: Path, size: int) -> None:
         _check_metaimage(path, size)
     elif path.name.endswith((".nrrd", ".nhdr")):
         _check_nrrd(path, size)
+    elif path.name.endswith(".gipl") and (there := path.stat().st_size - GIPL_HEADER) < size:
+        raise ValueError(f"ends after {max(there, 0)} of the {size} bytes of its voxels")
 
 
 def _check_metaimage(path: Path, size: int) -> None:
