@@ -33,7 +33,7 @@ def check(
     Looks at pairs, sizes, places and numbers of channels; values are only seen by the evaluation.
     Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
     """
-    from segcal.evaluation.check import check_case, count_channels
+    from segcal.evaluation.check import check_case, count_channels, odd_headers
     from segcal.evaluation.labels import find_labels
     from segcal.io.pairing import find_reader, pair
 
@@ -59,6 +59,9 @@ def check(
     for name, problems in wrong.items():
         for problem in problems:
             say(console, f"{name}: {problem}", "red")
+    for case in pairing.cases:
+        for note in odd_headers(case):
+            say(console, f"Note on {case.name}: {note}", "yellow")
     for names, what in (
         (pairing.without_prediction, "references without a prediction"),
         (pairing.without_reference, "predictions without a reference"),

@@ -51,7 +51,8 @@ def class_table(summary: dict[str, Any]) -> Table:
         cells = (number(block.get(key, {}).get(field), digits) for _, key, field, digits in shown)
         table.add_row(Text(name), *cells)
     table.caption = (
-        "mm; HD, HD95 (pooled), ASSD: mean over the found; pen.: a miss costs the diagonal"
+        f"{summary.get('unit', 'mm')}; HD, HD95 (pooled), ASSD: mean over the found; pen.: a miss "
+        "costs the diagonal"
     )
     return table
 

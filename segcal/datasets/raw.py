@@ -358,7 +358,8 @@ def _output(path: Path, volume: Volume, array: Array, grid: Geometry, target: Ge
     elif not turned and volume.geometry.differences(target, SAME):
         reasons.append("put on the very grid of the image")
     if not path.name.endswith(ENDING):
-        reasons.append(f"written as {ENDING}")
+        sized = ", a pixel as 1 mm" if volume.geometry.unit == "px" else ""
+        reasons.append(f"written as {ENDING}{sized}")
     if not any(reasons) and not reads_alike(path):
         reasons.append("header rewritten so that all readers agree on it")
     change = "; ".join(reason for reason in reasons if reason)

@@ -157,9 +157,10 @@ def _structures(
 def _read_on(path: Path, reference: Geometry, tolerance: float, note: Note) -> NDArray[Any]:
     """Read a label map that must lie on the reference, which its header tells before the rest."""
     check_place(path, reference, tolerance)
-    array, done = put_on(path, read_labels(path), reference, tolerance)
-    if done:
-        note(f"{path.name}: {done}")
+    volume = read_labels(path)
+    array, done = put_on(path, volume, reference, tolerance)
+    for text in filter(None, (volume.note, done)):
+        note(f"{path.name}: {text}")
     return array
 
 

@@ -95,10 +95,11 @@ def read_class_files(
 
     def read(path: Path) -> Array:
         _check_header(path, geometry, tolerance)
-        array, done = put_on(path, read_volume(path), geometry, tolerance)
+        volume = read_volume(path)
+        array, done = put_on(path, volume, geometry, tolerance)
         if array.dtype.kind not in "iufb":
             raise ValueError(f"{path}: expected a mask or probabilities, got {array.dtype}")
-        notes.add(done)
+        notes.update((volume.note, done))
         return array
 
     array = _label_map(folder, files, geometry.shape, read)

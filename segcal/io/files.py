@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 TEMPORARY = ".segcal-"
 CHUNK = 1 << 18
-VOLUME_ENDINGS = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
+IMAGE_ENDINGS = (".png", ".bmp", ".tif", ".tiff")
+"""Of 2-D images without a size in mm."""
+VOLUME_ENDINGS = (
+    ".nii.gz", ".nii", ".seg.nrrd", ".nrrd", ".nhdr", ".mha", ".mhd", ".mgz", ".mgh", ".gipl",
+    ".gipl.gz", ".hdr", ".hdr.gz", *IMAGE_ENDINGS,
+)  # fmt: skip
 
 
 @contextmanager
@@ -94,9 +99,15 @@ def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
     return content
 
 
+def is_image(path: PurePath) -> bool:
+    """Whether a file is called like a 2-D image."""
+    return path.name.lower().endswith(IMAGE_ENDINGS)
+
+
 def case_name(path: PurePath) -> str | None:
     """Name of the case a file belongs to, or None if it is not a volume or an ``.npz``."""
     for ending in (*VOLUME_ENDINGS, ".npz"):
-        if path.name.endswith(ending) and not path.name.startswith("."):
+        known = path.name.lower() if ending in IMAGE_ENDINGS else path.name
+        if known.endswith(ending) and not path.name.startswith("."):
             return path.name[: -len(ending)]
     return None

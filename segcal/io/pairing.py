@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from segcal.io.files import case_name, read_json
+from segcal.io.files import case_name, is_image, read_json
 
 RECORD_NAME = "segcal_predict.json"
 """File beside predictions that says how they were made."""
 LOGITS_FOLDER = "logits"
 """Folder beside predictions for the logits that they are made of."""
+PLOT = "progress.png"
+"""nnU-Net's plot of a training, which is no case of images."""
 DECISION_HEAD = "decision head"
 """In the record: what label maps of a network of two heads were decided by."""
 
@@ -84,12 +86,13 @@ def pair(predictions: Path, references: Path) -> Pairing:
         beside = None
         if predictions.suffix == ".npz":
             beside = scan(predictions.parent, npz=False).get(predicted)
+            beside = _label_map(predictions, beside, references)
         logits = find_logits(predictions, predicted)
         case = Case(name, predictions, references, beside, None, logits, _decision(predictions))
         return Pairing([case])
     wanted = scan(references, npz=False)
     if not wanted:
-        raise ValueError(f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
+        raise ValueError(f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, .png, ...)")
     found, volumes = find_predictions(predictions, wanted)
     both = sorted(set(found) & set(wanted))
     if not both:
@@ -104,7 +107,7 @@ def pair(predictions: Path, references: Path) -> Pairing:
                 name,
                 found[name],
                 wanted[name],
-                volumes.get(name) if found[name].suffix == ".npz" else None,
+                _label_map(found[name], volumes.get(name), wanted[name]),
                 logits=find_logits(found[name], name),
                 decision=decisions[found[name].parent],
             )
@@ -193,6 +196,12 @@ def find_record(predictions: Path) -> dict[str, Any]:
     return content
 
 
+def _label_map(prediction: Path, volume: Path | None, reference: Path) -> Path | None:
+    """The volume beside an ``.npz``, unless it is a picture of one."""
+    picture = volume is not None and is_image(volume) and not is_image(reference)
+    return None if prediction.suffix != ".npz" or picture else volume
+
+
 def _decision(predictions: Path) -> str:
     return str(find_record(predictions).get("decision", "argmax"))
 
@@ -223,7 +232,8 @@ def _beside(name: str, *places: Path) -> Path | None:
 
 def _prediction_folders(predictions: Path) -> list[Path]:
     """Folders that hold the cases: of nnU-Net's results, those of validation."""
-    if any(case_name(path) for path in predictions.iterdir() if path.is_file()):
+    files = (path for path in predictions.iterdir() if path.is_file())
+    if any(case_name(path) for path in files if path.name != PLOT):
         return [predictions]
     folds = [predictions] if predictions.name.startswith("fold_") else []
     folds = folds or sorted(path for path in predictions.glob("fold_*") if path.is_dir())
@@ -251,14 +261,17 @@ def _scan_folders(folder: Path) -> dict[str, Path]:
 def scan(folder: Path, *, npz: bool) -> dict[str, Path]:
     """Files of a folder by case, either the ``.npz`` or the volumes.
 
+    Images are cases where there are no other volumes; beside those they are pictures of them.
+
     Raises:
         ValueError: two of one case.
     """
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PLOT]
+    paths = [path for path in paths if case_name(path) and (path.suffix == ".npz") == npz]
+    volumes = [path for path in paths if not is_image(path)]
     files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        name = case_name(path) if path.is_file() else None
-        if name is None or (path.suffix == ".npz") != npz:
-            continue
+    for path in volumes or paths:
+        name = str(case_name(path))
         if name in files:
             raise ValueError(f"{folder}: {files[name].name} and {path.name} are one case twice")
         files[name] = path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -82,8 +83,8 @@ def read_probabilities(
             shape = volume.array.shape[::-1]
             raise ValueError(f"{path}: expected a 4-D volume (x, y, z, class), got shape {shape}")
         array, done = put_on(path, volume, geometry, tolerance)
-        if done:
-            note(f"{path.name}: {done}")
+        for text in filter(None, (volume.note, done)):
+            note(f"{path.name}: {text}")
     check_probabilities(array, str(path), num_classes, regions=regions, note=note)
     return array
 
@@ -465,7 +466,7 @@ def _npy_header(path: Path, member: zipfile.ZipInfo, file: IO[bytes]) -> _Stored
         if version != (1, 0):
             read = np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except ValueError as error:
+    except (ValueError, tokenize.TokenError) as error:
         raise ValueError(f"{path}: not a readable array file ({error})") from None
     key = member.filename.removesuffix(".npy")
     stored = _Stored(key, shape, fortran, dtype, file)

@@ -8,6 +8,8 @@ import shutil
 import nibabel as nib
 import numpy as np
 import pytest
+import SimpleITK as sitk  # noqa: N813
+from PIL import Image
 
 from segcal.datasets.msd import plan_msd, read_task, task_name
 from segcal.datasets.raw import write_dataset
@@ -171,3 +173,33 @@ def test_real_hippocampi(tmp_path):
         np.testing.assert_array_equal(
             written.get_fdata(), nib.load(source / "labelsTr" / name).get_fdata()
         )
+
+
+def test_a_task_of_images(tmp_path):
+    """Colours are channels, and a pixel becomes 1 mm: nnU-Net reads NIfTI of one slice."""
+    root, rng = tmp_path / "Task11_Roads", np.random.default_rng(0)
+    colours = rng.integers(0, 256, (2, 20, 30, 3)).astype(np.uint8)
+    maps = rng.integers(0, 3, (2, 20, 30)).astype(np.uint8)
+    training = []
+    for number, ending in enumerate(("png", "tif")):
+        for kind, array in (("image", colours[number]), ("label", maps[number])):
+            path = root / f"{kind}sTr" / f"road_{number}.{ending}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(array).save(path)
+        training.append({k: f"./{k}sTr/road_{number}.{ending}" for k in ("image", "label")})
+    modality = {"0": "red", "1": "green", "2": "blue"}
+    write_json(
+        root / "dataset.json", {**CONTENT, "modality": modality, "training": training, "test": []}
+    )
+    done = convert(root, tmp_path / "out")
+    assert (done.training, done.skipped) == (2, ())
+    for number in range(2):
+        for channel in range(3):
+            path = tmp_path / "out" / "imagesTr" / f"road_{number}_{channel:04d}.nii.gz"
+            made = sitk.ReadImage(str(path))
+            expected = colours[number][None, ..., channel]
+            np.testing.assert_array_equal(sitk.GetArrayFromImage(made), expected)
+            assert made.GetSpacing() == (1, 1, 1)
+        made = sitk.ReadImage(str(tmp_path / f"out/labelsTr/road_{number}.nii.gz"))
+        np.testing.assert_array_equal(sitk.GetArrayFromImage(made), maps[number][None])
+    assert "a pixel as 1 mm" in (tmp_path / "out" / "conversion.json").read_text()
