@@ -189,6 +189,10 @@ class AugmentedLagrangian(LearnedTerm):
             **({} if self.include_background else {"include_background": False}),
         }
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Bounds of the multipliers, and of rho."""
+        return {"lam": self.lambda_bounds, "rho": self.rho_bounds}
+
     @property
     def num_penalised(self) -> int:
         """Number of classes that are penalised."""
