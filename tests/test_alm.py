@@ -399,7 +399,7 @@ def test_p3_from_a_tiny_start_is_warned_of():
         CRaC(3, function="p3")
 
 
-def test_a_multiplier_that_runs_away_is_said_once():
+def test_a_multiplier_that_runs_away_is_said_early_and_with_the_remedy():
     alm = Elementwise(2, rho0=1.0)
     z = torch.full((1, 2, 1), 90.0)
     regions = torch.zeros(1, 1, dtype=torch.int64)
@@ -407,8 +407,9 @@ def test_a_multiplier_that_runs_away_is_said_once():
     for _ in range(3):
         alm.observe(z, regions)
         notes.append(alm.dual_step().notes)
-    assert notes[0] == []
-    assert "cannot be met" in notes[1][0]
+    assert "a multiplier reached 10: the constraint may be one that cannot be met" in notes[0][0]
+    assert "Where Dice falls, lower rho0, the margins or the weight of the penalty" in notes[0][0]
+    assert "a multiplier reached 100" in notes[1][0]
     assert notes[2] == []
 
 
