@@ -121,8 +121,8 @@ def plan_msd(names: Collection[str], task: Task) -> Plan:
         if name is None:
             skipped.append(Skipped(str(entry), "dataset.json lists it, but it is no volume"))
         elif missing:
-            there = " and ".join(missing)
-            skipped.append(Skipped(name, f"dataset.json lists it, but {there} is not there"))
+            gone = " and ".join(missing)
+            skipped.append(Skipped(name, f"dataset.json lists it, but {gone} is not there"))
         elif name in {case.name for case in cases}:
             skipped.append(Skipped(name, "dataset.json lists it twice; the first is taken"))
         else:

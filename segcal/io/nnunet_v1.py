@@ -17,6 +17,8 @@ import numpy as np
 
 KEY = "softmax"
 MAX_BYTES = 1 << 26
+PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+"""Operations of a pickle that name a place in its memo."""
 PLAIN_DTYPE = re.compile(r"[biuf][0-9]+")
 
 
@@ -98,7 +100,7 @@ def _check_memo(content: bytes) -> None:
         pickle.UnpicklingError: such a place.
     """
     for operation, argument, _ in pickletools.genops(content):
-        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > len(content):
+        if operation.name in PUTS and int(argument or 0) > len(content):
             raise pickle.UnpicklingError(f"place {argument} of its memo, in {len(content)} bytes")
 
 

@@ -79,8 +79,10 @@ class CalibratedTrainer(nnUNetTrainer):
         self._read_block(plans, configuration, dataset_json)  # before nnU-Net makes a folder
         super().__init__(plans, configuration, fold, dataset_json, device)
         self.enable_deep_supervision = self.settings.deep_supervision
-        self.num_epochs = self.settings.epochs or self.num_epochs
-        self.num_iterations_per_epoch = self.settings.iterations or self.num_iterations_per_epoch
+        if self.settings.epochs is not None:
+            self.num_epochs = self.settings.epochs
+        if self.settings.iterations is not None:
+            self.num_iterations_per_epoch = self.settings.iterations
         self.calibration_cases: list[str] = []
         self.val_cases: list[str] = []
         self.best_calibrated = BestCalibrated()
