@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segcal.alm import FUNCTIONS, AugmentedLagrangian, p2, p3, phr
-from segcal.neighbourhood import class_proportions
 from segcal.losses.adafocal import AdaFocal
+from segcal.neighbourhood import class_proportions
 from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC

@@ -91,6 +91,8 @@ def test_labels_that_were_divided_are_no_empty_ones(tmp_path):
     assert len(done.skipped) == 2
     for one in done.skipped:
         assert "3 stored values, 0 to 0.007843, would all become label 0" in one.reason
+
+
 def write_listed(root, name="dataset.json"):
     """As AMOS22 and MONAI's BTCV are listed: one channel, a validation list, labels of tests."""
     for place, number in (("Tr", 1), ("Tr", 2), ("Va", 3), ("Va", 4), ("Ts", 5), ("Ts", 6)):
