@@ -35,17 +35,19 @@ from tests.conftest import close
 from tests.ranks import in_two_processes
 
 TRAINERS = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
-LEARNED = {"CRaC": 2, "CRaCBands": 3, "CRaCRamp": 2, "CALS": 1, "CALSHR": 1, "Confidence": 2}
+LEARNED = {"CRaC": 2, "CRaCBands": 3, "CRaCRamp": 2, "CALS": 1, "CALSHR": 1}
+LEARNED |= {"Confidence": 2, "TwoHeadsConfidence": 2}
 """Rows of multipliers."""
-ROWS_OF_REGIONS = {**LEARNED, "Confidence": 4}
+ROWS_OF_REGIONS = {**LEARNED, "Confidence": 4, "TwoHeadsConfidence": 4}
 """Where channels are regions; voxels are decided to lie inside or outside."""
 RAMPS = {"CRaCRamp", "NACLRamp"}
 TWO_HEADS = {
-    "Confidence": ["probability/svls", "probability/confidence"],
+    "TwoHeadsConfidence": ["probability/svls", "probability/confidence"],
     "TwoHeads": ["probability/svls"],
 }
 IN_PLACE = {"FL", "FLSD", "LS", "SVLS"}
-PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "CRaCBands", "Baseline", *TWO_HEADS, *RAMPS}
+PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "CRaCBands", "mL1ACE", "mL1ACESoft", "Confidence"}
+PER_CHANNEL |= {"Baseline", *TWO_HEADS, *RAMPS}
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "plain_progress"),
     pytest.mark.filterwarnings("ignore:.*Received empty chunks:UserWarning"),
@@ -95,6 +97,7 @@ def check(found, short, epochs=2, channels=4):
     term |= {"CALSHR": "cals_hr", "mL1ACESoft": "ml1_ace_soft", "CRaCBands": "crac_bands"}
     added = [] if short in {*IN_PLACE, "Baseline"} else [term.get(short, short.lower())]
     added = [name.removesuffix("ramp") for name in added]
+    added = ["ml1_ace_soft", "confidence"] if short == "Confidence" else added
     base = "decision/base" if short in TWO_HEADS else "base"
     added = TWO_HEADS.get(short, added)
     assert list(lines[0]["train"]) == [base, *added]
@@ -190,7 +193,7 @@ def test_image_kernel_of_several_channels(tiny, configuration):
     assert first["image_l1"] != first["mean"]
 
 
-@pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE", "Confidence"])
+@pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE", "Confidence", "TwoHeadsConfidence"])
 def test_a_training_of_each_kind(tiny, short, pictures):
     tiny()
     check(run(short, "2d", epochs=1), short, epochs=1)
