@@ -144,10 +144,9 @@ def test_blocks_of_the_plans_are_looked_at(tmp_path, monkeypatch):
     monkeypatch.setenv("nnUNet_preprocessed", str(tmp_path))
     found = settings({"blocks": blocks()})
     path = folder / "nnUNetPlans.json"
-    assert verdicts(found) == {
-        f'plans, "segcal" of {path}, good': "ok",
-        f'plans, "segcal" of {path}, misspelt': "stop",
-    }
+    assert [f.verdict for f in found] == ["ok", "stop"]
+    assert found[0].found == f"{path}, good: fits"
+    assert found[1].found.startswith(f"{path}, misspelt: segcal.penalties.crac.CRaC: takes no")
     assert "takes no margin_iner; it takes num_classes, margin_inner" in found[1].found
     monkeypatch.delenv("nnUNet_preprocessed")
     assert blocks() == {}

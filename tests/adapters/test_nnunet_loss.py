@@ -289,7 +289,7 @@ def test_terms_of_other_trainers_are_left_to_them():
         ({"multiplier_source": "volumes"}, ""),
         ({"crac": {"margin_iner": 3.0}}, "takes no margin_iner; it takes num_classes"),
         ({"nacl": {"alpha": -1.0}, "crac": {}}, "alpha"),
-        ({"crc": {}}, "unknown crc; this trainer takes"),
+        ({"crc": {}}, "iterations; is crac meant?"),
         ({"epochs": 0}, "epochs: Input should be greater than or equal to 1"),
         (3, "expected an object, got 3"),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
 from segcal.adapters.nnunet.checkpoints import plain, read_checkpoint
 from segcal.adapters.nnunet.sharing import as_stock, export_model
-from segcal.adapters.nnunet.warmstart import _results_elsewhere, unlike, warmstart
+from segcal.adapters.nnunet.warmstart import _results_elsewhere, _started, unlike, warmstart
 from segcal.posthoc.temperature import Temperature
 from segcal.repair.saved import SavedCalibrator, read_calibrator, write_calibrator
 
@@ -71,6 +72,15 @@ def test_checkpoint_of_numpy_scalars_becomes_plain(tmp_path):
     assert "grad_scaler_state" not in stock
     assert "segcal" in read["init_args"]  # what was given is left as it was
     assert "optimizer_state" in read
+
+
+def test_a_warm_start_needs_no_more_than_what_is_exported(tmp_path):
+    torch.save(as_stock(checkpoint()), tmp_path / "checkpoint.pth")
+    weights = {"w": torch.nn.Parameter(torch.ones(2))}
+    new = SimpleNamespace(optimizer=torch.optim.SGD(weights.values(), 0.1), my_init_kwargs=INIT)
+    started = _started(read_checkpoint(tmp_path / "checkpoint.pth"), new, "nnUNetTrainerCRaC", 1)
+    assert (started["current_epoch"], started["grad_scaler_state"]) == (1, None)
+    assert started["optimizer_state"] == new.optimizer.state_dict()
 
 
 def test_plain_keeps_the_rest():

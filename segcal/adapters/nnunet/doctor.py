@@ -175,9 +175,9 @@ def settings(probed: dict[str, Any]) -> list[Finding]:
     """Whether trainers take what plans say for them under ``segcal``."""
     advice = "mend the plans, or leave the entry out"
     return [
-        Finding(f'plans, "segcal" of {place}', problem, "stop", advice)
+        Finding("entry segcal of plans", f"{place}: {problem}", "stop", advice)
         if problem
-        else Finding(f'plans, "segcal" of {place}', "fits")
+        else Finding("entry segcal of plans", f"{place}: fits")
         for place, problem in probed.get("blocks", {}).items()
     ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -164,9 +165,11 @@ def read_settings(
     others = of_other_trainers(content, placed)
     rest = {name: value for name, value in content.items() if name not in {*given, *others}}
     if unknown := sorted(set(rest) - set(TrainerSettings.model_fields)):
+        takes = [*placed.weights, *TrainerSettings.model_fields]
+        near = get_close_matches(unknown[0], [*takes, *names("losses"), *names("penalties")], 1)
         raise ValueError(
             f'plans, "{PLANS_KEY}": unknown {", ".join(unknown)}; this trainer takes '
-            f"{', '.join([*placed.weights, *TrainerSettings.model_fields])}"
+            f"{', '.join(takes)}{f'; is {near[0]} meant?' if near else ''}"
         )
     arguments: dict[str, dict[str, Any]] = {}
     for name, value in given.items():
