@@ -68,6 +68,8 @@ def check(
     ):
         if names:
             say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
+    if others := len(pairing.of_other_folds):
+        say(console, f"{others} references are of cases that other folds validate on, left out")
     good = len(found) - len(wrong)
     say(console, f"{good} of {len(found)} cases can be evaluated, as far as headers tell.")
     if wrong or pairing.without_prediction:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -89,7 +91,18 @@ def train(
         if method and not calibrate:
             raise ValueError("--method: is what --calibrate fits; say --calibrate, too")
         running.check_train(context.args, budget)
-    running.train(context.args, budget)  # what fails in there keeps its traceback
+    with _refusals():  # what else fails in there keeps its traceback
+        running.train(context.args, budget)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn what nnU-Net is not let into its message and exit code 2."""
+    try:
+        yield
+    except RefusedError as error:
+        with user_errors():
+            raise error
 
 
 class Average(str, Enum):
@@ -187,11 +200,8 @@ def _predict(
 
     with user_errors():
         running.check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
-    try:
+    with _refusals():
         running.predict(arguments, aggregation, from_modelfolder=from_modelfolder)
-    except RefusedError as error:
-        with user_errors():
-            raise error
 
 
 class HeadName(str, Enum):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,6 +41,7 @@ __all__ = [
     "check_apart",
     "check_case",
     "deal",
+    "one_fold",
     "present_splits",
     "raw_folder",
     "write_dataset",
@@ -222,6 +223,26 @@ def deal(groups: Mapping[str, str], parts: int, seed: int) -> list[list[str]]:
 
     order = sorted(groups, key=place)
     return [sorted(order[part::parts]) for part in range(parts)]
+
+
+def one_fold(
+    cases: Iterable[RawCase], validation: Collection[str]
+) -> tuple[dict[str, list[str]], ...]:
+    """The fold that trains on all training cases but those of a validation set; none without.
+
+    Args:
+        cases: of the data set.
+        validation: names of those held out.
+    """
+    training = [case.name for case in cases if case.subset == "Tr"]
+    if not any(name in validation for name in training):
+        return ()
+    return (
+        {
+            "train": [name for name in training if name not in validation],
+            "val": [name for name in training if name in validation],
+        },
+    )
 
 
 def check_case(

@@ -21,6 +21,8 @@ VOLUME_ENDINGS = (
     ".nii.gz", ".nii", ".seg.nrrd", ".nrrd", ".nhdr", ".mha", ".mhd", ".mgz", ".mgh", ".gipl",
     ".gipl.gz", ".hdr", ".hdr.gz", *IMAGE_ENDINGS,
 )  # fmt: skip
+DEPTH = 100
+"""Levels of a file of settings or results; what has more ends in errors of recursion later."""
 
 
 @contextmanager
@@ -66,13 +68,27 @@ def read_json(path: Path) -> Any:
         ValueError: the file is missing, a folder, or not JSON, with its name.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise ValueError(f"{path}: a folder, expected a JSON file") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a JSON file ({error})") from None
+    if too_deep(value):
+        raise ValueError(f"{path}: nested more than {DEPTH} levels deep, which no such file is")
+    return value
+
+
+def too_deep(value: Any) -> bool:
+    """Whether lists and mappings lie in each other beyond :data:`DEPTH`."""
+    level = [value]
+    for _ in range(DEPTH):
+        inside = [v for v in level if isinstance(v, (dict, list))]
+        level = [v for one in inside for v in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return False
+    return True
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -16,6 +16,9 @@ LOGITS_FOLDER = "logits"
 """Folder beside predictions for the logits that they are made of."""
 PLOT = "progress.png"
 """nnU-Net's plot of a training, which is no case of images."""
+SUMMARY = "summary.json"
+MEASURED = "metric_per_case"
+"""File in which nnU-Net measures a validation when it has ended, and where the cases are in it."""
 DECISION_HEAD = "decision head"
 """In the record: what label maps of a network of two heads were decided by."""
 
@@ -52,11 +55,13 @@ class Pairing:
         without_prediction: names of references that nothing was predicted for.
         without_reference: names of predictions that have no reference, with a hint where a name
             is nearly one.
+        of_other_folds: names of references that folds of a trained model did not validate on.
     """
 
     cases: list[Case]
     without_prediction: list[str] = field(default_factory=list)
     without_reference: list[str] = field(default_factory=list)
+    of_other_folds: list[str] = field(default_factory=list)
 
 
 def pair(predictions: Path, references: Path) -> Pairing:
@@ -65,7 +70,7 @@ def pair(predictions: Path, references: Path) -> Pairing:
     Where there are both, a ``.npz`` is the prediction and a volume of the same name its label map,
     which is what nnU-Net writes. A sub-folder that holds volumes is a case with a file per class.
     Of the folder of a trained nnU-Net the validation cases of all folds are taken, of the folder
-    of a fold its own.
+    of a fold its own; the references of other cases are not missed.
 
     Raises:
         ValueError: a path that does not exist, a file paired with a folder, nothing to match, a
@@ -101,6 +106,8 @@ def pair(predictions: Path, references: Path) -> Pairing:
             f"({_some(wanted)}); CASE.npz or CASE.nii.gz is expected beside CASE.nii.gz"
         )
     decisions = {folder: _decision(folder) for folder in {found[name].parent for name in both}}
+    missing, own = set(wanted) - set(found), _validated(predictions)
+    others = set() if own is None else missing - own
     return Pairing(
         [
             Case(
@@ -113,8 +120,9 @@ def pair(predictions: Path, references: Path) -> Pairing:
             )
             for name in both
         ],
-        sorted(set(wanted) - set(found)),
+        sorted(missing - others),
         [_hinted(name, wanted) for name in sorted(set(found) - set(wanted))],
+        sorted(others),
     )
 
 
@@ -244,6 +252,24 @@ def _prediction_folders(predictions: Path) -> list[Path]:
             "a training, or when it validates again"
         )
     return validated or [predictions]
+
+
+def _validated(predictions: Path) -> set[str] | None:
+    """Cases that folds of a trained nnU-Net validated on; None where they do not tell of all."""
+    own: set[str] = set()
+    for folder in _prediction_folders(predictions):
+        of_fold = folder.resolve()
+        summary = folder / SUMMARY
+        if not (of_fold.name == "validation" and of_fold.parent.name.startswith("fold_")):
+            return None
+        if not summary.is_file():  # the validation has not ended
+            return None
+        try:
+            measured = [Path(one["prediction_file"]) for one in read_json(summary)[MEASURED]]
+        except (KeyError, TypeError, ValueError):
+            return None
+        own |= {name for name in map(case_name, measured) if name}
+    return own
 
 
 def _scan_folders(folder: Path) -> dict[str, Path]:

@@ -67,7 +67,10 @@ def test_checkpoint_of_numpy_scalars_becomes_plain(tmp_path):
     assert "segcal" not in stock["init_args"]
     assert stock["segcal"]["trainer_name"] == "nnUNetTrainerCRaC"
     assert stock["segcal"]["training"]["state"]["lam"].tolist() == [1.0]
+    assert "optimizer_state" not in stock
+    assert "grad_scaler_state" not in stock
     assert "segcal" in read["init_args"]  # what was given is left as it was
+    assert "optimizer_state" in read
 
 
 def test_plain_keeps_the_rest():
@@ -142,6 +145,11 @@ def model(tmp_path):
         torch.save({**content, **changes}, folder / "fold_3" / "checkpoint_final.pth")
 
     save()
+    for place in ("fold_3/validation", "fold_3"):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / "summary.json").write_text(
+            '{"reference_file": "/home/me/patient.nii.gz"}'
+        )
     return folder, save
 
 
@@ -162,8 +170,9 @@ def test_calibrators_go_along_for_the_stock_trainer(model, tmp_path):
     labels = torch.bernoulli(torch.softmax(logits, 1)[:, 1], generator=generator).long()
     record = {"trainer": "nnUNetTrainerCRaC", "configuration": "2d", "members": 1}
     saved = SavedCalibrator(
-        "temperature", Temperature().fit(3 * logits, labels), ("background", "a"), model=record
-    )
+        "temperature", Temperature().fit(3 * logits, labels), ("background", "a"), model=record,
+        fitted_on={"predictions": "/home/me/fold_3/validation", "references": "/home/me/labelsTr"},
+    )  # fmt: skip
     for place in (folder, folder / "fold_3"):
         write_calibrator(place / "calibrator.json", saved)
     target = export_model(folder, tmp_path / "shared")
@@ -171,6 +180,8 @@ def test_calibrators_go_along_for_the_stock_trainer(model, tmp_path):
         copy = read_calibrator(place / "calibrator.json")
         assert copy.model == {**record, "trainer": "nnUNetTrainer"}
         assert copy.calibrator.state() == saved.calibrator.state()
+        assert copy.fitted_on == {"predictions": "validation", "references": "labelsTr"}
+    assert not any(b"/home/me" in p.read_bytes() for p in target.rglob("*") if p.is_file())
     (folder / "calibrator.json").write_text("{}")
     with pytest.raises(ValueError, match="not a calibrator"):
         export_model(folder, tmp_path / "again")

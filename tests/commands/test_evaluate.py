@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from segcal.commands.console import calibration_table, class_table
 from segcal.commands.main import app
-from segcal.evaluation import cohort
+from segcal.evaluation import api, cohort
 from segcal.evaluation.job import STORE
 from segcal.evaluation.summary import summarise
 from segcal.io.volumes import write_nifti
@@ -24,6 +24,7 @@ from segcal.reporting import report
 from segcal.reproduction.marginloss import evaluate_case_marginloss
 from tests.conftest import close
 from tests.evaluation.test_cohort import geometry, soft
+from tests.io.test_pairing import write_summary
 
 
 def run(*arguments):
@@ -74,6 +75,22 @@ def test_a_good_run(folders, pictures):
         assert column in header.split(",")
     png = (root / "out" / "reliability.png").read_bytes()
     assert png.startswith(b"\x89PNG")
+
+
+def test_a_fold_s_own_cases_are_all_that_is_wanted(folders):
+    root, y = folders
+    fold = root / "model" / "fold_0" / "validation"
+    fold.parent.mkdir(parents=True)
+    (root / "p").rename(fold)
+    write_nifti(root / "gt" / "of_fold_1.nii.gz", y, geometry(y.shape))
+    for command in (["check"], ["evaluate", "-o", str(root / "out"), "--bootstrap", "0"]):
+        arguments = [*command, str(fold.parent), str(root / "gt")]
+        assert CliRunner().invoke(app, arguments).exit_code == 1
+        write_summary(fold, "a", "b")
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        assert "1 references are of cases that other folds validate on, left out" in done.output
+        (fold / "summary.json").unlink()
 
 
 def test_several_predictions_are_compared(folders, pictures):
@@ -585,6 +602,16 @@ def test_regions_through_files(tmp_path, pictures):
         "overlapping regions from a sigmoid head"
         in summary(tmp_path, "no regions")["cases"]["failed"]["a"]
     )
+
+
+def test_an_order_that_contradicts_the_regions_is_said(tmp_path):
+    region_case(tmp_path, "a", {**REGIONS, "core": [1, 2], "enhancing": 1})
+    done = evaluate(tmp_path, *FAST)
+    assert done.exit_code == 0, done.output
+    assert "'regions_class_order' [1, 2, 3] contradicts the regions" in done.output
+    assert "would be [3, 2, 1]" in done.output
+    with pytest.warns(UserWarning, match="contradicts the regions"):
+        api.evaluate(tmp_path / "p", tmp_path / "gt", bootstrap=0)
 
 
 def test_regions_and_an_ignore_label(tmp_path):

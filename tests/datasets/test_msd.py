@@ -82,6 +82,52 @@ def test_a_task(tmp_path, layout):
     assert not {"training", "test", "modality", "numTest"} & set(dataset)
 
 
+def write_listed(root, name="dataset.json"):
+    """As AMOS22 and MONAI's BTCV are listed: one channel, a validation list, labels of tests."""
+    for place, number in (("Tr", 1), ("Tr", 2), ("Va", 3), ("Va", 4), ("Ts", 5), ("Ts", 6)):
+        save(root / f"images{place}/img{number}.nii.gz", image(number))
+        if number not in (4, 6):
+            save(root / f"labels{place}/label{number}.nii.gz", labels(3, number))
+    save(root / "imagesTr/img9.nii.gz", image(9))  # which no list names
+
+    def entry(place, n):
+        return {"image": f"images{place}/img{n}.nii.gz", "label": f"labels{place}/label{n}.nii.gz"}
+
+    content = {
+        "training": [entry("Tr", 1), entry("Tr", 2)],
+        "validation": [entry("Va", 3), {"image": "imagesVa/img4.nii.gz"}],
+        "test": [entry("Ts", 5), entry("Ts", 6)],
+        "unlabelled": ["imagesU/img7.nii.gz", "imagesU/img8.nii.gz"],
+    }
+    write_json(root / name, {**CONTENT, "modality": {"0": "CT"}, **content})
+    return root
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "dataset_0.json"])
+def test_validation_cases_and_labels_of_test_cases(tmp_path, name):
+    root, folder = write_listed(tmp_path / "btcv", name), tmp_path / "Dataset017_BTCV"
+    sources = find_sources(root)
+    plan = plan_msd(sources, read_task(sources))
+    done = write_dataset(sources, plan, folder)
+    assert (done.training, done.test, done.skipped) == (3, 3, ())
+    assert plan.counts == {
+        "test cases without a label": 2,  # img4 of the validation, img6
+        "volumes that dataset.json does not list, left out": 1,
+        "entries in the list 'unlabelled' of dataset.json, left out": 2,
+    }
+    assert json.loads((folder / "conversion.json").read_text())["left_out"] == plan.counts
+    there = files(folder)
+    assert [f for f in there if f.startswith("labels")] == [
+        "labelsTr/img1.nii.gz", "labelsTr/img2.nii.gz", "labelsTr/img3.nii.gz",
+        "labelsTs/img5.nii.gz",
+    ]  # fmt: skip
+    assert {f"imagesTs/img{n}_0000.nii.gz" for n in (4, 5, 6)} <= set(there)
+    got = nib.load(folder / "labelsTr/img3.nii.gz").get_fdata()
+    np.testing.assert_array_equal(got, labels(3, 3))
+    splits = json.loads((folder / "splits_final.json").read_text())
+    assert splits == [{"train": ["img1", "img2"], "val": ["img3"]}]
+
+
 def test_what_is_missing(tmp_path):
     one, two = CONTENT["training"]
     lost = {"image": "./imagesTr/lost.nii.gz", "label": "./labelsTr/lost.nii.gz"}
