@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 TEMPORARY = ".segcal-"
 CHUNK = 1 << 18
 VOLUME_ENDINGS = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
+ARRAY_ENDINGS = (".npz", ".npy")
 
 
 @contextmanager
@@ -94,9 +95,33 @@ def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
     return content
 
 
+def ending_of(name: str) -> str:
+    """Ending of the name of a volume or an array; empty of anything else."""
+    return next((e for e in (*VOLUME_ENDINGS, *ARRAY_ENDINGS) if name.endswith(e)), "")
+
+
+def is_array(path: PurePath) -> bool:
+    """Whether a file is NumPy's, by its ending."""
+    return path.suffix in ARRAY_ENDINGS
+
+
 def case_name(path: PurePath) -> str | None:
-    """Name of the case a file belongs to, or None if it is not a volume or an ``.npz``."""
-    for ending in (*VOLUME_ENDINGS, ".npz"):
-        if path.name.endswith(ending) and not path.name.startswith("."):
-            return path.name[: -len(ending)]
-    return None
+    """Name of the case a file belongs to, or None if it is neither a volume nor an array."""
+    ending = ending_of(path.name)
+    return path.name.removesuffix(ending) if ending and not path.name.startswith(".") else None
+
+
+def legible(name: str, path: PurePath) -> str:
+    """Return the name of a case that can be written to a report.
+
+    Raises:
+        ValueError: one that is no UTF-8.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = ascii(str(path))[1:-1]
+        raise ValueError(
+            f"{shown}: its name is no UTF-8, so no report can name it; rename it"
+        ) from None
+    return name

@@ -228,7 +228,7 @@ def _sources(predictions: Path, fitted_members: int) -> tuple[list[ToCalibrate],
             f"{predictions}: holds no probabilities; nnU-Net writes them with --save_probabilities"
         )
     folds = [path for path in sorted(predictions.glob("fold_*")) if path.is_dir()]
-    of_folds = [scan(fold, npz=True) for fold in folds]
+    of_folds = [scan(fold, arrays=True) for fold in folds]
     apart = fitted_members == 1 and len(folds) > 1 and all(of_folds)
     sources = []
     for name, path in sorted(found.items()):
@@ -396,7 +396,7 @@ def _apply(source: ToCalibrate, job: ApplyJob) -> Applied:
 def _read(path: Path, source: ToCalibrate, job: ApplyJob, notes: list[str]) -> _Read:
     regions = job.saved.regions
     if path.is_dir():
-        files = sorted(scan(path, npz=False).values())
+        files = sorted(scan(path, arrays=False).values())
         geometry, _ = read_geometry(files[0])
         array = read_class_files(path, geometry, job.label_set, note=notes.append)
         if array.ndim != 4:
