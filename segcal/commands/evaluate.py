@@ -321,13 +321,15 @@ def table_forms(formats: list[str]) -> list[str]:
 
 
 def say_labels(console: Console, labels: FoundLabels) -> None:
-    """Say which file was found that tells what the labels mean, or why it does not."""
+    """Say which file tells what the labels mean, or why it does not, and what contradicts in it."""
     if labels.problem:
         say(console, f"Going on without label names: {labels.problem}", "yellow")
     elif labels.file is not None and labels.label_set is not None:
         ignored = labels.label_set.ignore_index
         left_out = "" if ignored is None else f"; {ignored} is left out (ignore)"
         say(console, f"Labels from {labels.file}{left_out}")
+    if labels.label_set is not None and (why := labels.label_set.contradiction()):
+        say(console, why, "yellow")
 
 
 def _say_problems(console: Console, cohort: Cohort) -> None:

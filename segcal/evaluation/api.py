@@ -319,6 +319,8 @@ def _planned(
 
 
 def _warn(labels: FoundLabels) -> None:
-    """Say that labels go by their numbers, though a file was there to name them."""
+    """Say that a file was there to name labels and does not, or what contradicts in it."""
     if labels.problem:
         warnings.warn(f"going on without label names: {labels.problem}", stacklevel=5)
+    if labels.label_set is not None and (why := labels.label_set.contradiction()):
+        warnings.warn(why, stacklevel=5)

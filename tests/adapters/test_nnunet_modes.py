@@ -217,6 +217,17 @@ def test_fold_all_warns(tiny, capsys):
     assert "multipliers are learned" not in capsys.readouterr().out
 
 
+def test_an_order_that_contradicts_the_regions_is_said(tiny, capsys):
+    data = tiny(labels=REGIONS)
+    run("Baseline", "2d", epochs=1)
+    assert "contradicts the regions" not in capsys.readouterr().out
+    path = data.folder / "dataset.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "regions_class_order": [3, 2, 1]}))
+    run("Baseline", "2d", epochs=1)
+    shown = capsys.readouterr().out
+    assert "WARNING: dataset.json: 'regions_class_order' [3, 2, 1] contradicts the reg" in shown
+
+
 def test_a_source_of_multipliers_that_are_not_learned_is_said(tiny, capsys):
     data = tiny(calib=True)
     run("CRaC", "2d", epochs=1)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from segcal.commands.console import calibration_table, class_table
 from segcal.commands.main import app
-from segcal.evaluation import cohort
+from segcal.evaluation import api, cohort
 from segcal.evaluation.job import STORE
 from segcal.evaluation.summary import summarise
 from segcal.io.volumes import write_nifti
@@ -585,6 +585,16 @@ def test_regions_through_files(tmp_path, pictures):
         "overlapping regions from a sigmoid head"
         in summary(tmp_path, "no regions")["cases"]["failed"]["a"]
     )
+
+
+def test_an_order_that_contradicts_the_regions_is_said(tmp_path):
+    region_case(tmp_path, "a", {**REGIONS, "core": [1, 2], "enhancing": 1})
+    done = evaluate(tmp_path, *FAST)
+    assert done.exit_code == 0, done.output
+    assert "'regions_class_order' [1, 2, 3] contradicts the regions" in done.output
+    assert "would be [3, 2, 1]" in done.output
+    with pytest.warns(UserWarning, match="contradicts the regions"):
+        api.evaluate(tmp_path / "p", tmp_path / "gt", bootstrap=0)
 
 
 def test_regions_and_an_ignore_label(tmp_path):

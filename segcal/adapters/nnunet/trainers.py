@@ -41,6 +41,7 @@ from segcal.adapters.nnunet.sources import calibration_cases_of, patches, volume
 from segcal.adapters.nnunet.workers import workers_end_with_us
 from segcal.heads import TwoHeadLayer, add_probability_head, head_layer
 from segcal.io.files import remove_leftovers, whole_file
+from segcal.io.label_sets import label_set_of
 from segcal.recipes import load_recipe, names
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
@@ -162,6 +163,9 @@ class CalibratedTrainer(nnUNetTrainer):
         settings = self.settings.model_dump()
         self.print_to_log_file(f"segcal settings: {settings}")
         self.logger.update_config({"segcal": {**settings, **self.penalty_settings}})
+        labels = label_set_of(self.dataset_json, "dataset.json")
+        if why := labels.contradiction():
+            self.print_to_log_file(f"WARNING: {why}")
         source = self.settings.multiplier_source
         if not self.loss.learns and (self.calibration_cases or source != "val_patches"):
             self.print_to_log_file(
