@@ -71,7 +71,8 @@ def find_cases(folder: Path, pattern: str) -> list[tuple[str, Path]]:
         "*" if part in (CASE, "*") else glob.escape(part) for part in _parts(pattern)
     )
     found = []
-    for path in sorted(folder.glob(wildcard if whole else f"{wildcard}*")):
+    wildcard = re.sub(r"\*+", "*", wildcard if whole else f"{wildcard}*")
+    for path in sorted(folder.glob(wildcard)):
         name = path.relative_to(folder).as_posix()
         if path.is_dir():
             if whole or not any(case_name(one) for one in path.iterdir()):

@@ -243,8 +243,20 @@ def find_logits(prediction: Path, name: str) -> Path | None:
 
 
 def find_dataset_json(predictions: Path, references: Path) -> Path | None:
-    """Look for ``dataset.json`` beside or above the predictions, then the references."""
+    """Look for ``dataset.json`` beside or above the predictions, then the references.
+
+    Two folders above, only that of nnU-Net's own results is taken: ``fold_0/validation``.
+    """
     return _beside("dataset.json", predictions, references)
+
+
+def far_dataset_json(predictions: Path, references: Path) -> Path | None:
+    """A ``dataset.json`` two folders above, which nobody may have meant."""
+    for place in (predictions, references):
+        path = _folder(place).resolve().parent.parent / "dataset.json"
+        if path.is_file():
+            return path
+    return None
 
 
 def find_record(predictions: Path) -> dict[str, Any]:
@@ -284,11 +296,18 @@ def find_reader(predictions: Path) -> str | None:
 
 def _beside(name: str, *places: Path) -> Path | None:
     for place in places:
-        folder = place if place.is_dir() else place.parent
-        for above in (folder, folder.resolve().parent, folder.resolve().parent.parent):
+        folder = _folder(place)
+        near = [folder, folder.resolve().parent]
+        if near[1].name.startswith("fold_"):
+            near.append(near[1].parent)
+        for above in near:
             if (above / name).is_file():
                 return above / name
     return None
+
+
+def _folder(place: Path) -> Path:
+    return place if place.is_dir() else place.parent
 
 
 def _prediction_folders(predictions: Path) -> list[Path]:
