@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import Engine, say_labels
 from segcal.commands.progress import progress_bar, progress_bars
@@ -140,14 +140,16 @@ def fit(
     and is refused for another model. Never fit on the cases that you report. Then: segcal
     calibrate apply PREDICTIONS calibrator.json -o OUT
     """
-    console = _console()
+    console = open_console()
     with user_errors(OPTIONS):
         from segcal.io.case_patterns import Patterns
+        from segcal.io.files import check_writable
         from segcal.repair.fitting import fit_job, plan_fit
         from segcal.repair.saved import write_calibrator
 
         if output.suffix != ".json":
             raise ValueError(f"--output: {output}: expected a file that ends in .json")
+        check_writable(output.parent)
         job = plan_fit(
             predictions, labels, dataset_json=known_labels(dataset_json, label_names),
             patterns=Patterns(prediction_pattern, reference_pattern),
@@ -231,7 +233,7 @@ def apply(
 
     Exit code 0: all written. 1: some case failed. 2: wrong usage.
     """
-    console = _console()
+    console = open_console()
     with user_errors(OPTIONS):
         from segcal.evaluation.api import runner_of
         from segcal.repair.applying import apply_job, plan_apply
@@ -303,7 +305,7 @@ def compare(
     promise. A method is recommended only where it helps beyond chance,
     by paired tests over patients that are corrected for the number of methods.
     """
-    console = _console()
+    console = open_console()
     with user_errors(OPTIONS):
         from segcal.io.case_patterns import Patterns
         from segcal.repair.fitting import plan_fit
@@ -330,11 +332,6 @@ def compare(
         written = write_repair(repair, output)
     _say_repair(console, repair)
     say(console, f"Written to {output}: {', '.join(written.files)}")
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=100)  # a pipe or a log has no width
 
 
 @contextmanager

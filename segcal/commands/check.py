@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import say_labels
 from segcal.commands.reading_options import (
@@ -47,7 +46,7 @@ def check(
     from segcal.io.case_patterns import Patterns
     from segcal.io.pairing import find_reader, pair
 
-    console = Console()
+    console = open_console()
     with user_errors(OPTIONS):
         patterns = Patterns(prediction_pattern, reference_pattern)
         pairing = pair(predictions, references, patterns)

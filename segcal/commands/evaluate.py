@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from segcal.commands.console import calibration_table, class_table, comparison_table, say
+from segcal.commands.console import (
+    calibration_table,
+    class_table,
+    comparison_table,
+    open_console,
+    say,
+)
 from segcal.commands.errors import user_errors
 from segcal.commands.reading_options import OPTIONS as OF_READING
 from segcal.commands.reading_options import (
@@ -228,9 +234,7 @@ def evaluate(
     from segcal.reporting import report as reporting
     from segcal.reporting.folder import ReportFolder
 
-    console = Console()
-    if not console.is_terminal:  # a pipe or a log has no width
-        console = Console(width=100)
+    console = open_console()
     with user_errors(OPTIONS):
         settings = EvaluationSettings(
             bins=bins,

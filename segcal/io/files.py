@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 TEMPORARY = ".segcal-"
 CHUNK = 1 << 18
+LONGEST_END = 32
+"""Characters of a name that the temporary file of it keeps."""
 VOLUME_ENDINGS = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
 ARRAY_ENDINGS = (".npz", ".npy")
 
@@ -26,15 +28,40 @@ def whole_file(path: Path) -> Iterator[Path]:
     The temporary name keeps the ending, which many writers read the format from.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix="-" + path.name, dir=path.parent)
+    end = f"-{path.name[-LONGEST_END:]}"  # a name has room for 255 bytes
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix=end, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is None:  # a full disk, say
+            raise OSError(f"{path}: cannot be written: {error}") from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """See to it, before the work, that files can be written into a folder.
+
+    Args:
+        folder: need not be there; then one above it is looked at.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    place = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(prefix=TEMPORARY, dir=place):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{folder}: nothing can be written into {place} ({error.strerror}); name another "
+            "folder, or see to its permissions and free space"
+        ) from None
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -52,7 +79,7 @@ def _umask() -> int:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path`, whole or not at all."""
     with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path) -> Any:

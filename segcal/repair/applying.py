@@ -22,7 +22,15 @@ from segcal.evaluation.labels import find_labels
 from segcal.evaluation.reading import check_label_map
 from segcal.io.case_patterns import Patterns
 from segcal.io.class_files import find_class_files, read_class_files
-from segcal.io.files import case_name, is_array, read_json, remove_leftovers, whole_file, write_json
+from segcal.io.files import (
+    case_name,
+    check_writable,
+    is_array,
+    read_json,
+    remove_leftovers,
+    whole_file,
+    write_json,
+)
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import (
     RECORD_NAME,
@@ -155,6 +163,7 @@ def plan_apply(
         raise ValueError(f"{output}: holds the predictions; name another folder for the calibrated")
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; calibrated predictions need a folder")
+    check_writable(output)
     _check_own(output)
     if decide == "offsets":
         _offsets(saved)
