@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import Engine, table_forms
 from segcal.commands.experiment import OPTIONS, SetOptions
@@ -25,8 +25,8 @@ StudyConfig = Annotated[
     str,
     typer.Argument(
         help="The study: a YAML file, or the name of one that comes with segcal. Segmentation: "
-        "phantom_small, phantom, hippocampus_small, hippocampus, chaos, acdc, acdc_nnunet, flare. "
-        "Classification: digits, docstrings, multilabel, slices, cifar10."
+        "phantom_small, phantom, nacl_weight, hippocampus_small, hippocampus, chaos, acdc, "
+        "acdc_nnunet, flare. Classification: digits, docstrings, multilabel, slices, cifar10."
     ),
 ]
 Processes = Annotated[
@@ -162,7 +162,7 @@ def _classification(
     from segcal.classify.study_report import FILES
     from segcal.reporting.folder import ReportFolder
 
-    console = Console()
+    console = open_console()
     with user_errors(OPTIONS):
         chosen = load_study(config, settings)
         folder = output or Path(chosen.output) / "report"
