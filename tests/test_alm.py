@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from segcal.alm import FUNCTIONS, AugmentedLagrangian, p2, p3, phr
 from segcal.losses.adafocal import AdaFocal
+from segcal.neighbourhood import class_proportions
 from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
@@ -394,9 +395,53 @@ def test_state_keeps_its_types_in_a_model_of_another(golden, dtype):
         assert torch.equal(model["penalty"].state_dict()[name], value), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_heuristic_keeps_its_types_in_a_model_of_another(dtype):
+    generator = torch.Generator().manual_seed(0)
+    logits = 6 * torch.randn(2, 3, 40, 40, generator=generator)
+    labels = torch.randint(0, 3, (2, 40, 40), generator=generator)
+    steps = []
+    for term in (CALSHR(3, margin=3.0), CALSHR(3, margin=3.0).to(dtype)):
+        for _ in range(2):
+            term.observe(logits, labels)
+            steps.append(term.dual_step())
+    assert steps[:2] == steps[2:]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_heuristic_does_not_take_nan_for_no_excess(bad, fused):
+    logits = torch.zeros(1, 3, 4)
+    logits[0, 1, 2] = bad
+    term = CALSHR(3, fused=fused)
+    with pytest.raises(ValueError, match="not finite in a validation batch"):
+        term.observe(logits, torch.zeros(1, 4, dtype=torch.int64))
+    assert int(term.count) == 0
+
+
 def test_p3_from_a_tiny_start_is_warned_of():
     with pytest.warns(UserWarning, match="function p3 multiplies its multipliers"):
         CRaC(3, function="p3")
+
+
+def test_relu_which_never_raises_a_multiplier_is_warned_of():
+    with pytest.warns(UserWarning, match=r"stay at lambda0 = 0\.3 or fall; use phr"):
+        CRaC(3, function="relu", lambda0=0.3)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_constraint_on_its_target_but_for_rounding_does_not_raise_rho(fused):
+    labels = torch.randint(0, 3, (1, 9, 9), generator=torch.Generator().manual_seed(0))
+    alm = CRaC(
+        3, margin_inner=7.3, margin_outer=7.3, constraint="signed", rho_period=1, gamma=2.0,
+        fused=fused,
+    )  # fmt: skip
+    onto = 7.3 * class_proportions(labels, 3)
+    for _ in range(4):
+        alm.observe(onto.float(), labels)
+        step = alm.dual_step()
+    assert max(map(max, step.constraint)) < 1e-6
+    close(alm.rho, torch.full_like(alm.rho, 0.1))
 
 
 def test_a_multiplier_that_runs_away_is_said_early_and_with_the_remedy():

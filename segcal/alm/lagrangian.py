@@ -26,6 +26,8 @@ __all__ = ["AugmentedLagrangian"]
 
 Average = Literal["all", "region"]
 
+MET = 1e-5
+"""A mean constraint up to this is met: about what float32 rounds off logits of tens."""
 LAMBDA_SUSPICIOUS = (10.0, 100.0)
 """A multiplier above these says that the constraint may not be met; the user is told each time."""
 
@@ -52,7 +54,8 @@ class AugmentedLagrangian(LearnedTerm):
         rho0: initial penalty parameter, also its lower bound.
         rho_max: upper bound of rho (in the published code, not in the paper).
         gamma: factor by which rho grows.
-        tau: rho grows where the constraint exceeds `tau` times that of the previous pass.
+        tau: rho grows where the constraint exceeds `tau` times that of the previous pass, and more
+            than rounding (1e-5).
         rho_period: rho is looked at every so many passes (comparing with the pass just before, as
             the published code does; the paper's algorithm looks at every pass).
         lambda_bounds: multipliers are clipped to these.
@@ -149,6 +152,12 @@ class AugmentedLagrangian(LearnedTerm):
             warnings.warn(
                 f"function p3 multiplies its multipliers, which hardly leave lambda0 = {lambda0:g}"
                 "; start from 1e-3 or more, or use phr",
+                stacklevel=3,
+            )
+        if self.function == "relu":
+            warnings.warn(
+                "function relu never raises its multipliers, whose update is the mean of lam or 0: "
+                f"they stay at lambda0 = {lambda0:g} or fall; use phr to learn them",
                 stacklevel=3,
             )
 
@@ -343,7 +352,7 @@ class AugmentedLagrangian(LearnedTerm):
         before = self.lam.clone()
         self.lam.copy_(torch.where(moves, derivative.clamp(*self.lambda_bounds), self.lam))
         if (int(self.step) + 1) % self.rho_period == 0:
-            stuck = constraint > self.tau * self.previous.clamp(min=0)
+            stuck = constraint > (self.tau * self.previous).clamp(min=MET)
             stuck &= moves & self.has_previous
             grown = torch.where(stuck, self.rho * self.gamma, self.rho)
             self.rho.copy_(grown.clamp(*self.rho_bounds))

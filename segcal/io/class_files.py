@@ -10,6 +10,7 @@ import numpy as np
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import scan
 from segcal.io.probabilities import SUM_TOLERANCE, check_probabilities, check_range
+from segcal.io.rounding import LABEL_ROUNDING, merged
 from segcal.io.volumes import Array, Geometry, check_place, put_on, read_volume
 
 MASK_ROUNDING = 1e-4
@@ -103,7 +104,7 @@ def read_class_files(
 
     array = _label_map(folder, files, geometry.shape, read)
     if array is None:
-        array = _probabilities(folder, files, geometry.shape, read, label_set.num_channels)
+        array = _probabilities(folder, files, geometry.shape, read, label_set.num_channels, note)
     for text in sorted(notes - {""}):
         note(f"{folder.name}: {text}")
     return array
@@ -124,7 +125,8 @@ def _label_map(
         array = read(path)
         mask = array > 0.5
         if array.dtype.kind == "f":
-            if not (np.abs(array - mask.astype(array.dtype)) <= MASK_ROUNDING).all():
+            distance = np.abs(array - mask.astype(array.dtype))
+            if not (distance <= MASK_ROUNDING).all() or merged(array, distance):
                 return None
         elif (values := (array.min(), array.max()))[0] < 0 or values[1] > 1:
             raise ValueError(
@@ -145,11 +147,13 @@ def _probabilities(
     shape: tuple[int, ...],
     read: Callable[[Path], Array],
     num_classes: int,
+    note: Callable[[str], None],
 ) -> Array:
     probabilities = np.zeros((num_classes, *shape), np.float32)
     for k, path in files.items():
         array = read(path)
         check_range(array, str(path))
+        _check_undivided(path, array)
         probabilities[k] = array
     if 0 not in files:
         over, most = 0, 0.0
@@ -163,5 +167,15 @@ def _probabilities(
                 f"{folder}: in {over} voxels the classes sum to more than 1, up to {most:.4g}; "
                 "background, which has no file, cannot be what is left"
             )
-    check_probabilities(probabilities, str(folder), num_classes)
+    check_probabilities(probabilities, str(folder), num_classes, note=note)
     return probabilities
+
+
+def _check_undivided(path: Path, array: Array) -> None:
+    """Refuse a mask that was divided: nothing but 0 and one tiny value."""
+    most = array.max(initial=0)
+    if 0 < most <= LABEL_ROUNDING and not ((array > 0) & (array < most)).any():
+        raise ValueError(
+            f"{path}: holds 0 and {most:.4g} alone, which looks like a mask that was divided, by "
+            f"{1 / most:.0f} say; store 0 and 1"
+        )

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from segcal.io.files import whole_file
 from segcal.io.formats import LPS, Frame, agrees, read_file, read_header
+from segcal.io.rounding import round_labels
 
 Array = NDArray[Any]
-LABEL_ROUNDING = 0.05
-"""Label values this near an integer are rounded to it (scaled headers give 2.0235 for 2)."""
 SCANNER = 1
 """NIfTI's code of an orientation in the scanner's frame."""
 SINGULAR = 1e-6
@@ -340,7 +339,7 @@ def read_labels(path: Path) -> Volume:
     """Read a label map ``(z, y, x)``; the array is of an integer type.
 
     Values stored as floats, or scaled by the header, are rounded when they lie within 0.05 of an
-    integer.
+    integer, and no two distinct ones of the same (:func:`segcal.io.rounding.round_labels`).
 
     Raises:
         ValueError: as :func:`read_volume`; 4-D; values that are no labels.
@@ -370,17 +369,7 @@ def to_labels(path: Path, volume: Volume) -> Volume:
             f"{path}: expected a 3-D label map, got shape {array.shape[::-1]} (x, y, z, ...)"
         )
     if array.dtype.kind == "f":
-        rounded = np.rint(array)
-        with np.errstate(invalid="ignore"):
-            off = ~(np.abs(array - rounded) <= LABEL_ROUNDING)  # NaN is off, too
-        if off.any():
-            raise ValueError(
-                f"{path}: {np.count_nonzero(off)} voxels are no labels, e.g. "
-                f"{array[off][:3].tolist()}; resample label maps with nearest neighbours"
-            )
-        if array.size and np.abs(rounded).max() > np.iinfo(np.int32).max:
-            raise ValueError(f"{path}: values up to {np.abs(rounded).max():.3g} are no labels")
-        array = rounded.astype(np.int32)
+        array = round_labels(array, str(path))
     elif array.dtype.kind not in "iub":
         raise ValueError(f"{path}: expected labels, got values of type {array.dtype}")
     elif array.dtype.kind == "b":

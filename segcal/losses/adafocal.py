@@ -191,8 +191,9 @@ class AdaFocal(LearnedTerm):
 
 def _cell(miss: Tensor) -> Tensor:
     """Cell of every probability, int64, given its distance `miss` to 1."""
-    position = (-torch.log2(miss) * CELLS_PER_OCTAVE).clamp(0, CELLS_PER_OCTAVE * OCTAVES - 1)
-    return position.long()
+    cells = CELLS_PER_OCTAVE * OCTAVES
+    position = (-torch.log2(miss) * CELLS_PER_OCTAVE).clamp(0, cells)
+    return position.long().clamp(0, cells - 1)  # of NaN, long() makes an integer of any size
 
 
 def _check(

@@ -99,7 +99,7 @@ def _hard(p: Tensor, bins: int) -> Membership:
 
 def _soft(p: Tensor, bins: int) -> Membership:
     position = (p * bins - 0.5).clamp(0, bins - 1)  # in widths from the first centre
-    left = position.detach().floor().long()
+    left = position.detach().floor().long().clamp(0, bins - 1)  # of NaN, any integer
     share = (position - left).double()
     return [(left, 1 - share), ((left + 1).clamp(max=bins - 1), share)]
 
@@ -124,7 +124,7 @@ def _gaps(
         weight = weight.scatter_add(1, index, own)
         confidence = confidence.scatter_add(1, index, own * p)
         accuracy = accuracy.scatter_add(1, index, own * hits)
-    found = weight >= least
+    found = ~(weight < least)  # NaN goes on to the loss, as in others
     gap = torch.where(found, (confidence - accuracy).abs(), 0.0) / torch.where(found, weight, 1.0)
     return gap.sum(1) / found.sum(1).clamp(min=1), found.any(1)
 

@@ -169,7 +169,7 @@ class CALSHR(LearnedTerm):
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
         valid = valid_mask(labels, self.ignore_index)
         excess = logits.amax(1, keepdim=True) - logits - self.margin
-        counts = valid.unsqueeze(1) & (excess >= 0)
+        counts = valid.unsqueeze(1) & ~(excess < 0)  # NaN counts, to be seen
         return torch.where(counts, excess, 0.0), valid.sum()
 
     def swept(self) -> Residual | None:

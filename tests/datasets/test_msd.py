@@ -128,6 +128,17 @@ def test_validation_cases_and_labels_of_test_cases(tmp_path, name):
     assert splits == [{"train": ["img1", "img2"], "val": ["img3"]}]
 
 
+def test_labels_that_were_divided_are_no_empty_ones(tmp_path):
+    root = write_task(tmp_path / "Task05_Prostate")
+    for number in range(2):
+        save(root / f"labelsTr/prostate_{number:02d}.nii.gz", labels(3, number) / np.float32(255))
+    done = convert(root, tmp_path / "out")
+    assert done.training == 0
+    assert len(done.skipped) == 2
+    for one in done.skipped:
+        assert "3 stored values, 0 to 0.007843, would all become label 0" in one.reason
+
+
 def test_what_is_missing(tmp_path):
     one, two = CONTENT["training"]
     lost = {"image": "./imagesTr/lost.nii.gz", "label": "./labelsTr/lost.nii.gz"}

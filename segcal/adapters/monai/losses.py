@@ -13,7 +13,7 @@ from torch.nn.modules.loss import _Loss
 
 from segcal.objective import Objective
 from segcal.recipes import build
-from segcal.tensors import full_precision, is_softmax, one_hot
+from segcal.tensors import full_precision, one_hot
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce
 
 __all__ = ["SegcalLoss"]
@@ -118,7 +118,6 @@ class SegcalLoss(_Loss):
                 "to segcal.recipes.build"
             )
         _check_needs(declared)
-        self._checked = False
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the scalar loss, see :meth:`loss_and_terms`."""
@@ -137,10 +136,6 @@ class SegcalLoss(_Loss):
         """
         logits, labels = self._canonical(input, target)
         with full_precision(logits) as x:
-            if not self._checked:
-                for of_head in self.by_head(x):
-                    _check_logits(of_head)
-                self._checked = True
             return self.objective.loss_and_terms(x, labels)
 
     def observe(self, input: Tensor | Sequence[Tensor], target: Tensor) -> None:
@@ -246,15 +241,6 @@ def _agreed(name: str, found: set[Declared], otherwise: Declared) -> Declared:
     if len(found) > 1:
         raise ValueError(f"objective: its terms differ in {name}: {sorted(map(str, found))}")
     return next(iter(found), otherwise)
-
-
-def _check_logits(x: Tensor) -> None:
-    """Refuse what went through a softmax."""
-    if is_softmax(x):
-        raise ValueError(
-            "input: expected logits, got channels that sum to 1 in every voxel; take the softmax "
-            "out of the network, this loss applies its own"
-        )
 
 
 def _whole(target: Tensor, what: str) -> Tensor:
