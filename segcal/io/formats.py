@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from segcal.io.files import is_image, read_exactly
-from segcal.io.streams import check_lines, check_stream, count_behind, is_gzip, open_unpacked
+from segcal.io.streams import check_header, check_stream, count_behind, is_gzip, open_unpacked
 
 Array = NDArray[Any]
 Affine = NDArray[np.float64]
@@ -237,7 +237,7 @@ def _read_itk(path: Path) -> tuple[Array, Frame]:
 
 def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
     """Shape, frame, and bytes of the voxels."""
-    check_lines(path)
+    check_header(path)
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(path))
     reader.ReadImageInformation()

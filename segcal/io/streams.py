@@ -16,6 +16,7 @@ MOST_HEADER = 1 << 20
 MOST_LINE = 1000
 """Bytes of a line of an NRRD's header, at most: its reader dies of longer ones it does not know."""
 GIPL_HEADER = 256
+AXES = [b"%d" % n for n in range(1, 10)]
 MOST_BEHIND = 1 << 20
 """Bytes behind the voxels that are passed over, at least; as many as lie before, if more."""
 
@@ -53,12 +54,17 @@ def count_behind(file: IO[bytes], size: int) -> int:
     return behind
 
 
-def check_lines(path: Path) -> None:
-    """Check that the header of an NRRD has no line that its reader would die of.
+def check_header(path: Path) -> None:
+    """Check that the header of a MetaImage or NRRD has no line that ITK would die of.
 
     Raises:
         ValueError: it has one.
     """
+    if path.name.endswith((".mha", ".mhd")):
+        with path.open("rb") as file:
+            axes = _metaimage_fields(file).get("ndims", b"")
+        if axes not in AXES:
+            raise ValueError(f"expected NDims of 1 to 9 in its header, got {axes[:20]!r}")
     if not path.name.endswith((".nrrd", ".nhdr")):
         return
     with path.open("rb") as file:
@@ -94,17 +100,23 @@ def check_stream(path: Path, size: int) -> None:
 def _check_metaimage(path: Path, size: int) -> None:
     """Check what ``CompressedData = True`` announces; the voxels are the last field's."""
     with path.open("rb") as file:
-        fields = {}
-        while "elementdatafile" not in fields and file.tell() < MOST_HEADER:
-            if not (line := file.readline(MOST_HEADER)):
-                break
-            key, _, value = line.partition(b"=")
-            fields[_word(key)] = value.strip()
+        fields = _metaimage_fields(file)
         if fields.get("compresseddata", b"")[:1] not in (b"T", b"t", b"1"):
             return
         stated = fields.get("compresseddatasize", b"0")
         length = int(stated) if stated.isdigit() else 0
         _check_zlib(path, file, fields.get("elementdatafile", b""), size, length)
+
+
+def _metaimage_fields(file: IO[bytes]) -> dict[str, bytes]:
+    """Fields of a header, up to the last one, behind which the voxels may begin."""
+    fields: dict[str, bytes] = {}
+    while "elementdatafile" not in fields and file.tell() < MOST_HEADER:
+        if not (line := file.readline(MOST_HEADER)):
+            break
+        key, _, value = line.partition(b"=")
+        fields[_word(key)] = value.strip()
+    return fields
 
 
 def _check_nrrd(path: Path, size: int) -> None:

@@ -356,3 +356,25 @@ def test_segments_that_overlap_are_refused_in_words(tmp_path):
     sitk.WriteImage(sitk.GetImageFromArray(layers, True), str(path))
     with pytest.raises(ValueError, match=r"a\.seg\.nrrd: its segments lie in 2 layers"):
         read_labels(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("a.mha", b"NDims = 3", b"NDims = 99999999999999999999", "expected NDims of 1 to 9"),
+        ("a.mhd", b"NDims = 3", b"NDims = 99999999999999999999", "expected NDims of 1 to 9"),
+        ("a.nrrd", b"sizes: 9", b"[" * 3000 + b" 9", "a line of 3006 bytes in its header"),
+        ("a.nhdr", b"sizes: 9", b"[" * 3000 + b" 9", "a line of 3006 bytes in its header"),
+        ("a.gipl", b"", b"", "ends after 269 of the 270 bytes"),
+    ],
+)
+def test_headers_that_itk_dies_of_are_refused(tmp_path, name, old, new, message):
+    """The process was gone, without a word; a short GIPL was read with other values."""
+    path = written(tmp_path / name)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(old, new) if old else content[:-1])
+    with pytest.raises(ValueError, match=message):
+        read_volume(path)
+    if old:
+        with pytest.raises(ValueError, match=message):
+            read_geometry(path)
