@@ -19,6 +19,14 @@ ERRORS_IN_A_LINE = 7
 """Columns of calibration errors that fit into 80 beside the scope."""
 
 
+def open_console(*, stderr: bool = False) -> Console:
+    """A console that shows names as they are: no brackets are markup, no colons emoji."""
+    console = Console(stderr=stderr, markup=False, emoji=False)
+    if not console.is_terminal:  # a pipe or a log has no width
+        console.width = 100
+    return console
+
+
 def say(console: Console, text: str, style: str = "") -> None:
     """Print text as it is, brackets and all."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

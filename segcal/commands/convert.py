@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.progress import progress_bar
 
@@ -220,9 +220,7 @@ def _convert(
     """Write the data set and say what came of it."""
     from segcal.datasets.raw import check_apart, write_dataset
 
-    console = Console()
-    if not console.is_terminal:  # a pipe or a log has no width
-        console = Console(width=100)
+    console = open_console()
     try:
         with user_errors(OPTIONS), progress_bar("Converting", len(plan.cases)) as advance:
             check_apart(src, folder)

@@ -9,8 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from segcal.commands.console import calibration_table, class_table, comparison_table, say
+from segcal.commands.console import (
+    calibration_table,
+    class_table,
+    comparison_table,
+    open_console,
+    say,
+)
 from segcal.commands.errors import user_errors
+from segcal.commands.reading_options import OPTIONS as OF_READING
+from segcal.commands.reading_options import (
+    READING,
+    DatasetJson,
+    Labels,
+    PredictionPattern,
+    ReferencePattern,
+    known_labels,
+    source_of,
+)
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.api import Report, Runner
@@ -25,13 +41,14 @@ class Compat(str, Enum):
     marginloss = "marginloss"
 
 
-READING, NUMBERS, REPORT, RUNNING = "What is read", "Numbers", "Report", "Running"
+NUMBERS, REPORT, RUNNING = "Numbers", "Report", "Running"
 """Groups of options in the help."""
 DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
 MAX_NOTES = 5
 OPTIONS = {
     "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
     "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi", "scheduler": "--scheduler",
+    **OF_READING,
 }  # fmt: skip
 """Options by the arguments they become."""
 
@@ -102,14 +119,10 @@ def evaluate(
             "--processes on this machine. Connect to none that you do not trust.",
         ),
     ] = None,
-    dataset_json: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=READING,
-            help="nnU-Net dataset.json with label names and 'ignore'; default: looked for beside "
-            "the predictions and above the references.",
-        ),
-    ] = None,
+    dataset_json: DatasetJson = None,
+    labels: Labels = None,
+    prediction_pattern: PredictionPattern = None,
+    reference_pattern: ReferencePattern = None,
     bins: Annotated[
         int,
         typer.Option(
@@ -217,12 +230,11 @@ def evaluate(
     from segcal.evaluation.api import comparison_of, runner_of
     from segcal.evaluation.job import named, plan
     from segcal.evaluation.settings import EvaluationSettings
+    from segcal.io.case_patterns import Patterns
     from segcal.reporting import report as reporting
     from segcal.reporting.folder import ReportFolder
 
-    console = Console()
-    if not console.is_terminal:  # a pipe or a log has no width
-        console = Console(width=100)
+    console = open_console()
     with user_errors(OPTIONS):
         settings = EvaluationSettings(
             bins=bins,
@@ -242,9 +254,10 @@ def evaluate(
             named(predictions, names.split(",") if names else None),
             references,
             settings=settings,
-            dataset_json=dataset_json,
+            dataset_json=known_labels(dataset_json, labels),
             roi=roi,
-            found=lambda labels: say_labels(console, labels),
+            patterns=Patterns(prediction_pattern, reference_pattern),
+            found=lambda found: say_labels(console, found),
         )
         folders = {job.name: output / job.name if len(jobs) > 1 else output for job in jobs}
         for folder in {*folders.values(), output}:
@@ -258,6 +271,8 @@ def evaluate(
         folder = folders[job.name]
         if len(jobs) > 1:
             say(console, f"{job.name}: {job.predictions}", "bold")
+        if job.pairing.note:
+            say(console, job.pairing.note)
         report = reports[job.name] = _run(job, folder, bootstrap, processes, runner)
         with user_errors(OPTIONS):
             written = reporting.write_report(report, folder, images=images, formats=forms)
@@ -301,7 +316,7 @@ def _say_report(console: Console, report: Report, notes: list[str]) -> None:
         console.print(calibration_table(report.summary, report.job.settings.scopes))
     for note in notes:
         say(console, note, "yellow")
-    _say_problems(console, report.cohort)
+    _say_problems(console, report.cohort, report.job.labels)
 
 
 def table_forms(formats: list[str]) -> list[str]:
@@ -332,9 +347,9 @@ def say_labels(console: Console, labels: FoundLabels) -> None:
         say(console, why, "yellow")
 
 
-def _say_problems(console: Console, cohort: Cohort) -> None:
+def _say_problems(console: Console, cohort: Cohort, labels: FoundLabels) -> None:
     for name, why in cohort.failed.items():
-        say(console, f"FAILED {name}: {why}", "red")
+        say(console, f"FAILED {name}: {why}{source_of(labels, why)}", "red")
     for name, texts in list(cohort.notes.items())[:MAX_NOTES]:
         say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
     if len(cohort.notes) > MAX_NOTES:

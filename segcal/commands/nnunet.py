@@ -11,12 +11,11 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from segcal.adapters.nnunet.patching import Aggregation, RefusedError
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 
 app = typer.Typer(
@@ -316,7 +315,7 @@ def doctor() -> None:
         table.add_column(column, no_wrap=column != "found", overflow="fold")
     for f in findings:
         table.add_row(Text(f.verdict, style=colour[f.verdict]), Text(f.what), Text(f.found))
-    console = Console()
+    console = open_console()
     console.print(table)
     for f in findings:
         if f.advice:
@@ -353,7 +352,7 @@ def recipes() -> None:
             )
             loss += f" (weights by schedule: {changes})" if changes else ""
             table.add_row(trainer, Text(loss), Text(recipe))
-    console = Console()
+    console = open_console()
     console.print(table)
     others = [name for name in names("recipes") if name not in by_trainer.values()]
     for note in (

@@ -21,6 +21,8 @@ from segcal.evaluation.labels import FoundLabels
 from segcal.evaluation.reported import compared_columns
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.summary import summarise
+from segcal.io.case_patterns import Patterns
+from segcal.io.label_sets import LabelSet
 from segcal.tally import Tally
 from segcal.tensors import check_choice
 
@@ -115,8 +117,9 @@ def evaluate(
     *,
     settings: EvaluationSettings | None = None,
     name: str | None = None,
-    dataset_json: PathLike | None = None,
+    dataset_json: PathLike | LabelSet | None = None,
     roi: PathLike | None = None,
+    patterns: Patterns | None = None,
     bootstrap: int = RESAMPLES,
     processes: int | None = 1,
     engine: Engine = "processes",
@@ -143,9 +146,12 @@ def evaluate(
         labels: folder of reference label maps named like the predictions, or one label map.
         settings: bins, thresholds, scopes; None takes the defaults.
         name: in headings; None takes that of the folder.
-        dataset_json: nnU-Net's ``dataset.json`` with label names and ``ignore``; None looks for
-            one beside or above the predictions, then the references, and warns if it is no good.
+        dataset_json: nnU-Net's ``dataset.json`` with label names and ``ignore``, or a
+            :class:`segcal.io.label_sets.LabelSet` (of
+            :func:`segcal.io.label_sets.parse_labels`, say); None looks for a file beside or above
+            the predictions, then the references, and warns if it is no good.
         roi: folder of masks named like the cases, for the scope ``roi``.
+        patterns: where the names of cases stand in the paths; None goes by the names of files.
         bootstrap: resamplings of the cases for 95 % intervals of the means; 0 leaves them out.
         processes: cases evaluated at the same time, each of which holds one case in memory; None
             takes one a core, of four cases or more each. More than one are new interpreters, so a
@@ -162,7 +168,7 @@ def evaluate(
     """
     runner = runner_of(engine, scheduler)
     one = named([Path(predictions)], None if name is None else [name])
-    (job,) = _planned(one, labels, settings, dataset_json, roi)
+    (job,) = _planned(one, labels, settings, dataset_json, roi, patterns)
     folder = None if store is None else Path(store)
     report = run_job(
         job, bootstrap=bootstrap, processes=processes, runner=runner, store=folder,
@@ -178,8 +184,9 @@ def compare_methods(
     labels: PathLike,
     *,
     settings: EvaluationSettings | None = None,
-    dataset_json: PathLike | None = None,
+    dataset_json: PathLike | LabelSet | None = None,
     roi: PathLike | None = None,
+    patterns: Patterns | None = None,
     bootstrap: int = RESAMPLES,
     processes: int | None = 1,
     engine: Engine = "processes",
@@ -195,6 +202,7 @@ def compare_methods(
         settings: see there.
         dataset_json: see there.
         roi: see there.
+        patterns: see there.
         bootstrap: see there.
         processes: see there.
         engine: see there.
@@ -213,7 +221,7 @@ def compare_methods(
     if len(given) < 2:
         raise ValueError(f"predictions: expected at least two methods, got {len(given)}")
     reports = {}
-    for job in _planned(given, labels, settings, dataset_json, roi):
+    for job in _planned(given, labels, settings, dataset_json, roi, patterns):
         reports[job.name] = run_job(
             job, bootstrap=bootstrap, processes=processes, runner=runner, progress=progress
         )
@@ -305,15 +313,19 @@ def _planned(
     predictions: Mapping[str, Path],
     labels: PathLike,
     settings: EvaluationSettings | None,
-    dataset_json: PathLike | None,
+    dataset_json: PathLike | LabelSet | None,
     roi: PathLike | None,
+    patterns: Patterns | None,
 ) -> list[Job]:
     return plan(
         predictions,
         Path(labels),
         settings=settings,
-        dataset_json=None if dataset_json is None else Path(dataset_json),
+        dataset_json=dataset_json
+        if dataset_json is None or isinstance(dataset_json, LabelSet)
+        else Path(dataset_json),
         roi=None if roi is None else Path(roi),
+        patterns=patterns,
         found=_warn,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 from segcal.evaluation.labels import FoundLabels, find_labels
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import Store
+from segcal.io.case_patterns import Patterns
 from segcal.io.files import is_image
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Pairing, find_reader, pair, with_rois
@@ -91,8 +92,9 @@ def plan(
     references: Path,
     *,
     settings: EvaluationSettings | None = None,
-    dataset_json: Path | None = None,
+    dataset_json: Path | LabelSet | None = None,
     roi: Path | None = None,
+    patterns: Patterns | None = None,
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> list[Job]:
     """Check all that is given, before the first case is read.
@@ -103,6 +105,7 @@ def plan(
         settings: of the evaluation; None takes the defaults.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         roi: folder of masks named like the cases, which adds the scope ``roi``.
+        patterns: see :func:`segcal.io.pairing.pair`.
         found: called with what the labels of each set of predictions mean.
 
     Raises:
@@ -113,7 +116,7 @@ def plan(
         settings = replace(settings, chosen=(*settings.chosen, "roi"))
     jobs = []
     for name, one in predictions.items():
-        pairing = pair(one, references)
+        pairing = pair(one, references, patterns)
         if roi is not None:
             pairing = with_rois(pairing, roi)
         labels = find_labels(dataset_json, one, references)

@@ -23,7 +23,7 @@ def find_class_files(folder: Path, label_set: LabelSet) -> dict[int, Path]:
     Raises:
         ValueError: a label without a file.
     """
-    files = scan(folder, npz=False)
+    files = scan(folder, arrays=False)
     if missing := [name for name in label_set.foreground if name not in files]:
         raise ValueError(
             f"{folder}: no file for label {', '.join(missing[:9])} of {label_set.source}; expected "
@@ -88,7 +88,7 @@ def read_class_files(
     """
     label_set = _known(folder, label_set)
     files = find_class_files(folder, label_set)
-    if unused := sorted(set(scan(folder, npz=False).values()) - set(files.values())):
+    if unused := sorted(set(scan(folder, arrays=False).values()) - set(files.values())):
         names = ", ".join(path.name for path in unused[:9])
         note(f"{folder.name}: {len(unused)} files are of no label and left out: {names}")
     notes: set[str] = set()

@@ -116,6 +116,25 @@ def read_label_set(path: Path) -> LabelSet:
     return label_set_of(read_json(path), str(path))
 
 
+def parse_labels(text: str) -> LabelSet:
+    """Labels from words: ``liver=1,spleen=2``, with ``ignore=255`` for one that is left out.
+
+    Background is 0 and need not be named.
+
+    Raises:
+        ValueError: no such words, or a value that two names share.
+    """
+    labels: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.rpartition("="))
+        if not name or not value.isdecimal() or name in labels:
+            raise ValueError(f"labels: expected NAME=VALUE,NAME=VALUE, got {text!r}")
+        labels[name] = int(value)
+    if 0 not in labels.values():
+        labels = {"background": 0, **labels}
+    return label_set_of({"labels": labels}, f"--labels {text}")
+
+
 def label_set_of(content: Any, source: str) -> LabelSet:
     """Label names and the ignore label of what a ``dataset.json`` holds.
 

@@ -108,7 +108,7 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path}: not a YAML file ({error})") from None
 
 

@@ -44,7 +44,7 @@ def test_every_problem_is_listed(folders):
     np.savez(p / "a.npz", probabilities=soft(y, 3)[:, :, :-1])
     np.savez(p / "b.npz", probabilities=soft(y, 3)[:2])
     (p / "c.npz").write_bytes((p / "c.npz").read_bytes()[:100])
-    np.savez(p / "d.npz", softmax=soft(y, 3))
+    np.savez(p / "d.npz", softmax=soft(y, 3)[:, :, :-1])
     moved = replace(geometry(y.shape), origin_mm=(9.0, 0.0, 0.0))
     write_nifti(p / "e.nii.gz", y, moved)  # the label map beside e.npz
     (p / "f.npz").unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -942,3 +943,77 @@ def test_a_folder_is_called_what_it_is_called(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["evaluate", "predictions", "labels", "-o", "out"])
     assert done.exit_code == 2
     assert "Error: predictions: no such file or folder" in done.output.replace("\n", " ")
+
+
+ODD = ("=1+1", "+a", "-b", "@c", "[bold]", ":smile:", "n" * 248)
+
+
+def test_odd_names_of_cases(folders, pictures):
+    """Formulas, markup, emoji, the longest name: each is in the report, and as it is on screen."""
+    root, y = folders
+    for name in ODD:
+        write_nifti(root / "gt" / f"{name}.nii", y, geometry(y.shape))
+        np.savez(root / "p" / f"{name}.npz", probabilities=soft(y, 3))
+    for name in ("[bold]", ":smile:"):
+        np.savez(root / "p" / f"{name}.npz", probabilities=soft(y, 3)[:, :2])
+    done = evaluate(root, "--processes", 2)
+    assert done.exit_code == 1, done.output
+    assert "FAILED [bold]: " in done.output
+    assert "FAILED :smile:: " in done.output
+    names = [line.split(",")[0] for line in (root / "out" / "cases.csv").read_text().splitlines()]
+    assert sorted(names) == sorted(["case", "a", "b", "n" * 248, "'=1+1", "'+a", "'-b", "'@c"])
+    assert summary(root)["cases"]["evaluated"] == 7
+    assert not list(root.rglob(".segcal-????????-*"))
+
+
+def test_names_of_methods_are_no_markup(folders):
+    root, _ = folders
+    done = run(root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "[bold],[red]x")
+    assert done.exit_code == 0, done.output
+    assert "Differences to [bold]" in done.output
+    assert "[red]x " in done.output
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_work(folders):
+    root, _ = folders
+    done = run(root / "p", root / "gt", "-o", "/proc")
+    assert done.exit_code == 2
+    assert "/proc: nothing can be written into /proc (" in done.output
+    assert "name another folder" in done.output
+    done = run(root / "p", root / "gt", "-o", "/proc/new")
+    assert done.exit_code == 2
+    assert "/proc/new: nothing can be written into /proc (" in done.output
+
+
+def test_a_folder_whose_name_is_no_utf8(folders):
+    root, _ = folders
+    odd = root / os.fsdecode(b"p\xff")
+    (root / "p").rename(odd)
+    done = run(odd, root / "gt", "-o", root / "out")
+    assert done.exit_code == 0, done.output
+    assert summary(root)["cases"]["evaluated"] == 2
+    (odd / os.fsdecode(b"x\xff.npz")).write_bytes(b"")
+    done = run(odd, root / "gt", "-o", root / "out")
+    assert done.exit_code == 2
+    assert r"x\udcff.npz: its name is no UTF-8" in done.output
+
+
+def test_patterns_and_labels_without_a_file(folders):
+    root, y = folders
+    for name in "ab":
+        (root / "gt" / f"{name}.nii.gz").rename(root / "gt" / f"of_{name}.nii.gz")
+    np.savez(root / "p" / "b.npz", probabilities=soft(y, 3)[:2])
+    options = "--labels", "liver=1,spleen=2", "--reference-pattern", "of_{case}.nii.gz"
+    done = evaluate(root, *options)
+    assert done.exit_code == 1, done.output
+    assert list(summary(root)["classes"]) == ["liver", "spleen"]
+    assert "(background included), got 2 (labels: --labels liver=1,spleen=2)" in done.output
+    checked = CliRunner().invoke(app, ["check", str(root / "p"), str(root / "gt"), *options])
+    assert checked.exit_code == 1
+    assert "1 of 2 cases can be evaluated" in checked.output
+    assert "got 2 (labels: --labels liver=1,spleen=2)" in checked.output
+    done = evaluate(root, *options, "--dataset-json", root / "none.json")
+    assert done.exit_code == 2
+    assert "--labels: liver=1,spleen=2: is given beside --dataset-json" in done.output
+    done = evaluate(root, "--prediction-pattern", "a.npz")
+    assert "--prediction-pattern: expected a path in the folder with {case}" in done.output

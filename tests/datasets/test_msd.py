@@ -82,17 +82,6 @@ def test_a_task(tmp_path, layout):
     assert not {"training", "test", "modality", "numTest"} & set(dataset)
 
 
-def test_labels_that_were_divided_are_no_empty_ones(tmp_path):
-    root = write_task(tmp_path / "Task05_Prostate")
-    for number in range(2):
-        save(root / f"labelsTr/prostate_{number:02d}.nii.gz", labels(3, number) / np.float32(255))
-    done = convert(root, tmp_path / "out")
-    assert done.training == 0
-    assert len(done.skipped) == 2
-    for one in done.skipped:
-        assert "3 stored values, 0 to 0.007843, would all become label 0" in one.reason
-
-
 def write_listed(root, name="dataset.json"):
     """As AMOS22 and MONAI's BTCV are listed: one channel, a validation list, labels of tests."""
     for place, number in (("Tr", 1), ("Tr", 2), ("Va", 3), ("Va", 4), ("Ts", 5), ("Ts", 6)):
@@ -137,6 +126,17 @@ def test_validation_cases_and_labels_of_test_cases(tmp_path, name):
     np.testing.assert_array_equal(got, labels(3, 3))
     splits = json.loads((folder / "splits_final.json").read_text())
     assert splits == [{"train": ["img1", "img2"], "val": ["img3"]}]
+
+
+def test_labels_that_were_divided_are_no_empty_ones(tmp_path):
+    root = write_task(tmp_path / "Task05_Prostate")
+    for number in range(2):
+        save(root / f"labelsTr/prostate_{number:02d}.nii.gz", labels(3, number) / np.float32(255))
+    done = convert(root, tmp_path / "out")
+    assert done.training == 0
+    assert len(done.skipped) == 2
+    for one in done.skipped:
+        assert "3 stored values, 0 to 0.007843, would all become label 0" in one.reason
 
 
 def test_what_is_missing(tmp_path):

@@ -248,7 +248,7 @@ def _same(path: Path, stored: Geometry, geometry: Geometry, other: Path) -> None
 def _scan(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
-    return scan(folder, npz=False)
+    return scan(folder, arrays=False)
 
 
 def _some(names: Sequence[str]) -> str:
