@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from segcal.commands.console import calibration_table, class_table
 from segcal.commands.main import app
 from segcal.evaluation import api, cohort
 from segcal.evaluation.job import STORE
+from segcal.evaluation.reported import readable
 from segcal.evaluation.summary import summarise
 from segcal.io.volumes import write_nifti
 from segcal.reporting import report
@@ -1000,3 +1002,50 @@ def test_patterns_and_labels_without_a_file(folders):
     assert "--labels: liver=1,spleen=2: is given beside --dataset-json" in done.output
     done = evaluate(root, "--prediction-pattern", "a.npz")
     assert "--prediction-pattern: expected a path in the folder with {case}" in done.output
+
+
+def test_metrics_of_the_tables_are_chosen(folders):
+    root, _ = folders
+    options = "--format", "markdown,latex", "--metrics", "dsc,HD95,ece"
+    done = run(root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "a,b", *options)
+    assert done.exit_code == 0, done.output
+    for text in (
+        done.output,
+        (root / "out" / "a" / "tables.md").read_text(),
+        (root / "out" / "a" / "tables.tex").read_text(),
+    ):
+        for shown in ("DSC", "HD95", "ECE"):
+            assert shown in text
+        for other in ("ASSD", "TACE ", "Brier", "NLL "):
+            assert other not in text
+    methods = (root / "out" / "tables.md").read_text()
+    assert "| HD95 penalised (mm)" in methods
+    assert "ECE dilated5" in methods
+    assert "TACE" not in methods
+    done = evaluate(root, "--metrics", "dsc,hd96")
+    assert done.exit_code == 2
+    assert "--metrics: expected some of DSC, IoU, HD, HD95, " in done.output
+    assert "got 'hd96'" in done.output
+
+
+def test_names_in_tables_are_for_people(folders):
+    """No key of a column is in a table, and CRaC's TACE only where it is asked for."""
+    root, _ = folders
+    done = run(
+        root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "a,b",
+        "--format", "markdown,latex",
+    )  # fmt: skip
+    texts = [done.output]
+    for folder in (root / "out", root / "out" / "a"):
+        texts += [(folder / name).read_text() for name in ("tables.md", "tables.tex")]
+        texts += re.findall("<table.*?</table>", (folder / "index.html").read_text(), re.DOTALL)
+    for text in texts:
+        shown = re.sub('(title|data-value)="[^"]*"', "", text)
+        body = "\n".join(line for line in shown.splitlines() if ": " not in line)
+        assert not re.search(r"hd95_|assd_|ece_|tace_|dsc/|tace\\_", body)
+    assert "TACE ref" not in done.output
+    assert "TACE ref" in evaluate(root, "--metrics", "tace_ref", out="b").output
+    assert readable("hd95_penalised_mm") == "HD95 penalised (mm)"
+    assert readable("dsc/liver") == "DSC liver"
+    assert readable("cece_fg/core") == "CECE fg core"
+    assert readable("tace_ref") == "TACE ref"
