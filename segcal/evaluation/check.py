@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from segcal.io.class_files import check_class_files
+from segcal.io.files import is_array
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
 from segcal.io.probabilities import check_classes, check_npz, stored_channels
@@ -18,7 +19,7 @@ def count_channels(case: Case) -> int | None:
     if case.prediction.is_dir():
         return None
     try:
-        if case.prediction.suffix == ".npz":
+        if is_array(case.prediction):
             return stored_channels(case.prediction)
         channels = read_geometry(case.prediction)[1]
     except ValueError:
@@ -62,7 +63,7 @@ def check_case(
         attempt(
             lambda: check_class_files(case.prediction, reference, label_set, tolerance=tolerance)
         )
-    elif case.prediction.suffix == ".npz":
+    elif is_array(case.prediction):
         attempt(lambda: _check_npz(case.prediction, reference, label_set, reader))
         if (label_map := case.label_map) is not None:
             attempt(lambda: _check_label_map(label_map, reference, tolerance))

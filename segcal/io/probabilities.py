@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from segcal.io.files import read_exactly
+from segcal.io.files import is_array, read_exactly
 from segcal.io.nnunet_v1 import KEY, Crop, read_crop
 from segcal.io.volumes import (
     Array,
@@ -73,7 +73,7 @@ def read_probabilities(
         ValueError: naming the file: not readable, another size or place than the reference,
             values that are no probabilities (logits, NaN), a sum over classes other than one.
     """
-    if path.suffix == ".npz":
+    if is_array(path):
         array = _read_npz(path, geometry, num_classes, regions, reader, note)
     else:
         check_place(path, geometry, tolerance)
@@ -101,7 +101,7 @@ def check_npz(
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
-    with _open_npz(path) as stored:
+    with _open_array(path) as stored:
         _check_stored(path, stored, geometry, reader)
         check_classes(str(path), stored.shape[0], num_classes, regions=regions)
 
@@ -112,7 +112,7 @@ def stored_channels(path: Path) -> int:
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
-    with _open_npz(path) as stored:
+    with _open_array(path) as stored:
         return stored.shape[0] if stored.shape else 0
 
 
@@ -122,7 +122,13 @@ def holds_probabilities(path: Path) -> bool:
     Raises:
         ValueError: not a file that can be read.
     """
-    return path.suffix == ".npz" or stored_axes(path) > 3
+    return is_array(path) or stored_axes(path) > 3
+
+
+def not_floating(name: str, dtype: Any) -> str:
+    """Say that values are of another type than probabilities have, and what to do."""
+    remedy = "; store value / 255 as float32 if they go from 0 to 255" if dtype == np.uint8 else ""
+    return f"{name}: expected floating probabilities, got {dtype}{remedy}"
 
 
 def check_classes(name: str, found: int, num_classes: int | None, *, regions: bool = False) -> None:
@@ -151,7 +157,7 @@ def check_probabilities(
     """
     check_classes(name, array.shape[0], num_classes, regions=regions)
     if array.dtype.kind != "f":
-        raise ValueError(f"{name}: expected floating probabilities, got {array.dtype}")
+        raise ValueError(not_floating(name, array.dtype))
     off, low, high = 0, np.inf, -np.inf
     for z in range(array.shape[1]):
         values = _slice(array, z)
@@ -187,7 +193,7 @@ def check_range(channel: Array, name: str) -> None:
         ValueError: starting with `name`.
     """
     if channel.dtype.kind != "f":
-        raise ValueError(f"{name}: expected floating probabilities, got {channel.dtype}")
+        raise ValueError(not_floating(name, channel.dtype))
     low, high = float(channel.min(initial=0)), float(channel.max(initial=0))
     if not (np.isfinite(low) and np.isfinite(high)):
         bad = int(np.count_nonzero(~np.isfinite(channel)))
@@ -294,7 +300,7 @@ def read_stored(path: Path) -> StoredProbabilities:
     Raises:
         ValueError: naming the file: not readable, or no floating ``(K, *S)``.
     """
-    with _open_npz(path) as stored:
+    with _open_array(path) as stored:
         _check_floating(path, stored)
         return _unpacked(path, stored)
 
@@ -315,7 +321,7 @@ def _read_npz(
     reader: str | None,
     note: Callable[[str], None],
 ) -> Array:
-    with _open_npz(path) as stored:
+    with _open_array(path) as stored:
         _check_stored(path, stored, geometry, reader)
         check_classes(str(path), stored.shape[0], num_classes, regions=regions)
         if stored.key not in ("probabilities", KEY):
@@ -344,7 +350,7 @@ def _check_stored(path: Path, stored: _Stored, geometry: Geometry, reader: str |
 
 def _check_floating(path: Path, stored: _Stored) -> None:
     if stored.dtype.kind != "f":
-        raise ValueError(f"{path}: expected floating probabilities, got {stored.dtype}")
+        raise ValueError(not_floating(str(path), stored.dtype))
 
 
 def _check_frame(
@@ -352,7 +358,7 @@ def _check_frame(
 ) -> Crop | None:
     """Check the shape of an array against the reference; give the crop of nnU-Net v1."""
     crop, frame = None, "the reference"
-    if key == KEY:
+    if _is_cropped(path, key, shape, geometry):
         crop = read_crop(path)
         expected, frame = crop.shape, f"the crop_bbox in {path.with_suffix('.pkl').name}"
         inside = all(stop <= n for (_, stop), n in zip(crop.box, geometry.shape, strict=True))
@@ -373,9 +379,33 @@ def _check_frame(
     return crop
 
 
+def _is_cropped(path: Path, key: str, shape: tuple[int, ...], geometry: Geometry) -> bool:
+    """Whether an array is nnU-Net v1's crop; of the size of the reference it needs no ``.pkl``."""
+    return key == KEY and (shape[1:] != geometry.shape or path.with_suffix(".pkl").is_file())
+
+
+@contextmanager
+def _open_array(path: Path) -> Iterator[_Stored]:
+    """Open an array file behind the header of the array with the probabilities."""
+    if path.suffix == ".npz":
+        with _open_npz(path) as stored:
+            yield stored
+        return
+    try:
+        with path.open("rb") as file:
+            yield _npy_header(path, "probabilities", path.stat().st_size, file)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except DAMAGE as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path}: not a readable array file ({type(error).__name__}: {error})")
+
+
 @contextmanager
 def _open_npz(path: Path) -> Iterator[_Stored]:
-    """Open an ``.npz`` behind the header of the array with the probabilities."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     if not zipfile.is_zipfile(path):
@@ -384,11 +414,10 @@ def _open_npz(path: Path) -> Iterator[_Stored]:
         with zipfile.ZipFile(path) as archive:
             member = _member(path, archive)
             with archive.open(member) as file:
-                yield _npy_header(path, member, file)
+                key = member.filename.removesuffix(".npy")
+                yield _npy_header(path, key, member.file_size, file)
     except DAMAGE as error:
-        raise ValueError(
-            f"{path}: not a readable array file ({type(error).__name__}: {error})"
-        ) from None
+        raise _unreadable(path, error) from None
 
 
 def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
@@ -406,11 +435,11 @@ def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     return members[arrays[0]]
 
 
-def _npy_header(path: Path, member: zipfile.ZipInfo, file: IO[bytes]) -> _Stored:
-    """Read the header of an array, whose values must fill the rest of the member.
+def _npy_header(path: Path, key: str, size: int, file: IO[bytes]) -> _Stored:
+    """Read the header of an array, whose values must fill the rest of `size` bytes.
 
     Raises:
-        ValueError: a header that is none, or of another size than the member.
+        ValueError: a header that is none, or of another size.
     """
     try:
         version = np.lib.format.read_magic(file)
@@ -420,14 +449,13 @@ def _npy_header(path: Path, member: zipfile.ZipInfo, file: IO[bytes]) -> _Stored
         shape, fortran, dtype = read(file)
     except ValueError as error:
         raise ValueError(f"{path}: not a readable array file ({error})") from None
-    key = member.filename.removesuffix(".npy")
     stored = _Stored(key, shape, fortran, dtype, file)
     if dtype.hasobject or min(shape, default=1) < 0:
         raise ValueError(f"{path}: its array is of shape {shape} and type {dtype}, not of numbers")
-    if (size := file.tell() + stored.size) != member.file_size:
+    if (needed := file.tell() + stored.size) != size:
         raise ValueError(
-            f"{path}: damaged: its array of shape {shape} takes {size} bytes, the archive holds "
-            f"{member.file_size}"
+            f"{path}: damaged: its array of shape {shape} takes {needed} bytes, the archive holds "
+            f"{size}"
         )
     return stored
 
