@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from segcal.io.class_files import check_class_files
+import numpy as np
+
+from segcal.io.class_files import check_class_files, class_geometry
 from segcal.io.files import is_array
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
-from segcal.io.probabilities import check_classes, check_npz, stored_channels
-from segcal.io.volumes import Geometry, check_place, read_geometry
+from segcal.io.probabilities import check_classes, check_npz, not_floating, stored_channels
+from segcal.io.volumes import Geometry, check_place, read_geometry, stores_bytes
 
 
 def count_channels(case: Case) -> int | None:
@@ -54,7 +56,11 @@ def check_case(
             problems.append(str(error))
 
     try:
-        reference, channels = read_geometry(case.reference)
+        if case.reference.is_dir():
+            reference, channels = class_geometry(case.reference, label_set), 1
+            check_class_files(case.reference, reference, label_set, tolerance=tolerance)
+        else:
+            reference, channels = read_geometry(case.reference)
     except ValueError as error:
         return [str(error)]
     if channels > 1:
@@ -95,4 +101,6 @@ def _check_volume(
 ) -> None:
     channels = check_place(path, reference, tolerance)
     if channels > 1:
+        if stores_bytes(path):
+            raise ValueError(not_floating(str(path), np.dtype(np.uint8)))
         check_classes(str(path), channels, **_channels(label_set))

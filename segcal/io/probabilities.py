@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,8 +18,10 @@ import numpy as np
 from segcal.io.files import is_array, read_exactly
 from segcal.io.nnunet_v1 import KEY, Crop, read_crop
 from segcal.io.volumes import (
+    LABEL_ROUNDING,
     Array,
     Geometry,
+    Volume,
     check_place,
     from_canonical,
     put_on,
@@ -31,6 +33,8 @@ from segcal.tensors import PROBABILITY_TOLERANCE
 
 SUM_TOLERANCE = 1e-2
 """How far the sum over classes may be from 1 (float16 files)."""
+FEW = 16
+"""Different values near 0 and 1 that a scaled label map may have."""
 LOGITS_KEY = "logits"
 """Name of the array of logits in an ``.npz``."""
 DAMAGE = (
@@ -57,7 +61,8 @@ def read_probabilities(
 
     Args:
         path: ``.npz`` with the array ``probabilities`` ``(K, z, y, x)``, ``softmax`` or a single
-            one of another name; or a volume with the classes on the fourth axis.
+            one of another name; a ``.npy``; or a volume with the classes on the fourth axis. An
+            array of three axes is the probability of foreground.
         geometry: of the reference labels, which the result shares.
         num_classes: K that is expected; None takes what comes.
         regions: whether channels are regions, one probability each, that may overlap.
@@ -103,7 +108,7 @@ def check_npz(
     """
     with _open_array(path) as stored:
         _check_stored(path, stored, geometry, reader)
-        check_classes(str(path), stored.shape[0], num_classes, regions=regions)
+        check_classes(str(path), _channels(stored.shape, regions), num_classes, regions=regions)
 
 
 def stored_channels(path: Path) -> int:
@@ -123,6 +128,63 @@ def holds_probabilities(path: Path) -> bool:
         ValueError: not a file that can be read.
     """
     return is_array(path) or stored_axes(path) > 3
+
+
+def _channels(shape: tuple[int, ...], regions: bool) -> int:
+    """Channels of an array; one of three axes is of foreground alone."""
+    return shape[0] if len(shape) == 4 else 2 - regions
+
+
+def of_foreground(probability: Array) -> Array:
+    """Probabilities ``(2, *S)`` of background and foreground, of that of foreground ``(*S)``."""
+    return np.stack([1 - probability, probability])
+
+
+def read_foreground(
+    path: Path,
+    volume: Volume,
+    geometry: Geometry,
+    *,
+    num_classes: int | None = None,
+    regions: bool = False,
+    tolerance: float = 1e-2,
+    note: Callable[[str], None] = lambda text: None,
+) -> Array | None:
+    """Probabilities of a 3-D map of foreground, or None of a volume that is another thing.
+
+    A map of foreground has floating values from 0 to 1, some of them above 0.5, and values that
+    are no labels, or more than a label map has.
+
+    Args:
+        path: of the volume, for messages.
+        volume: what it holds.
+        geometry: see :func:`read_probabilities`, as for the arguments that follow.
+        num_classes: see there.
+        regions: see there; the map is that of the one region there is.
+        tolerance: see there.
+        note: see there.
+
+    Raises:
+        ValueError: a map of foreground where there are more classes or regions than one.
+    """
+    array = volume.array
+    if array.ndim != 3 or array.dtype.kind != "f":
+        return None
+    inside = array[(array > 0) & (array < 1)]
+    if not 0.5 < array.max() <= 1 or array.min() < 0 or not inside.size:
+        return None
+    near = np.minimum(inside, 1 - inside) <= LABEL_ROUNDING
+    if near.all() and len(np.unique(inside)) <= FEW:
+        return None
+    if num_classes not in (None, 1 if regions else 2):
+        raise ValueError(
+            f"{path}: holds one map of probabilities, where {num_classes} "
+            f"{'regions' if regions else 'classes'} are expected; store all of them on a fourth "
+            "axis, or label maps"
+        )
+    placed, done = put_on(path, volume, geometry, tolerance)
+    note(f"{path.name}: taken for the probability of foreground{done and '; '}{done}")
+    return placed[None] if regions else of_foreground(placed)
 
 
 def not_floating(name: str, dtype: Any) -> str:
@@ -323,10 +385,17 @@ def _read_npz(
 ) -> Array:
     with _open_array(path) as stored:
         _check_stored(path, stored, geometry, reader)
-        check_classes(str(path), stored.shape[0], num_classes, regions=regions)
+        check_classes(str(path), _channels(stored.shape, regions), num_classes, regions=regions)
         if stored.key not in ("probabilities", KEY):
             note(f"{path.name}: read from its only array, {stored.key!r}")
-        return _unpacked(path, stored).placed(geometry, regions=regions, reader=reader)
+        unpacked = _unpacked(path, stored)
+        if unpacked.array.ndim == 4:
+            return unpacked.placed(geometry, regions=regions, reader=reader)
+        one = replace(unpacked, array=unpacked.array[None]).placed(
+            geometry, regions=True, reader=reader
+        )
+        check_range(one, str(path))
+        return one if regions else of_foreground(one[0])
 
 
 def _put_back(array: Array, crop: Crop, shape: tuple[int, ...], regions: bool) -> Array:
@@ -357,6 +426,8 @@ def _check_frame(
     path: Path, key: str, shape: tuple[int, ...], geometry: Geometry, reader: str | None
 ) -> Crop | None:
     """Check the shape of an array against the reference; give the crop of nnU-Net v1."""
+    if len(shape) == 3:  # of foreground alone
+        shape = (1, *shape)
     crop, frame = None, "the reference"
     if _is_cropped(path, key, shape, geometry):
         crop = read_crop(path)

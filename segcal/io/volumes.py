@@ -286,6 +286,21 @@ def stored_axes(path: Path) -> int:
     return 3 if channels == 1 else 4
 
 
+def stores_bytes(path: Path) -> bool:
+    """Whether a file's values are bytes as they are, by its header; False if that is not known."""
+    try:
+        if path.name.endswith(NIFTI):
+            header = cast(Any, nib.load(path)).header
+            plain = header.get_slope_inter() in ((None, None), (1.0, 0.0))
+            return plain and header.get_data_dtype() == np.uint8
+        reader = sitk.ImageFileReader()
+        reader.SetFileName(str(path))
+        reader.ReadImageInformation()
+        return reader.GetPixelID() in (sitk.sitkUInt8, sitk.sitkVectorUInt8)
+    except Exception:  # noqa: BLE001 - what reads the file says what is wrong with it
+        return False
+
+
 def read_labels(path: Path) -> Volume:
     """Read a label map ``(z, y, x)``; the array is of an integer type.
 
