@@ -465,7 +465,7 @@ def _say_repair(console: Console, repair: Repair) -> None:
 
 def _repair_table(title: str, repair: Repair, comparison: Comparison) -> Table:
     """Means of every row; what differs from the first with 95 % certainty has a mark."""
-    from segcal.evaluation.reported import metric_of
+    from segcal.evaluation.reported import metric_of, readable
 
     scopes = next(iter(comparison.reports.values())).job.settings.scopes
     columns = ["dsc", f"nll_{scopes[-1]}", *(f"ece_{scope}" for scope in scopes)]
@@ -476,7 +476,7 @@ def _repair_table(title: str, repair: Repair, comparison: Comparison) -> Table:
     )  # fmt: skip
     table.add_column("", no_wrap=True)
     for column in columns:
-        table.add_column(column.replace("_", " "), justify="right", no_wrap=True)
+        table.add_column(readable(column), justify="right", no_wrap=True)
     differences = {(d.method, d.metric): d for d in comparison.differences}
     for entry in repair.entries:
         rows = comparison.reports[entry.name].cases

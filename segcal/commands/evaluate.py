@@ -29,6 +29,8 @@ from segcal.commands.reading_options import (
 )
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
+    from collections.abc import Collection
+
     from segcal.evaluation.api import Report, Runner
     from segcal.evaluation.cohort import Cohort
     from segcal.evaluation.job import Job
@@ -47,7 +49,8 @@ DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
 MAX_NOTES = 5
 OPTIONS = {
     "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
-    "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi", "scheduler": "--scheduler",
+    "metrics": "--metrics", "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi",
+    "scheduler": "--scheduler",
     **OF_READING,
 }  # fmt: skip
 """Options by the arguments they become."""
@@ -207,6 +210,14 @@ def evaluate(
             "twice, or with a comma, for both.",
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=REPORT,
+            help="Metrics of the tables on screen and of --format, with commas: dsc,hd95,ece. All "
+            "are in the page and the files of numbers.",
+        ),
+    ] = None,
 ) -> None:
     """Overlap, surface distances and calibration of predictions, per case and in summary.
 
@@ -229,6 +240,7 @@ def evaluate(
     """
     from segcal.evaluation.api import comparison_of, runner_of
     from segcal.evaluation.job import named, plan
+    from segcal.evaluation.reported import find_metrics
     from segcal.evaluation.settings import EvaluationSettings
     from segcal.io.case_patterns import Patterns
     from segcal.reporting import report as reporting
@@ -246,6 +258,7 @@ def evaluate(
             compat=None if compat is None else compat.value,
         )
         forms = table_forms(formats or [])
+        asked = None if metrics is None else find_metrics(metrics.split(","))
         if images is not None and not images.is_dir():
             raise ValueError(f"images: {images}: no such folder")
         *predictions, references = paths
@@ -275,8 +288,10 @@ def evaluate(
             say(console, job.pairing.note)
         report = reports[job.name] = _run(job, folder, bootstrap, processes, runner)
         with user_errors(OPTIONS):
-            written = reporting.write_report(report, folder, images=images, formats=forms)
-        _say_report(console, report, written.notes)
+            written = reporting.write_report(
+                report, folder, images=images, formats=forms, asked=asked
+            )
+        _say_report(console, report, written.notes, asked)
         say(console, f"Written to {folder}: {', '.join(written.files)}")
         if report.cohort.interrupted:
             say(console, "Interrupted: the report is of the cases before.", "red")
@@ -286,7 +301,7 @@ def evaluate(
         if len(jobs) > 1 and not all(len(report.cases) for report in reports.values()):
             ReportFolder(output).close()  # no comparison: that of an earlier run is not of these
         elif len(jobs) > 1:
-            comparison = comparison_of(reports)
+            comparison = comparison_of(reports, asked)
             written = reporting.write_comparison(comparison, output, formats=forms)
             console.print(comparison_table(list(reports), comparison.shown))
             say(console, f"Written to {output}: {', '.join(written.files)}")
@@ -309,11 +324,13 @@ def _run(job: Job, folder: Path, bootstrap: int, processes: int | None, runner: 
         )  # fmt: skip
 
 
-def _say_report(console: Console, report: Report, notes: list[str]) -> None:
+def _say_report(
+    console: Console, report: Report, notes: list[str], asked: Collection[str] | None
+) -> None:
     if len(report.cases):
-        console.print(class_table(report.summary))
+        console.print(class_table(report.summary, asked))
     if report.calibration:
-        console.print(calibration_table(report.summary, report.job.settings.scopes))
+        console.print(calibration_table(report.summary, report.job.settings.scopes, asked))
     for note in notes:
         say(console, note, "yellow")
     _say_problems(console, report.cohort, report.job.labels)

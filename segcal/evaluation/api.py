@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,16 +93,19 @@ class Comparison:
         reports: by name of the method; the first is the baseline.
         differences: of every metric.
         means: of the metrics that are shown first, over the cases that all methods have.
+        asked: keys of the metrics that are shown first; None takes the usual ones.
     """
 
     reports: dict[str, Report]
     differences: list[Difference]
     means: list[SharedMean]
+    asked: Collection[str] | None = None
 
     @property
     def shown(self) -> list[Difference]:
         """Differences that are shown first, where there are any cases to compare."""
-        columns = compared_columns(next(iter(self.reports.values())).job.settings.scopes)
+        first = next(iter(self.reports.values())).job
+        columns = compared_columns(first.settings.scopes, self.asked)
         return [
             one
             for column in columns
@@ -269,11 +272,15 @@ def run_job(
     return Report(job, cohort, summary, bootstrap)
 
 
-def comparison_of(reports: Mapping[str, Report]) -> Comparison:
+def comparison_of(
+    reports: Mapping[str, Report], asked: Collection[str] | None = None
+) -> Comparison:
     """Compare reports with the first of them.
 
     Args:
         reports: by name of the method, two or more, of the same references and settings.
+        asked: keys of the metrics that are shown first, see
+            :func:`segcal.evaluation.reported.find_metrics`; None takes the usual ones.
 
     Raises:
         ValueError: fewer than two, or one without a case.
@@ -282,11 +289,12 @@ def comparison_of(reports: Mapping[str, Report]) -> Comparison:
         raise ValueError(f"reports: no case of {', '.join(empty)} could be evaluated")
     tables = {name: report.cases for name, report in reports.items()}
     first = next(iter(reports.values()))
-    shown = compared_columns(first.job.settings.scopes)
+    shown = compared_columns(first.job.settings.scopes, asked)
     return Comparison(
         dict(reports),
         compare(tables, resamples=first.bootstrap),
         shared_means(tables, shown, resamples=first.bootstrap),
+        asked,
     )
 
 

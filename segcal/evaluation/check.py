@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from segcal.io.class_files import check_class_files
+import numpy as np
+
+from segcal.io.class_files import check_class_files, class_geometry
+from segcal.io.files import is_array
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
-from segcal.io.probabilities import check_classes, check_npz, stored_channels
-from segcal.io.volumes import Geometry, check_place, read_geometry
+from segcal.io.probabilities import check_classes, check_npz, not_floating, stored_channels
+from segcal.io.volumes import Geometry, check_place, read_geometry, stores_bytes
 
 
 def count_channels(case: Case) -> int | None:
@@ -18,7 +21,7 @@ def count_channels(case: Case) -> int | None:
     if case.prediction.is_dir():
         return None
     try:
-        if case.prediction.suffix == ".npz":
+        if is_array(case.prediction):
             return stored_channels(case.prediction)
         channels = read_geometry(case.prediction)[1]
     except ValueError:
@@ -68,7 +71,11 @@ def check_case(
             problems.append(str(error))
 
     try:
-        reference, channels = read_geometry(case.reference)
+        if case.reference.is_dir():
+            reference, channels = class_geometry(case.reference, label_set), 1
+            check_class_files(case.reference, reference, label_set, tolerance=tolerance)
+        else:
+            reference, channels = read_geometry(case.reference)
     except ValueError as error:
         return [str(error)]
     if channels > 1:
@@ -77,7 +84,7 @@ def check_case(
         attempt(
             lambda: check_class_files(case.prediction, reference, label_set, tolerance=tolerance)
         )
-    elif case.prediction.suffix == ".npz":
+    elif is_array(case.prediction):
         attempt(lambda: _check_npz(case.prediction, reference, label_set, reader))
         if (label_map := case.label_map) is not None:
             attempt(lambda: _check_label_map(label_map, reference, tolerance))
@@ -109,4 +116,6 @@ def _check_volume(
 ) -> None:
     channels = check_place(path, reference, tolerance)
     if channels > 1:
+        if stores_bytes(path):
+            raise ValueError(not_floating(str(path), np.dtype(np.uint8)))
         check_classes(str(path), channels, **_channels(label_set))

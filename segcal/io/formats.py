@@ -94,6 +94,26 @@ def read_header(path: Path) -> tuple[tuple[int, ...], Frame]:
     return shape, frame
 
 
+def bytes_as_they_are(path: Path) -> bool:
+    """Whether the header of a file says that its values are bytes, and that none is scaled.
+
+    Raises:
+        Exception: as :func:`read_header`.
+    """
+    if path.name.endswith(NIFTI):
+        with open_unpacked(_beside(path, ".hdr")) as file:
+            header, _ = _nifti_header(file)
+        plain = header.get_slope_inter() in ((None, None), (1.0, 0.0))
+        return bool(plain and header.get_data_dtype() == np.uint8)
+    if path.name.endswith(MGH):
+        with open_unpacked(path) as file:
+            return bool(nib.MGHImage.from_stream(file).get_data_dtype() == np.uint8)
+    if is_image(path):
+        with Image.open(path) as image:
+            return image.mode in ("L", "P", "RGB", "RGBA")
+    return _itk_reader(path).GetPixelID() in (sitk.sitkUInt8, sitk.sitkVectorUInt8)
+
+
 def agrees(path: Path) -> bool:
     """Whether every reader takes a NIfTI's grid for what segcal does.
 
@@ -235,12 +255,18 @@ def _read_itk(path: Path) -> tuple[Array, Frame]:
     return array.transpose(), frame
 
 
-def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
-    """Shape, frame, and bytes of the voxels."""
+def _itk_reader(path: Path) -> Any:
+    """ITK's reader of a file, which has read the header."""
     check_header(path)
     reader = sitk.ImageFileReader()
     reader.SetFileName(str(path))
     reader.ReadImageInformation()
+    return reader
+
+
+def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
+    """Shape, frame, and bytes of the voxels."""
+    reader = _itk_reader(path)
     components = reader.GetNumberOfComponents()
     shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
     kind = sitk.GetPixelIDValueAsString(reader.GetPixelID())

@@ -90,6 +90,11 @@ class LabelSet:
         return ", ".join(n for n, labels in self.regions.items() if label in labels) or "no region"
 
     @property
+    def num_foreground_channels(self) -> int:
+        """Channels that there would be, whether or not the label values are in a row."""
+        return len(self.regions or self.names)
+
+    @property
     def num_channels(self) -> int:
         """Channels that probabilities have, background included where there are no regions.
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.io.files import whole_file
-from segcal.io.formats import LPS, Frame, agrees, read_file, read_header
+from segcal.io.formats import LPS, Frame, agrees, bytes_as_they_are, read_file, read_header
 from segcal.io.rounding import round_labels
 
 Array = NDArray[Any]
@@ -333,6 +333,14 @@ def stored_axes(path: Path) -> int:
     """
     _, channels = read_geometry(path)
     return 3 if channels == 1 else 4
+
+
+def stores_bytes(path: Path) -> bool:
+    """Whether a file's values are bytes as they are, by its header; False if that is not known."""
+    try:
+        return bytes_as_they_are(path)
+    except Exception:  # noqa: BLE001 - what reads the file says what is wrong with it
+        return False
 
 
 def read_labels(path: Path) -> Volume:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from segcal.evaluation.compare import Difference
-from segcal.evaluation.reported import metric_of
+from segcal.evaluation.reported import metric_of, readable
 
 SHORT, LETTER = 12, 0.09
 """Letters of a method that fit beside a panel, and inches of one more."""
@@ -41,7 +41,7 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
         axis.set_yticks(range(len(methods)), labels)
         axis.set_ylim(-0.6, len(methods) - 0.4)
         axis.locator_params(axis="x", nbins=4)
-        axis.set_title(f"{metric}{_better(metric)}", fontsize=9)
+        axis.set_title(f"{readable(metric)}{_better(metric)}", fontsize=9)
         axis.ticklabel_format(axis="x", useOffset=False, style="plain")
         axis.tick_params(axis="x", labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ def write_report(
     *,
     images: PathLike | None = None,
     formats: Sequence[str] = (),
+    asked: Collection[str] | None = None,
 ) -> Written:
     """Write the report of a set of predictions, each file replacing that of an earlier run.
 
@@ -83,6 +84,7 @@ def write_report(
         folder: for its files.
         images: folder of the images below the worst cases; None without.
         formats: files of tables to write, too: ``markdown``, ``latex``.
+        asked: keys of the metrics in those files; None takes the usual ones.
 
     Raises:
         ValueError: an unknown format, no folder of images, as :func:`check_output`.
@@ -97,13 +99,16 @@ def write_report(
     notes: list[str] = []
     if len(report.cases):
         write_csv(output.place("cases.csv"), report.cases)
-        printed.append(tables.class_table(report.summary))
-        sections.append(page.table_section(printed[-1]))
+        printed.append(tables.class_table(report.summary, asked))
+        sections.append(page.table_section(tables.class_table(report.summary)))
     if report.calibration:
-        printed.append(tables.calibration_table(report.summary, job.settings.scopes))
+        scopes = job.settings.scopes
+        printed.append(tables.calibration_table(report.summary, scopes, asked))
         diagrams = _diagrams(report)
         _save(output, diagrams)
-        sections.append(_calibration_section(printed[-1], diagrams))
+        sections.append(
+            _calibration_section(tables.calibration_table(report.summary, scopes), diagrams)
+        )
     if len(report.cases):
         if job.settings.compat is not None:
             printed.append(tables.compat_table(report.summary, job.settings.compat))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from segcal.evaluation.compare import SharedMean
-from segcal.evaluation.reported import calibration_metrics, metric_of
+from segcal.evaluation.reported import calibration_metrics, metric_of, readable
 from segcal.metrics import table
 from segcal.metrics.table import CalibrationMetric, Metric
 
@@ -83,13 +83,15 @@ class Table:
     sortable: bool = False
 
 
-def class_table(summary: Mapping[str, Any]) -> Table:
+def class_table(summary: Mapping[str, Any], asked: Collection[str] | None = None) -> Table:
     """Overlap and surface distances of every class.
 
     Args:
         summary: content of ``summary.json``.
+        asked: keys of the metrics; None takes the usual ones.
     """
-    printed = _class_columns(_meanings(summary["conventions"]), summary.get("unit", "mm"))
+    unit = summary.get("unit", "mm")
+    printed = _class_columns(_meanings(summary["conventions"]), unit, asked)
     columns = [Column("label"), *(column for column, _ in printed)]
     rows = [
         [Cell(name, name), *(cell(block) for _, cell in printed)]
@@ -102,7 +104,9 @@ OfClass = Callable[[Mapping[str, Any]], Cell]
 """Cell of a class, from its numbers in the summary."""
 
 
-def _class_columns(meanings: Mapping[str, str], unit: str) -> list[tuple[Column, OfClass]]:
+def _class_columns(
+    meanings: Mapping[str, str], unit: str, asked: Collection[str] | None
+) -> list[tuple[Column, OfClass]]:
     """Columns of the numbers of a class; what is missed stands before the first distance."""
     first = next(row.key for row in table.STRUCTURE if row.distance)
     of_first = [
@@ -123,13 +127,13 @@ def _class_columns(meanings: Mapping[str, str], unit: str) -> list[tuple[Column,
     ]
     for row in table.STRUCTURE:
         printed += of_first if row.key == first else []
-        if row.heading:
+        if row.is_shown(asked):
             found = "; mean over the found" if row.distance else ""
             column = _column(row, f"{meanings[row.key]}{found}", unit)
             field = "mean_of_found" if row.distance else "mean"
             printed.append((column, partial(_of_class, row.key, field, row.digits)))
         for mean in table.PENALISED:
-            if mean.heading and mean.of == row.key:
+            if mean.is_shown(asked) and mean.of == row.key:
                 cell = partial(_of_class, row.key, "penalised_mean", mean.digits)
                 printed.append((_column(mean, meanings["penalised_mean"], unit), cell))
     return printed
@@ -144,12 +148,15 @@ def _column(row: Metric, definition: str, unit: str, name: str = "") -> Column:
     return Column(name or row.heading, definition, row.unit_of(unit), ARROWS[row.better])
 
 
-def calibration_table(summary: Mapping[str, Any], scopes: Sequence[str]) -> Table:
+def calibration_table(
+    summary: Mapping[str, Any], scopes: Sequence[str], asked: Collection[str] | None = None
+) -> Table:
     """Calibration errors, a column for every scope.
 
     Args:
         summary: content of ``summary.json``.
         scopes: keys of the scopes.
+        asked: keys of the metrics; None takes the usual ones.
     """
     conventions = summary["conventions"]
     columns = [Column("metric"), *(Column(s, conventions[f"scope {s}"]) for s in scopes)]
@@ -157,7 +164,7 @@ def calibration_table(summary: Mapping[str, Any], scopes: Sequence[str]) -> Tabl
     head = Cell("n", definition="cases with probabilities and a voxel of the scope")
     rows = [[head, *counts]]
     for row in calibration_metrics():
-        if row.heading:
+        if row.is_shown(asked):
             rows += [_calibration_line(row, pooled, summary, scopes) for pooled in row.ways]
     caption = f"Fractions of 1, NLL in nats. {INTERVALS}"
     return Table("calibration", "Calibration", columns, rows, caption)
@@ -219,7 +226,7 @@ def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
         definition = meanings[row.key]
         if name in of_case and "/" not in name:
             definition = f"mean over the labels that are defined; {definition}"
-        columns.append(Column(name, definition, better=ARROWS[row.better]))
+        columns.append(Column(readable(name), definition, better=ARROWS[row.better]))
     body = [
         [Cell(str(name), str(name)), *(number_cell(float(row[c]), 4) for c in chosen)]
         for name, row in rows.iterrows()
@@ -271,7 +278,7 @@ def difference_table(differences: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
         [
             Cell(d["method"], d["method"]),
-            Cell(d["metric"], d["metric"]),
+            Cell(readable(d["metric"]), d["metric"]),
             _count(d["n"]),
             number_cell(d["mean"], 4, "+"),
             Cell("-") if d["ci95"] is None

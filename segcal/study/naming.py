@@ -17,7 +17,7 @@ KL_MEANING = "KL divergence from the true posterior to the prediction, mean over
 def metric_name(column: str) -> str:
     """Name in tables and figures: near is within five voxels of the labelled foreground."""
     row = metric_of(column)
-    key, heading = (KL, "KL") if row is None else (row.key, row.heading or row.key)
+    key, heading = (KL, "KL") if row is None else (row.key, row.heading)
     scope = column.removeprefix(key).removeprefix("_")
     return f"{heading} {SCOPES.get(scope, scope)}".strip()
 

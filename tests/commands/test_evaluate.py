@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from segcal.commands.console import calibration_table, class_table
 from segcal.commands.main import app
 from segcal.evaluation import api, cohort
 from segcal.evaluation.job import STORE
+from segcal.evaluation.reported import readable
 from segcal.evaluation.summary import summarise
 from segcal.io.volumes import write_nifti
 from segcal.reporting import report
@@ -1017,3 +1019,142 @@ def test_patterns_and_labels_without_a_file(folders):
     assert "--labels: liver=1,spleen=2: is given beside --dataset-json" in done.output
     done = evaluate(root, "--prediction-pattern", "a.npz")
     assert "--prediction-pattern: expected a path in the folder with {case}" in done.output
+
+
+def test_metrics_of_the_tables_are_chosen(folders):
+    root, _ = folders
+    options = "--format", "markdown,latex", "--metrics", "dsc,HD95,ece"
+    done = run(root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "a,b", *options)
+    assert done.exit_code == 0, done.output
+    for text in (
+        done.output,
+        (root / "out" / "a" / "tables.md").read_text(),
+        (root / "out" / "a" / "tables.tex").read_text(),
+    ):
+        for shown in ("DSC", "HD95", "ECE"):
+            assert shown in text
+        for other in ("ASSD", "TACE ", "Brier"):
+            assert other not in text
+    methods = (root / "out" / "tables.md").read_text()
+    assert "| HD95 penalised (mm)" in methods
+    assert "ECE dilated5" in methods
+    assert "TACE" not in methods
+    done = evaluate(root, "--metrics", "dsc,hd96")
+    assert done.exit_code == 2
+    assert "--metrics: expected some of DSC, IoU, HD, HD95, " in done.output
+    assert "got 'hd96'" in done.output
+
+
+def test_names_in_tables_are_for_people(folders):
+    """No key of a column is in a table, and CRaC's TACE only where it is asked for."""
+    root, _ = folders
+    done = run(
+        root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "a,b",
+        "--format", "markdown,latex",
+    )  # fmt: skip
+    texts = [done.output]
+    for folder in (root / "out", root / "out" / "a"):
+        texts += [(folder / name).read_text() for name in ("tables.md", "tables.tex")]
+        texts += re.findall("<table.*?</table>", (folder / "index.html").read_text(), re.DOTALL)
+    for text in texts:
+        shown = re.sub('(title|data-value)="[^"]*"', "", text)
+        body = "\n".join(line for line in shown.splitlines() if ": " not in line)
+        assert not re.search(r"hd95_|assd_|ece_|tace_|dsc/|tace\\_", body)
+    assert "TACE ref" not in done.output
+    assert "TACE ref" in evaluate(root, "--metrics", "tace_ref", out="b").output
+    assert readable("hd95_penalised_mm") == "HD95 penalised (mm)"
+    assert readable("dsc/liver") == "DSC liver"
+    assert readable("cece_fg/core") == "CECE fg core"
+    assert readable("tace_ref") == "TACE ref"
+
+
+@pytest.fixture
+def binary(tmp_path):
+    """A case of one structure, and the probability of its foreground."""
+    y = np.zeros((3, 12, 12), int)
+    y[1, 3:9, 3:9] = 1
+    p = np.where(y == 1, 0.62, 0.07).astype(np.float32)
+    p[1, 3:9, 3:5] = 0.4
+    p[1, 3:9, 9] = 0.55
+    write_nifti(tmp_path / "gt" / "a.nii.gz", y, geometry(y.shape))
+    (tmp_path / "p").mkdir()
+    np.savez(tmp_path / "p" / "a.npz", probabilities=np.stack([1 - p, p]))
+    return tmp_path, y, p
+
+
+def numbers(root, out="out"):
+    got = summary(root, out)
+    return [got["metrics"][key]["mean"] for key in ("dsc", "ece_all", "ece_fg", "brier_all")]
+
+
+def test_one_map_of_foreground(binary):
+    """In a volume, .npy and .npz of three axes: the numbers of both classes."""
+    root, y, p = binary
+    assert evaluate(root).exit_code == 0
+    expected = numbers(root)
+    (root / "p" / "a.npz").unlink()
+    write_nifti(root / "p" / "a.nii.gz", p, geometry(y.shape))
+    done = evaluate(root, out="volume")
+    assert done.exit_code == 0, done.output
+    assert "a.nii.gz: taken for the probability of foreground" in done.output
+    close(numbers(root, "volume"), expected, rtol=1e-6)
+    (root / "p" / "a.nii.gz").unlink()
+    np.save(root / "p" / "a.npy", p)
+    assert evaluate(root, out="npy").exit_code == 0
+    close(numbers(root, "npy"), expected, rtol=1e-6)
+    (root / "p" / "a.npy").unlink()
+    np.savez(root / "p" / "a.npz", softmax=np.stack([1 - p, p]))
+    assert evaluate(root, out="softmax").exit_code == 0
+    assert numbers(root, "softmax") == expected
+    done = evaluate(root, "--labels", "a=1,b=2", out="more")
+    assert "expected 3 classes (background included), got 2" in done.output
+
+
+def test_a_saturated_map_is_no_label_map(binary):
+    root, y, _ = binary
+    near = np.random.default_rng(0).uniform(0, 1e-3, y.shape)
+    (root / "p" / "a.npz").unlink()
+    write_nifti(root / "p" / "a.nii.gz", np.abs(y - near).astype(np.float32), geometry(y.shape))
+    done = evaluate(root)
+    assert done.exit_code == 0, done.output
+    assert "taken for the probability of foreground" in done.output
+    assert summary(root)["metrics"]["dsc"]["mean"] == 1
+    three = evaluate(root, "--labels", "a=1,b=2")
+    assert three.exit_code == 1
+    assert "holds one map of probabilities, where 3 classes are expected" in three.output
+
+
+def test_bytes_are_refused_with_the_remedy(binary):
+    root, y, p = binary
+    (root / "p" / "a.npz").unlink()
+    both = np.stack([1 - p, p])
+    write_nifti(root / "p" / "a.nii.gz", np.rint(255 * both).astype(np.uint8), geometry(y.shape))
+    for command in ("evaluate", "check"):
+        given = [command, str(root / "p"), str(root / "gt")]
+        done = CliRunner().invoke(app, given + ["-o", str(root / "out")] * (command == "evaluate"))
+        assert done.exit_code == 1, done.output
+        assert "got uint8; store value / 255 as float32" in done.output
+
+
+def test_references_in_folders_of_masks(folders):
+    """Overlaps go to the larger label, and an organ without a file has no numbers."""
+    root, y = folders
+    shutil.rmtree(root / "gt")
+    liver, core = y > 0, y == 2
+    for case in "ab":
+        write_nifti(root / "gt" / case / "liver.nii.gz", liver.astype(np.uint8), geometry(y.shape))
+        write_nifti(root / "gt" / case / "core.nii.gz", core.astype(np.uint8), geometry(y.shape))
+    (root / "gt" / "b" / "liver.nii.gz").unlink()
+    done = evaluate(root, "--labels", "liver=1,core=2")
+    assert done.exit_code == 0, done.output
+    assert "which have the largest of their labels: liver < core" in " ".join(done.output.split())
+    assert "no file for label liver, which has no numbers in this case" in done.output
+    rows = pd.read_csv(root / "out" / "cases.csv", index_col="case")
+    assert rows["dsc/liver"].tolist()[0] == 1
+    assert np.isnan(rows["dsc/liver"].tolist()[1])
+    assert rows["dsc/core"].tolist() == [1, 1]
+    checked = ["check", str(root / "p"), str(root / "gt"), "--labels", "liver=1,core=2"]
+    done = CliRunner().invoke(app, checked)
+    assert done.exit_code == 1
+    assert "b: " in done.output
+    assert "no file for label liver" in done.output
