@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on generated data: stock nnU-Net, nnU-Net with two heads and confidence held to
-# accuracy, and the stock model repaired, on the CPU, in minutes.
+# The main job on generated data: stock nnU-Net, nnU-Net trained to be calibrated, and the stock model
+# repaired, on the CPU, in minutes.
 # Usage: bash scripts/demo.sh [FOLDER]   (default: demo)
 set -euo pipefail
 out="$(realpath -m "${1:-$(dirname "$0")/../demo}")"

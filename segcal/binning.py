@@ -8,7 +8,9 @@ which one case can exceed.
 Equal width
 -----------
 Bin m of M is (m / M, (m + 1) / M], and 0 belongs to the first; the statistics of two sets of
-predictions are those of both together, bin by bin.
+predictions are those of both together, bin by bin. A value is compared with an edge, or with a
+threshold, as the nearest float32, so that a number falls into the same bin in either precision; an
+edge that is no float32 itself has a small tolerance above it (:func:`edge_tolerance`).
 
 Equal mass
 ----------
@@ -19,15 +21,15 @@ shared pro rata, and the order of equal values does not matter (:func:`_groups`)
 
 Groups of a case and of another do not add up to those of both, as the cuts move. What does add up
 is a histogram of narrow cells, :class:`MassHistogram`, whose groups are taken as if all values of a
-cell were tied. A group differs from the exact one only where a cut goes through a cell. Let the
-cell be w wide and hold m predictions, h of which came true, and let a share s of them lie below the
-cut. The histogram puts ``s h`` hits below; in truth they are at most ``min(h, s m)``, which is more
-by at most ``s (1 - s) m`` (at h = s m), and by the same argument for the others at most that fewer.
-The promise above ``m`` times the cell's lower edge is between 0 and w a prediction, so it is wrong
-by at most ``s (1 - s) m w``. Either error is one group's loss and its neighbour's gain, hence the
-expected error, ``sum |H - P| / n``, is off by at most ::
-
-    2 / n * sum over cuts of s (1 - s) m (1 + w)
+cell were tied. A group differs from the exact one only where a cut goes through a cell whose values
+differ. Let them lie w apart, m predictions of which h came true, and let a share s of them lie
+below the cut. The histogram puts ``s h`` hits below; in truth they are at most ``min(h, s m)``,
+which is more by ``min((1 - s) h, s (m - h))``, and at least ``h - min(h, (1 - s) m)``, which is
+fewer by ``min(s h, (1 - s) (m - h))``. The promise above m times the smallest value is between 0
+and w a prediction, so it is wrong by at most ``s (1 - s) m w``. Let e be the larger of the first
+two, plus the third; 0 where w = 0. A group between two cuts is wrong by at most the sum of their e;
+nor can its ``|H - P|`` be, in truth, below 0 or above its size. The expected error, ``sum |H - P| /
+n``, is off by at most the sum of what is left of the groups, which is never above 1.
 """
 
 from __future__ import annotations
@@ -56,8 +58,10 @@ __all__ = [
 Reduction = Literal["expected", "average", "maximum"]
 
 EDGE_TOLERANCE = 1e-6
-"""A value within this (in bin widths) above an edge counts as on it, so that float32 and float64
-input fall into the same bins."""
+"""A value within this (in bin widths) above an edge counts as on it, unless bins are so narrow that
+it takes more, see :func:`edge_tolerance`."""
+FLOAT32_STEP = 2.0**-24
+"""Distance of neighbouring float32 values in [1/2, 1]; the nearest to a number is half as far."""
 
 
 @dataclass(frozen=True)
@@ -203,11 +207,24 @@ def _ratio(a: NDArray[np.generic], n: NDArray[np.generic]) -> NDArray[np.float64
     return np.divide(a, n, out=out, where=np.asarray(n) > 0)
 
 
+def edge_tolerance(bins: int) -> float:
+    """How far above an edge of `bins` bins, in their width, a value still counts as on it.
+
+    Enough for the float32 that is nearest to the edge, however narrow the bins are.
+    """
+    return max(EDGE_TOLERANCE, bins * FLOAT32_STEP)
+
+
+def above(values: Tensor, threshold: float) -> Tensor:
+    """Whether values are above a threshold, both as the nearest float32; bool like `values`."""
+    return values.float() > threshold  # which torch casts to the type of the tensor
+
+
 def equal_width_index(values: Tensor, bins: int) -> Tensor:
     """Index of the bin (lo, hi] of width 1 / `bins` that each value of [0, 1] falls into.
 
-    0 belongs to the first bin; a value within ``EDGE_TOLERANCE`` bin widths above an edge counts
-    as on it; values slightly outside [0, 1] go to the first or last bin.
+    0 belongs to the first bin; a value within :func:`edge_tolerance` above an edge counts as on it;
+    values slightly outside [0, 1] go to the first or last bin, and NaN to any.
 
     Args:
         values: floating, any shape.
@@ -221,8 +238,8 @@ def equal_width_index(values: Tensor, bins: int) -> Tensor:
     """
     if bins < 1:
         raise ValueError(f"bins: expected at least 1, got {bins}")
-    position = (values.double() * bins).sub_(EDGE_TOLERANCE).ceil_().sub_(1)
-    return position.clamp_(0, bins - 1).long()
+    position = (values.float().double() * bins).sub_(edge_tolerance(bins)).ceil_().sub_(1)
+    return position.long().clamp_(0, bins - 1)  # of NaN, long() makes an integer of any size
 
 
 def equal_width_statistics(confidence: Tensor, hits: Tensor, bins: int) -> BinStatistics:
@@ -310,11 +327,11 @@ class MassHistogram:
 
     Attributes:
         statistics: of the cells, in the order of confidence.
-        width: of a cell, 0 where its predictions are equal.
+        width: how far the predictions of each cell lie apart at most, 0 where they are equal.
     """
 
     statistics: BinStatistics
-    width: float
+    width: NDArray[np.float64]
 
     def groups(self, groups: int) -> BinStatistics:
         """Statistics of groups of equal mass, see :func:`equal_mass_statistics`.
@@ -330,16 +347,23 @@ class MassHistogram:
         return np.unique(index[share > 0])
 
     def error_bound(self, groups: int) -> float:
-        """How far the expected error of the groups can be from the exact one.
+        """How far the expected error of the groups can be from the exact one, at most 1.
 
-        ``2 / n * sum s (1 - s) m (1 + w)`` over the cuts; the head of this file derives it.
+        The head of this file derives it; cells whose predictions are tied add nothing.
         """
-        count = self.statistics.count
-        n = int(count.sum())
+        n = int(self.statistics.count.sum())
         if not n:
             return 0.0
         index, s = self._cuts(groups)
-        return float(2 * (s * (1 - s) * count[index]).sum() * (1 + self.width) / n)
+        m, h, w = (x[index] for x in (self.statistics.count, self.statistics.hit_sum, self.width))
+        hits = np.maximum(
+            np.minimum((1 - s) * h, s * (m - h)), np.minimum(s * h, (1 - s) * (m - h))
+        )
+        at_cut = np.pad(np.where(w > 0, hits + s * (1 - s) * m * w, 0.0), 1)
+        cut = self.groups(groups)
+        gap = np.abs(cut.hit_sum - cut.confidence_sum)
+        most = np.maximum(gap, cut.count - gap)
+        return float(np.minimum(at_cut[:-1] + at_cut[1:], most).sum() / n)
 
     def _cuts(self, groups: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Cells that hold the R - 1 inner cuts, and the share of each that lies below its cut.

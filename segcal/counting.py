@@ -5,8 +5,10 @@ Cells
 [0, 1] is cut into F cells: M bins of equal width, each cut into S = F / M cells of width 1 / F. A
 confidence v lies in cell ``S m + s``, where::
 
-    m = clip(ceil(M v - EDGE_TOLERANCE) - 1, 0, M - 1)      the bin, by equal_width_index's rule
+    m = clip(ceil(M v - edge_tolerance(M)) - 1, 0, M - 1)   the bin, by equal_width_index's rule
     s = clip(floor(S (M v - m)), 0, S - 1)                  within it
+
+for v as the nearest float32, which it is compared with the threshold as, too
 
 so a cell divided by S is the very bin that :func:`segcal.binning.equal_width_index` gives. Bins
 are (lo, hi] and cells [lo, hi): the last cell of a bin also takes the bin's upper edge and the
@@ -35,6 +37,10 @@ an integer, and integers may be added in any order, by any number of threads, an
 Smaller values, and float64, are rounded to the nearest 2^-40. The lower edge of a cell need not be
 its true one, as any whole number that the reader adds again gives the same sum.
 
+``extremes`` is float64 ``(zones, F + 1, 2)``, contiguous: of the top labels of a cell the smallest
+confidence, and the smallest of their negatives, infinity without any. That of two pieces is the
+smaller, number by number.
+
 ``sums`` is float64 ``(zones, 2)``, the negative log-likelihood in nats [NLL] and the squared errors
 [BRIER]. Floats do depend on the order of addition, so it is fixed: the voxels of a block one by
 one, the blocks of a piece in their order; every piece has ``sums`` of its own, which the caller
@@ -60,7 +66,7 @@ from numba import njit
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from segcal.binning import EDGE_TOLERANCE
+from segcal.binning import EDGE_TOLERANCE, FLOAT32_STEP
 from segcal.compiling import compiled
 from segcal.tensors import PROBABILITY_TOLERANCE
 
@@ -97,7 +103,7 @@ class _Grid(NamedTuple):
     """Cells of a bin, S."""
     step: int
     """Units from one cell to the next."""
-    threshold: float
+    threshold: np.float32
     edge: float
     """Cell that the threshold lies in."""
     above: int
@@ -154,8 +160,8 @@ def cell_of(value, bins, per):
 
     Ceil and floor are made of rounding, which becomes vector instructions; they would be calls.
     """
-    x = value * bins
-    above = x - EDGE_TOLERANCE
+    x = np.float64(np.float32(value)) * bins
+    above = x - max(EDGE_TOLERANCE, bins * FLOAT32_STEP)
     m = (above + ROUNDING) - ROUNDING
     m = m - 1.0 if m >= above else m  # ceil - 1
     m = min(max(m, 0.0), bins - 1.0)
@@ -180,8 +186,8 @@ def _add(packed, z, channel, cell, hit, distance):
 
 
 @compiled
-def count_cells(p, y, zone, threshold, bins, packed, sums):
-    """Add a piece to `packed` and `sums`, see the head of this file.
+def count_cells(p, y, zone, threshold, bins, packed, extremes, sums):
+    """Add a piece to `packed`, `extremes` and `sums`, see the head of this file.
 
     Args:
         p: probabilities ``(K, n)``, float32 or float64, contiguous.
@@ -190,17 +196,18 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
         threshold: of TACE.
         bins: M.
         packed: int64 ``(zones, 1 + K, F + 1, 2)``.
+        extremes: float64 ``(zones, F + 1, 2)``.
         sums: float64 ``(zones, 2)``.
 
     Returns:
         COUNTED; WRONG_VALUE where a value is no probability, WRONG_LABEL where a label is no class:
-        then `packed` and `sums` are spoilt.
+        then all that is added to is spoilt.
     """
     k, n = p.shape
     fine = packed.shape[2] - 1
     per = fine // bins
     edge = cell_of(threshold, bins, per)
-    grid = _Grid(bins, per, UNITS // fine, threshold, edge, fine)
+    grid = _Grid(bins, per, UNITS // fine, np.float32(threshold), edge, fine)
     block = _Block(
         np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
         np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
@@ -221,7 +228,7 @@ def count_cells(p, y, zone, threshold, bins, packed, sums):
                     hit = np.int64(y[first + i] == c)
                     _add(packed, z, 1 + c, block.cells[i], hit, block.distance[i])
         part[:] = 0.0
-        if not _add_top(y, zone, first, size, k, grid, block, packed, part):
+        if not _add_top(y, zone, first, size, k, grid, block, packed, extremes, part):
             return WRONG_LABEL
         sums += part
     return COUNTED
@@ -243,13 +250,13 @@ def _look_at_class(p, y, first, size, c, grid, block):
         square[i] += v * v
         cell = cell_of(v, bins, per)
         distance[i] = _units_above(v, cell, step)
-        cells[i] = above if (cell == edge) & (v > threshold) else cell
+        cells[i] = above if (cell == edge) & (np.float32(v) > threshold) else cell
     return good
 
 
 @njit(forceinline=True)
-def _add_top(y, zone, first, size, k, grid, block, packed, part):
-    """Add the top labels of a block to the cells, and its losses to `part`.
+def _add_top(y, zone, first, size, k, grid, block, packed, extremes, part):
+    """Add the top labels of a block to the cells and their extremes, and its losses to `part`.
 
     The squared error ``sum_k (p_k - [y = k])^2`` is ``sum_k p_k^2 - 2 p_y + 1``.
 
@@ -269,6 +276,9 @@ def _add_top(y, zone, first, size, k, grid, block, packed, part):
             return False
         hit = np.int64(best[i] == label)
         _add(packed, z, TOP, cells[i], hit, distance[i])
+        ends = extremes[z, np.int64(cells[i])]
+        ends[0] = min(ends[0], top[i])
+        ends[1] = min(ends[1], -top[i])
         part[z, NLL] -= np.log(max(own[i], NLL_FLOOR))
         part[z, BRIER] += square[i] - 2 * own[i] + 1
     return True
@@ -298,7 +308,7 @@ def count_values(p, y, zone, channel, threshold, bins, sought, found):
     per = above // bins
     edge = cell_of(threshold, bins, per)
     of_class = channel != TOP
-    least = threshold if of_class else -np.inf
+    least = np.float32(threshold if of_class else -np.inf)
     value = np.empty(BLOCK, np.float32)
     best = np.empty(BLOCK, np.int32)
     cells = np.empty(BLOCK, np.int32)

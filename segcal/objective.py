@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from segcal.heads import HEADS, Head, split_heads
 from segcal.schedule import Ramp, Schedules
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Penalty, Residual
+from segcal.tensors import check_logits
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
 
 __all__ = ["Objective", "TwoHeads", "two_view_loss"]
@@ -64,6 +66,7 @@ class Objective(nn.Module):
         self.weights = {name: float(weights.get(name, 1.0)) for name in terms}
         self.schedules = Schedules(schedules)
         self.in_force = dict(self.weights)
+        self._checked = False
         self.advance(0.0)
 
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
@@ -112,7 +115,8 @@ class Objective(nn.Module):
                 intensities).
 
         Raises:
-            ValueError: in training mode, if a term compares two views.
+            ValueError: in training mode, if a term compares two views; probabilities in place of
+                logits (looked at in the first call).
         """
         if self.training and (two := self._two_views()):
             raise ValueError(
@@ -131,6 +135,9 @@ class Objective(nn.Module):
                 f"logits: expected a tensor (N, K, *S), got {type(logits).__name__}; of a network "
                 "with deep supervision give the full-resolution head"
             )
+        if not self._checked and not torch.compiler.is_compiling():
+            check_logits(logits, per_channel=any(t.per_channel for t in self.declared().values()))
+            self._checked = True  # once, as the host waits for a GPU that it asks
         two = self._two_views()
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []

@@ -341,8 +341,9 @@ def build(
 
     Returns:
         a module with the three verbs ``forward``, ``observe`` and ``dual_step``. Of a recipe with
-        two heads (``confidence``) it takes logits ``(N, 2 K, *S)``, see :mod:`segcal.heads`. With a
-        schedule, call ``advance(share of the epochs done)`` before every epoch.
+        two heads (``two_heads_confidence``) it takes logits ``(N, 2 K, *S)``, see
+        :mod:`segcal.heads`. With a schedule, call ``advance(share of the epochs done)`` before
+        every epoch.
 
     Raises:
         ValueError: an unknown name, term or argument, with what there is instead; a term without a

@@ -44,9 +44,10 @@ import torch
 from numpy.typing import NDArray
 
 from segcal.binning import (
-    EDGE_TOLERANCE,
     BinStatistics,
     MassHistogram,
+    above,
+    edge_tolerance,
     equal_mass_statistics,
 )
 from segcal.counting import (
@@ -103,6 +104,8 @@ class Tally:
             distances from the lower edge in units of 2^-40 [DISTANCES]. In the channels of the
             classes, the last cell takes from the one that the threshold lies in what is above the
             threshold.
+        extremes: float64 ``(F + 1, 2)``: of the top labels of a cell the smallest confidence, and
+            the largest times -1; infinity in an empty one.
         bins: M equal-width bins; each is F / M cells.
         threshold: probabilities of a class up to this are left out of TACE.
         nll_sum: nats, probabilities floored at 1e-12.
@@ -110,6 +113,7 @@ class Tally:
     """
 
     cells: Cells
+    extremes: NDArray[np.float64]
     bins: int
     threshold: float
     nll_sum: float
@@ -128,6 +132,7 @@ class Tally:
             )
         return Tally(
             self.cells + other.cells,
+            np.minimum(self.extremes, other.extremes),
             self.bins,
             self.threshold,
             self.nll_sum + other.nll_sum,
@@ -183,11 +188,15 @@ class Tally:
     def mass(self, channel: int) -> MassHistogram:
         """Histogram of a channel: 0 the top label, 1 + k class k above the threshold.
 
-        What the tolerances of edges and of probabilities add to the width of some cells, at most a
-        hundredth for those within [0, 1], is not in its width.
+        Cells of the top label are as wide as their predictions lie apart, so that ties show. What
+        the tolerances of edges and of probabilities add to the width of some cells of a class, at
+        most a hundredth for those within [0, 1], is not in its width.
         """
-        statistics = self._statistics(channel, self.by_confidence(channel))
-        return MassHistogram(statistics, 1 / self.fine)
+        order = self.by_confidence(channel)
+        width = np.full(len(order), 1 / self.fine)
+        if channel == TOP:
+            width = np.maximum(-self.extremes[order].sum(1), 0)
+        return MassHistogram(self._statistics(channel, order), width)
 
     def by_confidence(self, channel: int) -> NDArray[np.int64]:
         """Indices of the cells of :meth:`mass`, in its order.
@@ -206,6 +215,7 @@ class Tally:
         return {
             "index": index,
             "cells": flat[index],
+            "extremes": self.extremes[index[index <= self.fine]],
             "shape": np.array([*self.cells.shape[:2], self.bins]),
             "sums": np.array([self.threshold, self.nll_sum, self.brier_sum]),
         }
@@ -217,16 +227,20 @@ class Tally:
         Raises:
             ValueError: arrays that are missing or do not fit.
         """
-        if missing := {"index", "cells", "shape", "sums"} - set(arrays):
+        if missing := {"index", "cells", "extremes", "shape", "sums"} - set(arrays):
             raise ValueError(f"tally: {', '.join(sorted(missing))} missing")
         try:
             channels, cells, bins = (int(n) for n in arrays["shape"])
             threshold, nll_sum, brier_sum = (float(x) for x in arrays["sums"])
             flat = np.zeros((channels * cells, SLOTS), np.int64)
             flat[arrays["index"]] = arrays["cells"]
+            extremes = np.full((cells, 2), np.inf)
+            extremes[arrays["index"][arrays["index"] < cells]] = arrays["extremes"]
         except (IndexError, ValueError) as error:
             raise ValueError(f"tally: arrays do not fit each other ({error})") from None
-        return cls(flat.reshape(channels, cells, SLOTS), bins, threshold, nll_sum, brier_sum)
+        return cls(
+            flat.reshape(channels, cells, SLOTS), extremes, bins, threshold, nll_sum, brier_sum
+        )
 
     @property
     def fine(self) -> int:
@@ -322,25 +336,31 @@ class Voxels:
         shape = (zones, k + 1, fine + 1, WORDS)
         sums = np.zeros((self._pieces, zones, 2))
 
-        def count(pieces: range) -> Cells:
+        def count(pieces: range) -> tuple[Cells, NDArray[np.float64]]:
             packed = np.zeros(shape, np.int64)
+            extremes = np.full((zones, fine + 1, 2), np.inf)
             for i in pieces:
-                wrong = count_cells(*self._piece(i), threshold, bins, packed, sums[i])
+                wrong = count_cells(*self._piece(i), threshold, bins, packed, extremes, sums[i])
                 if wrong:
                     self._refuse(wrong)
-            return packed
+            return packed, extremes
 
         # every thread has cells of its own; all together may be a quarter of the probabilities
         room = 8 * math.prod(shape)
-        packed, *others = _on_threads(count, self._pieces, 1 + self._p.nbytes // max(4 * room, 1))
-        while others:
-            packed += others.pop()
+        parts = _on_threads(count, self._pieces, 1 + self._p.nbytes // max(4 * room, 1))
+        packed, extremes = parts.pop()
+        while parts:
+            more, ends = parts.pop()
+            packed += more
+            np.minimum(extremes, ends, out=extremes)
         total = sums.sum(0)
         found = {}
         for name in self._scopes:
             inside = self._inside(name)
             cells, losses = _unpacked(packed[inside].sum(0)), total[inside].sum(0)
-            found[name] = Tally(cells, bins, threshold, float(losses[NLL]), float(losses[BRIER]))
+            ends = extremes[inside].min(0, initial=np.inf)
+            nll_sum, brier_sum = float(losses[NLL]), float(losses[BRIER])
+            found[name] = Tally(cells, ends, bins, threshold, nll_sum, brier_sum)
         return found
 
     def equal_mass_groups(
@@ -375,7 +395,8 @@ class Voxels:
                     one.by_confidence(channel),
                     {cell: (v, n[self._inside(name)].sum(0)) for cell, (v, n) in distinct.items()},
                 )
-                found[name].append(MassHistogram(refined, 0.0).groups(groups))
+                width = np.zeros(len(refined.count))
+                found[name].append(MassHistogram(refined, width).groups(groups))
         return found
 
     @property
@@ -455,7 +476,7 @@ class Voxels:
             p, y, zone = self._piece(i, classes)
             inside = np.isin(zone, self._inside(scope))
             if channel != TOP:
-                inside &= p[0] > threshold
+                inside &= above(as_tensor(p[0]), threshold).numpy()
             predicted = p.argmax(0) if channel == TOP else channel - 1
             parts.append((p.max(0)[inside], np.equal(predicted, y)[inside]))
         confidence, hits = (as_tensor(np.concatenate(side)) for side in zip(*parts, strict=True))
@@ -591,8 +612,9 @@ def _bit_range(
     so many values above 0 that it is always listed.
     """
     last = np.where(cell == fine - 1, 1 + PROBABILITY_TOLERANCE, (cell + 1) / fine)
+    last += edge_tolerance(bins) / bins
     low = (cell / fine).astype(np.float32).view(np.int32).astype(np.int64) - 2
-    high = (last + EDGE_TOLERANCE / bins).astype(np.float32).view(np.int32).astype(np.int64) + 2
+    high = last.astype(np.float32).view(np.int32).astype(np.int64) + 2
     return np.maximum(low, 0), high
 
 

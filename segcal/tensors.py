@@ -7,6 +7,8 @@ classification. Half precision is promoted to float32, float64 stays.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
@@ -21,6 +23,8 @@ PROBABILITY_TOLERANCE = 1e-3
 """How far outside [0, 1] a probability may lie."""
 SUMS_TO_ONE = 1e-2
 """Channels whose sums are this close to one in every voxel went through a softmax (in bfloat16)."""
+MANY = 1000
+"""So many probabilities show of what kind they are."""
 UNKNOWN = -1
 """Target of a label of which nobody knows whether it applies."""
 Reduction = Literal["mean", "sum", "none"]
@@ -272,6 +276,66 @@ def is_softmax(x: Tensor) -> bool:
     return bool(((p.sum(1) - 1).abs() < SUMS_TO_ONE).all())
 
 
+def check_logits(x: Tensor, *, per_channel: bool = False) -> None:
+    """Refuse probabilities in place of logits ``(N, K, *S)``, where that is certain.
+
+    Args:
+        x: what is given.
+        per_channel: every channel is a sigmoid of its own, of which only a warning can be given.
+
+    Raises:
+        ValueError: what has gone through a softmax.
+    """
+    if is_softmax(x) and (x.numel() >= MANY or bool(((x > 0) & (x < 1)).any())):
+        raise ValueError(  # a few zeros and ones may be logits
+            "logits: expected logits, got channels that sum to 1 in every voxel; take the softmax "
+            "out of the network, the loss applies its own"
+        )
+    if per_channel and x.numel() >= MANY:
+        low, high = (float(v) for v in torch.aminmax(x.detach()))
+        if 0 <= low < high <= 1:
+            warnings.warn(
+                "logits: all lie between 0 and 1, as if a sigmoid were applied in the network; the "
+                "loss applies its own",
+                stacklevel=3,
+            )
+
+
+def holds_masks(x: Any) -> bool:
+    """Whether probabilities ``(K, ...)``, array or tensor, are 0 and 1 alone, both in a channel.
+
+    No softmax or sigmoid gives these at the border of what it finds; one-hot masks do.
+    """
+    few = x.reshape(len(x), -1)[:, :MANY]  # which settles it for most
+    if not all(bool(((part == 0) | (part == 1)).all()) for part in (few, x)):
+        return False
+    return any(bool((channel == 0).any()) and bool((channel == 1).any()) for channel in x)
+
+
+def applied_twice(low: float, high: float, num_classes: int, *, regions: bool = False) -> str:
+    """Say that probabilities look as if they had gone through softmax, or sigmoid, twice; or "".
+
+    The second softmax of K classes gives at least ``1 / (e + K - 1)`` and at most ``e / (e + K -
+    1)``, the second sigmoid 1/2 to .7311; one alone makes most voxels surer than that.
+
+    Args:
+        low: smallest probability of a case.
+        high: its largest.
+        num_classes: K.
+        regions: whether every channel is a sigmoid of its own.
+    """
+    least, name = (math.e + num_classes - 1) ** -1, "softmax"
+    most = math.e * least
+    if regions:
+        least, most, name = 0.5, math.e / (1 + math.e), "sigmoid"
+    if low < least - PROBABILITY_TOLERANCE or high > most + PROBABILITY_TOLERANCE:
+        return ""
+    return (
+        f"all probabilities lie between {least:.4f} and {most:.4f}, as if the {name} were applied "
+        "twice; is it in the network already?"
+    )
+
+
 def as_array(x: Any) -> NDArray[Any]:
     """Return `x` (array, tensor on any device, or nested list) as a NumPy array."""
     if isinstance(x, Tensor):
@@ -317,7 +381,7 @@ def select_voxels(
 
     Raises:
         ValueError: shapes that do not belong together, labels outside [0, K), values that are
-            not probabilities.
+            not probabilities, or do not sum to 1 over the classes.
     """
     probs, labels = as_tensor(probs), as_tensor(labels)
     if not probs.is_floating_point() or probs.ndim < 2:
@@ -351,20 +415,47 @@ def select_voxels(
         flat, y = flat[:, keep], y[keep]
     if flat.dtype in HALF:
         flat = flat.float()
-    check_probabilities(flat)
+    check_distribution(flat)
     return flat, y
 
 
-def check_probabilities(probs: Tensor) -> None:
-    """Raise ValueError unless all values lie in [0, 1], but for rounding."""
-    if probs.numel() == 0:
+def check_distribution(probs: Tensor) -> None:
+    """Check that the columns of ``(K, n)`` are probabilities of K classes that exclude each other.
+
+    A warning says where they look like masks, or as if a softmax were applied twice.
+
+    Raises:
+        ValueError: values that are no probabilities, columns whose sum is not 1.
+    """
+    low, high = check_probabilities(probs)
+    k, n = probs.shape
+    if k < 2 or not n:
         return
-    low, high = torch.aminmax(probs)
-    if not bool(low >= -PROBABILITY_TOLERANCE) or not bool(high <= 1 + PROBABILITY_TOLERANCE):
+    least, most = (float(x) for x in torch.aminmax(probs.sum(0)))
+    if least < 1 - SUMS_TO_ONE or most > 1 + SUMS_TO_ONE:
         raise ValueError(
-            f"probs: expected values in [0, 1], got {float(low):.4g} to {float(high):.4g}"
+            f"probs: expected classes that sum to 1 in every voxel, got sums of {least:.4g} to "
+            f"{most:.4g}; of channels that may overlap, evaluate each beside 1 - p, and leave out "
+            "what padding made 0"
+        )
+    said = applied_twice(low, high, k) if n >= MANY else ""
+    if not said and n >= MANY and holds_masks(probs):
+        said = "0 and 1 alone, a mask in place of probabilities: its ECE is 1 - accuracy"
+    if said:
+        warnings.warn(f"probs: {said}", stacklevel=4)
+
+
+def check_probabilities(probs: Tensor) -> tuple[float, float]:
+    """Raise ValueError unless all values lie in [0, 1], but for rounding; return their bounds."""
+    if probs.numel() == 0:
+        return 0.0, 1.0
+    low, high = (float(x) for x in torch.aminmax(probs))
+    if not low >= -PROBABILITY_TOLERANCE or not high <= 1 + PROBABILITY_TOLERANCE:
+        raise ValueError(
+            f"probs: expected values in [0, 1], got {low:.4g} to {high:.4g}"
             " (logits need a softmax first; NaN and inf are refused)"
         )
+    return low, high
 
 
 def _class_axis(probs: Tensor, labels: Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segcal.alm import FUNCTIONS, AugmentedLagrangian, p2, p3, phr
+from segcal.losses.adafocal import AdaFocal
+from segcal.neighbourhood import class_proportions
 from segcal.penalties.cals import CALS, CALSHR
+from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from tests.conftest import close
 
@@ -200,6 +204,46 @@ def test_a_state_without_identity_is_refused():
         CRaC(4).load_state_dict(state)
 
 
+@pytest.mark.parametrize("value", [-5.0, -0.1, 1e30, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("penalty", "name"),
+    [
+        (CRaC(4), "lam"), (CRaC(4), "rho"), (CRaC(4), "previous"), (CALSHR(4), "lam"),
+        (Confidence(4), "lam"), (AdaFocal(4, gamma_bounds=(-0.05, 20), switch=0.01), "gamma"),
+    ],
+    ids=["crac lam", "crac rho", "crac previous", "cals_hr lam", "confidence lam", "adafocal"],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(penalty, name, value):
+    """Nothing is loaded; of what has no bounds, NaN is refused alone."""
+    state = copy.deepcopy(penalty.state_dict())
+    state[name].view(-1)[-1] = value
+    if name == "previous" and not math.isnan(value):
+        penalty.load_state_dict(state)
+        return
+    before = getattr(penalty, name).clone()
+    with pytest.raises(ValueError, match=rf"{name}: expected numbers from .*, got "):
+        penalty.load_state_dict(state)
+    assert torch.equal(getattr(penalty, name), before)
+
+
+def test_a_state_that_was_in_single_precision_is_loaded():
+    """1e-6, the lower bound, is a little less there."""
+    state = {
+        name: v.float() if v.is_floating_point() else v for name, v in CRaC(4).state_dict().items()
+    }
+    CRaC(4).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [None, 3, "crac", {"method": "CRaC"}, torch.ones(3), torch.tensor([91, 93], dtype=torch.uint8)],
+)
+def test_an_extra_state_of_another_type_is_refused(other):
+    state = {**CRaC(4).state_dict(), "_extra_state": other}
+    with pytest.raises(ValueError, match="_extra_state: expected what segcal saves of a CRaC"):
+        CRaC(4).load_state_dict(state)
+
+
 def test_a_state_of_another_version_is_refused(monkeypatch):
     state = CRaC(4).state_dict()
     monkeypatch.setattr("segcal.term.STATE_VERSION", 3)
@@ -351,12 +395,56 @@ def test_state_keeps_its_types_in_a_model_of_another(golden, dtype):
         assert torch.equal(model["penalty"].state_dict()[name], value), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_heuristic_keeps_its_types_in_a_model_of_another(dtype):
+    generator = torch.Generator().manual_seed(0)
+    logits = 6 * torch.randn(2, 3, 40, 40, generator=generator)
+    labels = torch.randint(0, 3, (2, 40, 40), generator=generator)
+    steps = []
+    for term in (CALSHR(3, margin=3.0), CALSHR(3, margin=3.0).to(dtype)):
+        for _ in range(2):
+            term.observe(logits, labels)
+            steps.append(term.dual_step())
+    assert steps[:2] == steps[2:]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_heuristic_does_not_take_nan_for_no_excess(bad, fused):
+    logits = torch.zeros(1, 3, 4)
+    logits[0, 1, 2] = bad
+    term = CALSHR(3, fused=fused)
+    with pytest.raises(ValueError, match="not finite in a validation batch"):
+        term.observe(logits, torch.zeros(1, 4, dtype=torch.int64))
+    assert int(term.count) == 0
+
+
 def test_p3_from_a_tiny_start_is_warned_of():
     with pytest.warns(UserWarning, match="function p3 multiplies its multipliers"):
         CRaC(3, function="p3")
 
 
-def test_a_multiplier_that_runs_away_is_said_once():
+def test_relu_which_never_raises_a_multiplier_is_warned_of():
+    with pytest.warns(UserWarning, match=r"stay at lambda0 = 0\.3 or fall; use phr"):
+        CRaC(3, function="relu", lambda0=0.3)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_constraint_on_its_target_but_for_rounding_does_not_raise_rho(fused):
+    labels = torch.randint(0, 3, (1, 9, 9), generator=torch.Generator().manual_seed(0))
+    alm = CRaC(
+        3, margin_inner=7.3, margin_outer=7.3, constraint="signed", rho_period=1, gamma=2.0,
+        fused=fused,
+    )  # fmt: skip
+    onto = 7.3 * class_proportions(labels, 3)
+    for _ in range(4):
+        alm.observe(onto.float(), labels)
+        step = alm.dual_step()
+    assert max(map(max, step.constraint)) < 1e-6
+    close(alm.rho, torch.full_like(alm.rho, 0.1))
+
+
+def test_a_multiplier_that_runs_away_is_said_early_and_with_the_remedy():
     alm = Elementwise(2, rho0=1.0)
     z = torch.full((1, 2, 1), 90.0)
     regions = torch.zeros(1, 1, dtype=torch.int64)
@@ -364,8 +452,9 @@ def test_a_multiplier_that_runs_away_is_said_once():
     for _ in range(3):
         alm.observe(z, regions)
         notes.append(alm.dual_step().notes)
-    assert notes[0] == []
-    assert "cannot be met" in notes[1][0]
+    assert "a multiplier reached 10: the constraint may be one that cannot be met" in notes[0][0]
+    assert "Where Dice falls, lower rho0, the margins or the weight of the penalty" in notes[0][0]
+    assert "a multiplier reached 100" in notes[1][0]
     assert notes[2] == []
 
 

@@ -121,7 +121,7 @@ def test_both_heads_are_summed_up(batch):
 
 def test_logits_of_one_head_are_refused(batch):
     logits, labels = torch.randn(2, 4, 5, 7), batch[1]
-    made = build("confidence", num_classes=4)
+    made = build("two_heads_confidence", num_classes=4)
     for call in (made, made.observe):
         with pytest.raises(ValueError, match=r"expected \(N, 8, \*S\), the 4 channels of the dec"):
             call(logits, labels)

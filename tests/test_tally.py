@@ -14,7 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segcal.binning import equal_mass_statistics, equal_width_index
+from segcal.binning import (
+    equal_mass_statistics,
+    equal_width_index,
+    equal_width_statistics,
+    mean_gap,
+)
 from segcal.compiling import source_digest
 from segcal.counting import (
     DISTANCES,
@@ -133,6 +138,41 @@ def test_groups_are_exact_and_the_bound_of_the_histogram_holds(values, groups, s
     assert not difference > histogram.error_bound(groups) + 1e-9  # NaN: nothing above 0
 
 
+def test_ties_are_shared_exactly_and_add_nothing_to_the_bound():
+    """Where all are tied every cut lies in their cell, and each counted as if it could be wrong."""
+    rng = np.random.default_rng(0)
+    y = (rng.random(1001) < 0.5).astype(int)
+    for confidence in (1.0, 0.9, 5 / 6):
+        p = np.stack([np.full(1001, 1 - confidence), np.full(1001, confidence)])
+        parts = [tally(p[:, i::2], y[i::2]) for i in range(2)]
+        found = numbers(parts[0] + parts[1], 15)
+        assert found["aece_bound"] == 0
+        close(found["aece"], aece(p[None], y[None]))
+    mixed = np.where(rng.random(1001) < 0.5, 0.91, 0.91 + 1e-6)  # of one cell, and not tied
+    found = numbers(tally(np.stack([1 - mixed, mixed]), y), 15)
+    assert 0 < found["aece_bound"] <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.6, 0.6000001, 0.600001, 0.7, 0.9999999, 1.0]), min_size=1),
+    st.integers(0, 99),
+    st.integers(1, 20),
+)
+def test_the_bound_of_the_top_label_holds(values, seed, groups):
+    top = np.array(values)
+    p = np.stack([1 - top, top])
+    y = np.random.default_rng(seed).integers(0, 2, len(top))
+    voxels = Voxels(p, y)
+    tallies = voxels.tally()
+    exact = voxels.equal_mass_groups(tallies, groups, [TOP])["all"][0]
+    histogram = tallies["all"].top_mass
+    bound = histogram.error_bound(groups)
+    assert bound <= 1
+    difference = histogram.groups(groups).expected_error() - exact.expected_error()
+    assert abs(difference) <= bound + 1e-9
+
+
 def test_values_on_the_edges_of_bins_and_cells():
     edges = np.arange(16) / 15
     p1 = np.concatenate([edges, np.nextafter(edges, 2), np.nextafter(edges[1:], -1), edges + 5e-8])
@@ -142,8 +182,36 @@ def test_values_on_the_edges_of_bins_and_cells():
         p = np.stack([1 - p1, p1]).astype(dtype)
         one = tally(p, y)
         for k in range(2):
-            wanted = reliability(np.stack([p[k], 0 * p[k]])[None], 1 - (y == k)[None].astype(int))
+            wanted = equal_width_statistics(torch.from_numpy(p[k]), torch.from_numpy(y == k), 15)
             assert (one.classes[k].count == wanted.count).all()
+
+
+@pytest.mark.parametrize("bins", [15, 35, 50, 100, 333, 1000])
+def test_float32_and_float64_fall_into_the_same_bins(bins):
+    """Numbers on edges, beside them and anywhere, and on the threshold of TACE."""
+    rng = np.random.default_rng(bins)
+    edges = np.arange(bins + 1) / bins
+    near = np.spacing(edges.astype(np.float32)).astype(float) * rng.uniform(-4, 4, bins + 1)
+    p = np.concatenate([edges, np.clip(edges + near, 0, 1), rng.random(5000), np.full(500, 1e-3)])
+    p = np.stack([1 - p, p])
+    y = (rng.random(p.shape[1]) < p[1] ** 2).astype(int)
+    wide, narrow = (p.astype(dtype) for dtype in (np.float64, np.float32))
+    tallies = [tally(x, y, bins=bins) for x in (wide, narrow)]
+    for a, b in zip(*(t.classes + t.kept for t in tallies), strict=True):
+        assert (a.count == b.count).all()
+        assert (a.hit_sum == b.hit_sum).all()
+    for x, found in zip((wide, narrow), tallies, strict=True):
+        for k in range(2):
+            own = equal_width_index(torch.from_numpy(x[k]), bins)
+            assert (np.bincount(own, minlength=bins) == found.classes[k].count).all()
+    assert equal_width_index(torch.from_numpy(edges[1:]), bins).tolist() == list(range(bins))
+    exact = [
+        [tace(x[None], y[None]), *Voxels(x, y).equal_mass_groups({"all": t}, 15)["all"][1:]]
+        for x, t in zip((wide, narrow), tallies, strict=True)
+    ]
+    for value, *groups in exact:
+        close(mean_gap(groups), value)
+        close(value, exact[0][0], rtol=1e-5)
 
 
 def test_half_precision_sums():
@@ -286,7 +354,7 @@ def test_cells_hold_what_they_are_said_to(values, bins, seed):
                                                                  for k in range(2))):  # fmt: skip
             cell = int(cell_of(v, bins, fine // bins))
             assert cell // (fine // bins) == equal_width_index(torch.tensor([v]), bins).item()
-            slot = fine if channel != TOP and cell == edge and v > 1e-3 else cell
+            slot = fine if channel != TOP and cell == edge and v > np.float32(1e-3) else cell
             wanted[channel, slot, PREDICTIONS] += 1
             wanted[channel, slot, HITS] += bool(hit)
             wanted[channel, slot, DISTANCES] += int(round(Fraction(v) * UNITS) - cell * step)
@@ -411,7 +479,8 @@ def test_thirty_million_voxels_against_an_oracle():
     n = 30_000_000
     confidence = rng.uniform(0.5, 1.0, n)
     labels = (rng.random(n) >= confidence).astype(np.int64)
-    index = np.clip(np.ceil(confidence * 15 - 1e-6).astype(np.int64) - 1, 0, 14)
+    narrow = confidence.astype(np.float32).astype(np.float64)  # which decides on the bin
+    index = np.clip(np.ceil(narrow * 15 - 1e-6).astype(np.int64) - 1, 0, 14)
     expected = sum(
         abs(float(confidence[index == m].sum() - (labels[index == m] == 0).sum()))
         for m in range(15)

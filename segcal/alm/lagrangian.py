@@ -26,8 +26,10 @@ __all__ = ["AugmentedLagrangian"]
 
 Average = Literal["all", "region"]
 
-LAMBDA_SUSPICIOUS = 100.0
-"""A multiplier above this says that the constraint cannot be met; the user is told."""
+MET = 1e-5
+"""A mean constraint up to this is met: about what float32 rounds off logits of tens."""
+LAMBDA_SUSPICIOUS = (10.0, 100.0)
+"""A multiplier above these says that the constraint may not be met; the user is told each time."""
 
 
 class AugmentedLagrangian(LearnedTerm):
@@ -52,7 +54,8 @@ class AugmentedLagrangian(LearnedTerm):
         rho0: initial penalty parameter, also its lower bound.
         rho_max: upper bound of rho (in the published code, not in the paper).
         gamma: factor by which rho grows.
-        tau: rho grows where the constraint exceeds `tau` times that of the previous pass.
+        tau: rho grows where the constraint exceeds `tau` times that of the previous pass, and more
+            than rounding (1e-5).
         rho_period: rho is looked at every so many passes (comparing with the pass just before, as
             the published code does; the paper's algorithm looks at every pass).
         lambda_bounds: multipliers are clipped to these.
@@ -151,6 +154,12 @@ class AugmentedLagrangian(LearnedTerm):
                 "; start from 1e-3 or more, or use phr",
                 stacklevel=3,
             )
+        if self.function == "relu":
+            warnings.warn(
+                "function relu never raises its multipliers, whose update is the mean of lam or 0: "
+                f"they stay at lambda0 = {lambda0:g} or fall; use phr to learn them",
+                stacklevel=3,
+            )
 
     def _make_state(self, lambda0: float) -> None:
         shape = (self.num_regions, self.num_classes)
@@ -188,6 +197,10 @@ class AugmentedLagrangian(LearnedTerm):
             "function": self.function,
             **({} if self.include_background else {"include_background": False}),
         }
+
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Bounds of the multipliers, and of rho."""
+        return {"lam": self.lambda_bounds, "rho": self.rho_bounds}
 
     @property
     def num_penalised(self) -> int:
@@ -339,19 +352,23 @@ class AugmentedLagrangian(LearnedTerm):
         before = self.lam.clone()
         self.lam.copy_(torch.where(moves, derivative.clamp(*self.lambda_bounds), self.lam))
         if (int(self.step) + 1) % self.rho_period == 0:
-            stuck = constraint > self.tau * self.previous.clamp(min=0)
+            stuck = constraint > (self.tau * self.previous).clamp(min=MET)
             stuck &= moves & self.has_previous
             grown = torch.where(stuck, self.rho * self.gamma, self.rho)
             self.rho.copy_(grown.clamp(*self.rho_bounds))
         self.previous.copy_(torch.where(seen, constraint, self.previous))
         self.has_previous |= seen
         self.step += 1
-        limit = min(LAMBDA_SUSPICIOUS, self.lambda_bounds[1])
-        if not bool(((self.lam >= limit) & (before < limit)).any()):
+        reached = [
+            limit
+            for limit in (min(one, self.lambda_bounds[1]) for one in LAMBDA_SUSPICIOUS)
+            if bool(((self.lam >= limit) & (before < limit)).any())
+        ]
+        if not reached:
             return []
         return [
-            f"a multiplier reached {limit:g}: the constraint cannot be met; lower rho0 or the "
-            "margins"
+            f"a multiplier reached {reached[-1]:g}: the constraint may be one that cannot be met. "
+            "Where Dice falls, lower rho0, the margins or the weight of the penalty"
         ]
 
     def start_pass(self) -> None:

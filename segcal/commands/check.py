@@ -41,7 +41,7 @@ def check(
     Looks at pairs, sizes, places and numbers of channels; values are only seen by the evaluation.
     Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
     """
-    from segcal.evaluation.check import check_case, count_channels
+    from segcal.evaluation.check import check_case, count_channels, odd_headers
     from segcal.evaluation.labels import find_labels
     from segcal.io.case_patterns import Patterns
     from segcal.io.pairing import find_reader, pair
@@ -71,12 +71,17 @@ def check(
     for name, problems in wrong.items():
         for problem in problems:
             say(console, f"{name}: {problem}{source_of(known, problem)}", "red")
+    for case in pairing.cases:
+        for note in odd_headers(case):
+            say(console, f"Note on {case.name}: {note}", "yellow")
     for names, what in (
         (pairing.without_prediction, "references without a prediction"),
         (pairing.without_reference, "predictions without a reference"),
     ):
         if names:
             say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
+    if others := len(pairing.of_other_folds):
+        say(console, f"{others} references are of cases that other folds validate on, left out")
     good = len(found) - len(wrong)
     say(console, f"{good} of {len(found)} cases can be evaluated, as far as headers tell.")
     if wrong or pairing.without_prediction:

@@ -59,7 +59,8 @@ def class_table(summary: dict[str, Any], asked: Collection[str] | None = None) -
         cells = (number(block.get(key, {}).get(field), digits) for _, key, field, digits in shown)
         table.add_row(Text(name), *cells)
     table.caption = (
-        "mm; distances: mean over the found; HD95: pooled; pen.: a miss costs the diagonal"
+        f"{summary.get('unit', 'mm')}; distances: mean over the found; HD95: pooled; pen.: a miss "
+        "costs the diagonal"
     )
     return table
 

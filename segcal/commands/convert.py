@@ -49,6 +49,13 @@ class Release(str, Enum):
     flare22 = "22"
 
 
+class AmosTask(str, Enum):
+    """Tasks of AMOS22."""
+
+    ct = "1"
+    both = "2"
+
+
 Src = Annotated[
     Path, typer.Argument(help="Folder of the data set as it was downloaded, or its zip archive.")
 ]
@@ -139,7 +146,9 @@ def msd(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = False
 
     Example: segcal convert msd Downloads/Task05_Prostate $nnUNet_raw
 
-    Number and name are those of the folder TaskNN_Name.
+    Number and name are those of the folder TaskNN_Name. Other data sets with such a dataset.json
+    are converted, too: cases in its list "validation" are held out by the fold in
+    splits_final.json, labels of test cases go to labelsTs, what it does not list is counted.
     """
     from segcal.datasets import msd as data
     from segcal.datasets.raw import raw_folder
@@ -153,6 +162,55 @@ def msd(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = False
             raise ValueError(f"{src}: not named like Task05_Prostate; give a --dataset-id")
         folder = raw_folder(dest, dataset_id, number or 0, name)
         plan = data.plan_msd(sources, task)
+    _convert(src, sources, plan, folder, force)
+
+
+@app.command()
+def amos(
+    src: Src,
+    dest: Dest,
+    dataset_id: DatasetId = None,
+    task: Annotated[
+        AmosTask, typer.Option(help="1: the CT scans. 2: CT and MRI, as one channel.")
+    ] = AmosTask.ct,
+    force: Force = False,
+) -> None:
+    """Convert AMOS22: 15 abdominal organs in CT and MRI.
+
+    Example: segcal convert amos Downloads/amos22 $nnUNet_raw --task 1
+
+    SRC holds imagesTr/amos_0001.nii.gz, labelsTr, imagesVa and so on, at any depth. The validation
+    set is held out by the fold in splits_final.json; test cases go to imagesTs.
+    """
+    from segcal.datasets import abdomen as data
+    from segcal.datasets.raw import raw_folder
+    from segcal.io.sources import find_sources
+
+    with user_errors(OPTIONS):
+        folder = raw_folder(dest, dataset_id, *data.AMOS_FOLDER[task.value])
+        sources = find_sources(src)
+        plan = data.plan_amos(sources, task.value)
+    _convert(src, sources, plan, folder, force)
+
+
+@app.command()
+def btcv(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = False) -> None:
+    """Convert BTCV (Synapse, "Beyond the Cranial Vault"): 13 abdominal organs in CT.
+
+    Example: segcal convert btcv Downloads/RawData $nnUNet_raw
+
+    SRC holds img0001.nii.gz and label0001.nii.gz, in any folders. The cases 35 to 40, on which
+    Swin UNETR and MONAI's tutorials validate, are held out by the fold in splits_final.json; images
+    without a label go to imagesTs.
+    """
+    from segcal.datasets import abdomen as data
+    from segcal.datasets.raw import raw_folder
+    from segcal.io.sources import find_sources
+
+    with user_errors(OPTIONS):
+        folder = raw_folder(dest, dataset_id, *data.BTCV_FOLDER)
+        sources = find_sources(src)
+        plan = data.plan_btcv(sources)
     _convert(src, sources, plan, folder, force)
 
 
@@ -210,5 +268,5 @@ def _report(console: Console, plan: Plan, done: Conversion, folder: Path) -> Non
         say(
             console,
             f"Then: cp {folder / SPLITS} $nnUNet_preprocessed/{folder.name}/ (nnU-Net looks for "
-            "its folds there, and makes others that part a patient's frames if it finds none)",
+            "its folds there, and makes others if it finds none)",
         )

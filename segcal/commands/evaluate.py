@@ -377,3 +377,5 @@ def _say_problems(console: Console, cohort: Cohort, labels: FoundLabels) -> None
     ):
         if names:
             say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
+    if others := len(cohort.pairing.of_other_folds):
+        say(console, f"{others} references are of cases that other folds validate on, left out")

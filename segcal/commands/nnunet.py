@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -70,8 +72,8 @@ def train(
 
     The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
     With segcal's trainers the fold's folder gets segcal_log.jsonl: terms of the loss and
-    multipliers of every epoch. nnUNetTrainerConfidence has two heads: masks are those of the
-    decision head, probabilities (--npz, --calibrate, segcal nnunet predict) the other's.
+    multipliers of every epoch. nnUNetTrainerTwoHeadsConfidence has two heads: masks are those of
+    the decision head, probabilities (--npz, --calibrate, segcal nnunet predict) the other's.
 
     A training that was killed goes on with --c from its last whole checkpoint; with --seed and the
     same options, on the CPU, it then equals one that was not killed. Workers that load data end
@@ -88,7 +90,18 @@ def train(
         if method and not calibrate:
             raise ValueError("--method: is what --calibrate fits; say --calibrate, too")
         running.check_train(context.args, budget)
-    running.train(context.args, budget)  # what fails in there keeps its traceback
+    with _refusals():  # what else fails in there keeps its traceback
+        running.train(context.args, budget)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn what nnU-Net is not let into its message and exit code 2."""
+    try:
+        yield
+    except RefusedError as error:
+        with user_errors():
+            raise error
 
 
 class Average(str, Enum):
@@ -150,7 +163,7 @@ def predict(
     neither is always the better calibrated. segcal_predict.json beside the predictions says which
     it was. Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
 
-    Of a model with two heads (nnUNetTrainerConfidence) label maps are the decision head's, and
+    Of a model with two heads (nnUNetTrainerTwoHeads...) label maps are the decision head's, and
     probabilities, logits and calibrators the probability head's.
 
     With --calibrator calibrator.json (segcal calibrate fit) probabilities are calibrated ones, the
@@ -186,11 +199,8 @@ def _predict(
 
     with user_errors():
         running.check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
-    try:
+    with _refusals():
         running.predict(arguments, aggregation, from_modelfolder=from_modelfolder)
-    except RefusedError as error:
-        with user_errors():
-            raise error
 
 
 class HeadName(str, Enum):
@@ -214,7 +224,7 @@ def export(
     head: Annotated[
         HeadName | None,
         typer.Option(
-            help="Of a network of two heads (nnUNetTrainerConfidence): the one whose mask is "
+            help="Of a network of two heads (nnUNetTrainerTwoHeads...): the one whose mask is "
             "wanted, or the one whose probabilities are."
         ),
     ] = None,

@@ -29,6 +29,21 @@ def count_channels(case: Case) -> int | None:
     return channels if channels > 1 else None
 
 
+def odd_headers(case: Case) -> list[str]:
+    """Sentences on headers of a case that readers take differently."""
+    notes = []
+    for path in (case.reference, case.label_map, case.prediction):
+        if path is None or path.is_dir() or path.suffix == ".npz":
+            continue
+        try:
+            conflict = read_geometry(path)[0].conflict
+        except ValueError:  # which stops the evaluation, and is told as such
+            continue
+        if conflict:
+            notes.append(f"{path}: {conflict}")
+    return notes
+
+
 def check_case(
     case: Case,
     label_set: LabelSet | None = None,

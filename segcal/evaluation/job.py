@@ -15,6 +15,7 @@ from segcal.evaluation.labels import FoundLabels, find_labels
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import Store
 from segcal.io.case_patterns import Patterns
+from segcal.io.files import is_image
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Pairing, find_reader, pair, with_rois
 
@@ -62,6 +63,12 @@ class Job:
         making = [vars(self.settings), labels, self.reader, version("segcal")]
         return Store(folder / STORE, json.dumps(making, default=str))
 
+    @property
+    def unit(self) -> str:
+        """Of the lengths: ``px`` where the references are images, which state no size."""
+        images = all(is_image(case.reference) for case in self.pairing.cases)
+        return "px" if images else "mm"
+
     def header(self) -> dict[str, Any]:
         """What a summary says about its making."""
         return {
@@ -75,7 +82,8 @@ class Job:
                 "python": platform.python_version(),
                 **{name: version(name) for name in LIBRARIES},
             },
-            "conventions": self.settings.conventions(),
+            "unit": self.unit,
+            "conventions": self.settings.conventions(self.unit),
         }
 
 

@@ -27,6 +27,8 @@ from segcal.io.volumes import (
 from segcal.posthoc.decision import decide_argmax
 
 Note = Callable[[str], None]
+WHITE = 255
+"""Foreground of a mask that was written as an image."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,10 @@ def read_case(
     structures, names, allowed = _structures(prediction, probabilities, reference.array, label_set)
     structures = _with_files(case, structures, label_set, note)
     predicted = case.label_map or case.prediction
-    for path, array in ((case.reference, reference.array), (predicted, prediction)):
-        _check_labels(path, array, allowed, ignore_index)
+    in_reference = _check_labels(case.reference, reference.array, allowed, ignore_index)
+    in_prediction = _check_labels(predicted, prediction, allowed, ignore_index)
+    if label_set is None and probabilities is None:
+        _check_common(case, in_reference, in_prediction, note)
     roi = None if case.roi is None else _read_on(case.roi, at, tolerance, note) != 0
     return CaseArrays(
         reference, prediction, probabilities, structures, names, regions, ignore_index, roi
@@ -208,8 +212,8 @@ def _put_labels_on(
     path: Path, volume: Volume, reference: Geometry, tolerance: float, note: Note
 ) -> NDArray[Any]:
     array, done = put_on(path, to_labels(path, volume), reference, tolerance)
-    if done:
-        note(f"{path.name}: {done}")
+    for text in filter(None, (volume.note, done)):
+        note(f"{path.name}: {text}")
     return array
 
 
@@ -255,11 +259,33 @@ def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: No
 
 def _check_labels(
     path: Path, array: NDArray[Any], allowed: set[int], ignore_index: int | None
-) -> None:
+) -> set[int]:
+    """Refuse labels that are no classes; return those that are there."""
     found = set(np.unique(array).tolist())
     if unknown := sorted(found - allowed - {ignore_index}):
+        hint = "renumber the labels to those"
+        if unknown == [WHITE]:
+            hint = f"store a mask of 0 and {WHITE} as 0 and 1"
         raise ValueError(
             f"{path}: labels {unknown[:5]} are not among the classes "
-            f"{', '.join(map(str, sorted(allowed)))}; if one of them means 'ignore', say so in "
-            "dataset.json"
+            f"{', '.join(map(str, sorted(allowed)))}; {hint}, or if one of them means 'ignore', "
+            "say so in dataset.json"
         )
+    return found
+
+
+def _check_common(case: Case, reference: set[int], prediction: set[int], note: Note) -> None:
+    """Say that label maps have no label in common, and refuse one of 0 and 255 beside 0 and 1."""
+    of_reference, predicted = sorted(reference - {0}), sorted(prediction - {0})
+    if not of_reference or not predicted or reference & prediction - {0}:
+        return
+    said = f"holds labels {predicted[:5]}, its reference {case.reference.name} {of_reference[:5]}"
+    if sorted(of_reference + predicted) == [1, WHITE]:
+        raise ValueError(
+            f"{case.prediction}: {said}; store a mask of 0 and {WHITE} as 0 and 1, or if {WHITE} "
+            "means 'ignore', say so in dataset.json"
+        )
+    note(
+        f"{case.prediction.name}: {said}, none in common; if they mean the same, store the same "
+        "values in both"
+    )

@@ -88,7 +88,7 @@ def compared_columns(scopes: Sequence[str], asked: Collection[str] | None = None
     ]
 
 
-def definitions(rows: Iterable[Metric], **asked: float) -> dict[str, str]:
+def definitions(rows: Iterable[Metric], **asked: float | str) -> dict[str, str]:
     """Meanings by key; rows of one meaning share an entry.
 
     Args:

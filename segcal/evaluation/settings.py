@@ -93,14 +93,20 @@ class EvaluationSettings:
             for key, scope in zip(self.scopes, self.chosen, strict=True)
         }
 
-    def conventions(self) -> dict[str, str]:
-        """Say in words what every key means."""
-        asked = {
+    def conventions(self, unit: str = "mm") -> dict[str, str]:
+        """Say in words what every key means.
+
+        Args:
+            unit: of the lengths, ``mm`` or ``px``.
+        """
+        asked: dict[str, float | str] = {
+            "unit": unit,
             "bins": self.bins,
             "tace_threshold": self.tace_threshold,
             "nsd_tolerance_mm": self.nsd_tolerance_mm,
         }
         return {
+            **({} if unit == "mm" else {"_mm, _ml": f"{unit}, 1000 {unit}: images state no size"}),
             **definitions(table.STRUCTURE, **asked),
             "surface": "voxels with a face neighbour outside; distances between voxel centres",
             **definitions(table.PENALISED, **asked),

@@ -19,7 +19,7 @@ from segcal.io.files import remove_leftovers, whole_file
 from segcal.io.pairing import Case
 from segcal.tally import Tally
 
-FORMAT = 1
+FORMAT = 2
 """Changes with what is kept of a case."""
 COMPANIONS = (".pkl", ".raw", ".zraw")
 """Endings of files that are read with one of that name: nnU-Net v1's crop, MetaImage's voxels."""

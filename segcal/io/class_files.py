@@ -10,6 +10,7 @@ import numpy as np
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import scan
 from segcal.io.probabilities import SUM_TOLERANCE, check_probabilities, check_range
+from segcal.io.rounding import LABEL_ROUNDING, merged
 from segcal.io.volumes import Array, Geometry, check_place, put_on, read_geometry, read_volume
 
 MASK_ROUNDING = 1e-4
@@ -121,10 +122,11 @@ def read_class_files(
 
     def read(path: Path) -> Array:
         _check_header(path, geometry, tolerance)
-        array, done = put_on(path, read_volume(path), geometry, tolerance)
+        volume = read_volume(path)
+        array, done = put_on(path, volume, geometry, tolerance)
         if array.dtype.kind not in "iufb":
             raise ValueError(f"{path}: expected a mask or probabilities, got {array.dtype}")
-        notes.add(done)
+        notes.update((volume.note, done))
         return array
 
     array, twice = _label_map(files, geometry.shape, read)
@@ -138,7 +140,7 @@ def read_class_files(
     if array is None:
         if missing_classes(folder, label_set):
             raise _missing(folder, label_set)
-        array = _probabilities(folder, files, geometry.shape, read, label_set.num_channels)
+        array = _probabilities(folder, files, geometry.shape, read, label_set.num_channels, note)
     for text in sorted(notes - {""}):
         note(f"{folder.name}: {text}")
     return array
@@ -162,7 +164,8 @@ def _label_map(
         array = read(path)
         mask = array > 0.5
         if array.dtype.kind == "f":
-            if not (np.abs(array - mask.astype(array.dtype)) <= MASK_ROUNDING).all():
+            distance = np.abs(array - mask.astype(array.dtype))
+            if not (distance <= MASK_ROUNDING).all() or merged(array, distance):
                 return None, 0
         elif (values := (array.min(), array.max()))[0] < 0 or values[1] > 1:
             raise ValueError(
@@ -181,11 +184,13 @@ def _probabilities(
     shape: tuple[int, ...],
     read: Callable[[Path], Array],
     num_classes: int,
+    note: Callable[[str], None],
 ) -> Array:
     probabilities = np.zeros((num_classes, *shape), np.float32)
     for k, path in files.items():
         array = read(path)
         check_range(array, str(path))
+        _check_undivided(path, array)
         probabilities[k] = array
     if 0 not in files:
         over, most = 0, 0.0
@@ -199,5 +204,15 @@ def _probabilities(
                 f"{folder}: in {over} voxels the classes sum to more than 1, up to {most:.4g}; "
                 "background, which has no file, cannot be what is left"
             )
-    check_probabilities(probabilities, str(folder), num_classes)
+    check_probabilities(probabilities, str(folder), num_classes, note=note)
     return probabilities
+
+
+def _check_undivided(path: Path, array: Array) -> None:
+    """Refuse a mask that was divided: nothing but 0 and one tiny value."""
+    most = array.max(initial=0)
+    if 0 < most <= LABEL_ROUNDING and not ((array > 0) & (array < most)).any():
+        raise ValueError(
+            f"{path}: holds 0 and {most:.4g} alone, which looks like a mask that was divided, by "
+            f"{1 / most:.0f} say; store 0 and 1"
+        )

@@ -15,10 +15,17 @@ from numpy.typing import NDArray
 
 TEMPORARY = ".segcal-"
 CHUNK = 1 << 18
+IMAGE_ENDINGS = (".png", ".bmp", ".tif", ".tiff")
+"""Of 2-D images without a size in mm."""
+VOLUME_ENDINGS = (
+    ".nii.gz", ".nii", ".seg.nrrd", ".nrrd", ".nhdr", ".mha", ".mhd", ".mgz", ".mgh", ".gipl",
+    ".gipl.gz", ".hdr", ".hdr.gz", *IMAGE_ENDINGS,
+)  # fmt: skip
+ARRAY_ENDINGS = (".npz", ".npy")
+DEPTH = 100
+"""Levels of a file of settings or results; what has more ends in errors of recursion later."""
 LONGEST_END = 32
 """Characters of a name that the temporary file of it keeps."""
-VOLUME_ENDINGS = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
-ARRAY_ENDINGS = (".npz", ".npy")
 
 
 @contextmanager
@@ -89,13 +96,27 @@ def read_json(path: Path) -> Any:
         ValueError: the file is missing, a folder, or not JSON, with its name.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise ValueError(f"{path}: a folder, expected a JSON file") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a JSON file ({error})") from None
+    if too_deep(value):
+        raise ValueError(f"{path}: nested more than {DEPTH} levels deep, which no such file is")
+    return value
+
+
+def too_deep(value: Any) -> bool:
+    """Whether lists and mappings lie in each other beyond :data:`DEPTH`."""
+    level = [value]
+    for _ in range(DEPTH):
+        inside = [v for v in level if isinstance(v, (dict, list))]
+        level = [v for one in inside for v in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return False
+    return True
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -123,8 +144,15 @@ def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
 
 
 def ending_of(name: str) -> str:
-    """Ending of the name of a volume or an array; empty of anything else."""
-    return next((e for e in (*VOLUME_ENDINGS, *ARRAY_ENDINGS) if name.endswith(e)), "")
+    """Ending of the name of a volume or an array, those of images in capitals too, or nothing."""
+    endings = (*VOLUME_ENDINGS, *ARRAY_ENDINGS)
+    found = next((e for e in endings if name.endswith(e)), "")
+    return found or next((name[-len(e) :] for e in IMAGE_ENDINGS if name.lower().endswith(e)), "")
+
+
+def is_image(path: PurePath) -> bool:
+    """Whether a file is called like a 2-D image."""
+    return path.name.lower().endswith(IMAGE_ENDINGS)
 
 
 def is_array(path: PurePath) -> bool:

@@ -106,7 +106,8 @@ class LabelSet:
         if sorted(self.names) != list(range(len(self.names))):
             raise ValueError(
                 f"{self.source}: label values {sorted(self.names)} are not 0 to K - 1, so "
-                "channels of probabilities cannot be told apart"
+                "channels of probabilities cannot be told apart; renumber the labels, in the "
+                "files and there, to 0, 1, 2, ... in a row, as nnU-Net wants them"
             )
         return len(self.names)
 

@@ -15,12 +15,17 @@ from segcal.io.case_patterns import (
     guess_affixes,
     suggest_patterns,
 )
-from segcal.io.files import case_name, is_array, legible, read_json
+from segcal.io.files import case_name, is_array, is_image, legible, read_json
 
 RECORD_NAME = "segcal_predict.json"
 """File beside predictions that says how they were made."""
 LOGITS_FOLDER = "logits"
 """Folder beside predictions for the logits that they are made of."""
+PLOT = "progress.png"
+"""nnU-Net's plot of a training, which is no case of images."""
+SUMMARY = "summary.json"
+MEASURED = "metric_per_case"
+"""File in which nnU-Net measures a validation when it has ended, and where the cases are in it."""
 DECISION_HEAD = "decision head"
 """In the record: what label maps of a network of two heads were decided by."""
 
@@ -57,12 +62,14 @@ class Pairing:
         without_prediction: names of references that nothing was predicted for.
         without_reference: names of predictions that have no reference, with a hint where a name
             is nearly one.
+        of_other_folds: names of references that folds of a trained model did not validate on.
         note: what was taken for the names of cases, where that is not the names of files.
     """
 
     cases: list[Case]
     without_prediction: list[str] = field(default_factory=list)
     without_reference: list[str] = field(default_factory=list)
+    of_other_folds: list[str] = field(default_factory=list)
     note: str = ""
 
 
@@ -72,9 +79,9 @@ def pair(predictions: Path, references: Path, patterns: Patterns | None = None) 
     Where there are both, an array file is the prediction and a volume of the same name its label
     map, which is what nnU-Net writes. A sub-folder that holds volumes is a case with a file per
     class; or, with one file of its own name, that file (MONAI's ``SaveImage``). Of the folder of a
-    trained nnU-Net the validation cases of all folds are taken, of the folder of a fold its own.
-    Where no name of a file is common, usual words around the names are left out (``img0035``,
-    ``label0035``).
+    trained nnU-Net the validation cases of all folds are taken, of the folder of a fold its own;
+    the references of other cases are not missed. Where no name of a file is common, usual words
+    around the names are left out (``img0035``, ``label0035``).
 
     Args:
         predictions: folder or file.
@@ -96,7 +103,7 @@ def pair(predictions: Path, references: Path, patterns: Patterns | None = None) 
     wanted = find_references(references, patterns.reference)
     if not wanted:
         raise ValueError(
-            f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, ...)"
+            f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, .png, ...)"
             + _advice(predictions, references)
         )
     found, volumes = find_predictions(predictions, wanted, patterns.prediction)
@@ -113,20 +120,23 @@ def pair(predictions: Path, references: Path, patterns: Patterns | None = None) 
             + _advice(predictions, references)
         )
     decisions = {folder: _decision(folder) for folder in {found[name].parent for name in both}}
+    missing, own = set(wanted) - set(found), _validated(predictions)
+    others = set() if own is None else missing - own
     return Pairing(
         [
             Case(
                 name,
                 path := found[name],
                 wanted[name],
-                maps.get(path) if is_array(path) else None,
+                _label_map(path, maps.get(path), wanted[name]),
                 logits=find_logits(path, case_name(path) or path.name),
                 decision=decisions[path.parent],
             )
             for name in both
         ],
-        sorted(wanted.keys() - found.keys()),
+        sorted(missing - others),
         [_hinted(name, wanted) for name in sorted(found.keys() - wanted.keys())],
+        sorted(others),
         note,
     )
 
@@ -141,6 +151,7 @@ def _one_case(prediction: Path, reference: Path) -> Case:
     beside = None
     if is_array(prediction):
         beside = scan(prediction.parent, arrays=False).get(predicted)
+        beside = _label_map(prediction, beside, reference)
     logits = find_logits(prediction, predicted)
     return Case(name, prediction, reference, beside, None, logits, _decision(prediction))
 
@@ -275,6 +286,12 @@ def find_record(predictions: Path) -> dict[str, Any]:
     return content
 
 
+def _label_map(prediction: Path, volume: Path | None, reference: Path) -> Path | None:
+    """The volume beside an array file, unless it is a picture of one."""
+    picture = volume is not None and is_image(volume) and not is_image(reference)
+    return volume if is_array(prediction) and not picture else None
+
+
 def _decision(predictions: Path) -> str:
     return str(find_record(predictions).get("decision", "argmax"))
 
@@ -312,7 +329,8 @@ def _folder(place: Path) -> Path:
 
 def _prediction_folders(predictions: Path) -> list[Path]:
     """Folders that hold the cases: of nnU-Net's results, those of validation."""
-    if any(case_name(path) for path in predictions.iterdir() if path.is_file()):
+    files = (path for path in predictions.iterdir() if path.is_file())
+    if any(case_name(path) for path in files if path.name != PLOT):
         return [predictions]
     folds = [predictions] if predictions.name.startswith("fold_") else []
     folds = folds or sorted(path for path in predictions.glob("fold_*") if path.is_dir())
@@ -323,6 +341,24 @@ def _prediction_folders(predictions: Path) -> list[Path]:
             "a training, or when it validates again"
         )
     return validated or [predictions]
+
+
+def _validated(predictions: Path) -> set[str] | None:
+    """Cases that folds of a trained nnU-Net validated on; None where they do not tell of all."""
+    own: set[str] = set()
+    for folder in _prediction_folders(predictions):
+        of_fold = folder.resolve()
+        summary = folder / SUMMARY
+        if not (of_fold.name == "validation" and of_fold.parent.name.startswith("fold_")):
+            return None
+        if not summary.is_file():  # the validation has not ended
+            return None
+        try:
+            measured = [Path(one["prediction_file"]) for one in read_json(summary)[MEASURED]]
+        except (KeyError, TypeError, ValueError):
+            return None
+        own |= {name for name in map(case_name, measured) if name}
+    return own
 
 
 def _scan_folders(folder: Path) -> dict[str, Path]:
@@ -343,14 +379,17 @@ def _scan_folders(folder: Path) -> dict[str, Path]:
 def scan(folder: Path, *, arrays: bool) -> dict[str, Path]:
     """Files of a folder by case, either the array files or the volumes.
 
+    Images are cases where there are no other volumes; beside those they are pictures of them.
+
     Raises:
         ValueError: two of one case.
     """
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PLOT]
+    paths = [path for path in paths if case_name(path) and is_array(path) == arrays]
+    volumes = [path for path in paths if not is_image(path)]
     files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        name = case_name(path) if path.is_file() else None
-        if name is None or is_array(path) != arrays:
-            continue
+    for path in volumes or paths:
+        name = str(case_name(path))
         if name in files:
             raise ValueError(f"{folder}: {files[name].name} and {path.name} are one case twice")
         files[legible(name, path)] = path

@@ -5,20 +5,21 @@ from __future__ import annotations
 import lzma
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from segcal.io.files import is_array, read_exactly
 from segcal.io.nnunet_v1 import KEY, Crop, read_crop
+from segcal.io.rounding import LABEL_ROUNDING
 from segcal.io.volumes import (
-    LABEL_ROUNDING,
     Array,
     Geometry,
     Volume,
@@ -29,7 +30,7 @@ from segcal.io.volumes import (
     stored_axes,
     to_canonical,
 )
-from segcal.tensors import PROBABILITY_TOLERANCE
+from segcal.tensors import MANY, PROBABILITY_TOLERANCE, applied_twice, holds_masks
 
 SUM_TOLERANCE = 1e-2
 """How far the sum over classes may be from 1 (float16 files)."""
@@ -87,9 +88,9 @@ def read_probabilities(
             shape = volume.array.shape[::-1]
             raise ValueError(f"{path}: expected a 4-D volume (x, y, z, class), got shape {shape}")
         array, done = put_on(path, volume, geometry, tolerance)
-        if done:
-            note(f"{path.name}: {done}")
-    check_probabilities(array, str(path), num_classes, regions=regions)
+        for text in filter(None, (volume.note, done)):
+            note(f"{path.name}: {text}")
+    check_probabilities(array, str(path), num_classes, regions=regions, note=note)
     return array
 
 
@@ -210,9 +211,21 @@ def check_classes(name: str, found: int, num_classes: int | None, *, regions: bo
 
 
 def check_probabilities(
-    array: Array, name: str, num_classes: int | None = None, *, regions: bool = False
+    array: Array,
+    name: str,
+    num_classes: int | None = None,
+    *,
+    regions: bool = False,
+    note: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Check that ``(K, z, y, x)`` holds probabilities that, but for regions, sum to one over K.
+    """Check that ``(K, z, y, x)`` holds probabilities that sum to one over K; of regions, do not.
+
+    Args:
+        array: what is checked.
+        name: what messages begin with.
+        num_classes: K that is expected; None takes what is there.
+        regions: whether channels are regions, one probability each, that may overlap.
+        note: called with what looks odd.
 
     Raises:
         ValueError: starting with `name`.
@@ -220,27 +233,62 @@ def check_probabilities(
     check_classes(name, array.shape[0], num_classes, regions=regions)
     if array.dtype.kind != "f":
         raise ValueError(not_floating(name, array.dtype))
-    off, low, high = 0, np.inf, -np.inf
+    seen = _look_at(array, name, regions)
+    if seen.off and not regions:
+        raise ValueError(
+            f"{name}: in {seen.off} voxels the classes sum to {seen.sums[0]:.4g} - "
+            f"{seen.sums[1]:.4g} instead of 1; if these are overlapping regions from a sigmoid "
+            "head, give the dataset.json that defines them"
+        )
+    if array[0].size < MANY:
+        return
+    if regions and len(array) > 1 and not seen.off:
+        raise ValueError(
+            f"{name}: the {len(array)} channels sum to 1 in every voxel: these are classes of a "
+            "softmax, but dataset.json defines regions, of which each has a sigmoid; give the "
+            "dataset.json of the model that predicted them"
+        )
+    if said := applied_twice(*seen.bounds, len(array), regions=regions):
+        note(f"{Path(name).name}: {said}")
+    if seen.whole and holds_masks(array):
+        note(
+            f"{Path(name).name}: holds 0 and 1 alone, masks in place of probabilities: their ECE "
+            "is 1 - accuracy"
+        )
+
+
+class _Seen(NamedTuple):
+    """What the values of probabilities tell."""
+
+    bounds: tuple[float, float]
+    """Smallest and largest."""
+    whole: bool
+    """Whether all are 0 or 1."""
+    off: int
+    """Voxels whose sum is not 1; of regions, 1 stands for some."""
+    sums: tuple[float, float]
+    """Smallest and largest sum that is not 1."""
+
+
+def _look_at(array: Array, name: str, regions: bool) -> _Seen:
+    """Look at every slice, for no longer than it takes to know."""
+    bounds, sums, off, whole = (np.inf, -np.inf), (np.inf, -np.inf), 0, True
     for z in range(array.shape[1]):
         values = _slice(array, z)
-        if not (
-            values.min() >= -PROBABILITY_TOLERANCE and values.max() <= 1 + PROBABILITY_TOLERANCE
-        ):
+        low, high = float(values.min()), float(values.max())
+        if not (low >= -PROBABILITY_TOLERANCE and high <= 1 + PROBABILITY_TOLERANCE):
             for k, channel in enumerate(array):  # one of them is refused
                 check_range(channel, f"{name}: class {k}")
-        if regions:
+        bounds = min(bounds[0], low), max(bounds[1], high)
+        whole = whole and bool(((values == 0) | (values == 1)).all())
+        if regions and off:
             continue
         total = values.sum(0)
         wrong = total[np.abs(total - 1) > SUM_TOLERANCE]
         if wrong.size:
-            off += wrong.size
-            low, high = min(low, float(wrong.min())), max(high, float(wrong.max()))
-    if off:
-        raise ValueError(
-            f"{name}: in {off} voxels the classes sum to {low:.4g} - {high:.4g} instead of 1; if "
-            "these are overlapping regions from a sigmoid head, give the dataset.json that defines "
-            "them"
-        )
+            off += 1 if regions else wrong.size
+            sums = min(sums[0], float(wrong.min())), max(sums[1], float(wrong.max()))
+    return _Seen(bounds, whole, off, sums)
 
 
 def _slice(array: Array, z: int) -> Array:
@@ -518,7 +566,7 @@ def _npy_header(path: Path, key: str, size: int, file: IO[bytes]) -> _Stored:
         if version != (1, 0):
             read = np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except ValueError as error:
+    except (ValueError, tokenize.TokenError) as error:
         raise ValueError(f"{path}: not a readable array file ({error})") from None
     stored = _Stored(key, shape, fortran, dtype, file)
     if dtype.hasobject or min(shape, default=1) < 0:

@@ -103,6 +103,10 @@ class AdaFocal(LearnedTerm):
             "bins": len(self.gamma),
         }
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Bounds of the gammas."""
+        return {"gamma": self.gamma_bounds}
+
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
@@ -187,8 +191,9 @@ class AdaFocal(LearnedTerm):
 
 def _cell(miss: Tensor) -> Tensor:
     """Cell of every probability, int64, given its distance `miss` to 1."""
-    position = (-torch.log2(miss) * CELLS_PER_OCTAVE).clamp(0, CELLS_PER_OCTAVE * OCTAVES - 1)
-    return position.long()
+    cells = CELLS_PER_OCTAVE * OCTAVES
+    position = (-torch.log2(miss) * CELLS_PER_OCTAVE).clamp(0, cells)
+    return position.long().clamp(0, cells - 1)  # of NaN, long() makes an integer of any size
 
 
 def _check(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from segcal.binning import equal_width_index
 from segcal.tensors import (
+    check_channels,
     check_choice,
     check_logits_labels,
     check_num_classes,
@@ -35,6 +36,7 @@ def ml1_ace(
     empty_weight: float = 0.01,
     skip_empty: bool = False,
     include_background: bool = True,
+    per_channel: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
     """Mean over images and classes of the unweighted gap over non-empty bins.
@@ -56,12 +58,14 @@ def ml1_ace(
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``.
+        labels: integer ``(N, *S)``, or see `per_channel`.
         bins: M.
         binning: ``hard`` or ``soft``.
         empty_weight: soft bins of a smaller total weight, in voxels, count as empty.
         skip_empty: the gap of a class that an image does not hold counts as 0.
         include_background: whether class 0 takes part.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; p is the sigmoid
+            of every channel, none of which is background.
         ignore_index: label to leave out.
 
     Returns:
@@ -71,20 +75,23 @@ def ml1_ace(
         ValueError: shapes, label values or options that do not fit.
     """
     _check(bins, binning, empty_weight)
-    check_logits_labels(logits, labels, ignore_index=ignore_index)
+    check = check_channels if per_channel else check_logits_labels
+    check(logits, labels, ignore_index=ignore_index)
     n, k = logits.shape[:2]
     valid = valid_mask(labels, ignore_index)
     with full_precision(logits) as x:
         if not x.numel():
             return x.sum()
-        p = torch.softmax(x, dim=1)
-        hits = one_hot(labels, k, ignore_index=ignore_index, dtype=torch.float64)
+        if per_channel:
+            p, hits = torch.sigmoid(x), ((labels == 1) & valid).double()
+        else:
+            p = torch.softmax(x, dim=1)
+            hits = one_hot(labels, k, ignore_index=ignore_index, dtype=torch.float64)
+            valid = valid.unsqueeze(1).expand_as(x)
         if logits.ndim == 2:  # classification: the batch is the image
-            n, p, hits, valid = 1, p.t()[None], hits.t()[None], valid[None]
-        first = 0 if include_background else 1
-        p = p[:, first:].reshape(n * (k - first), -1)
-        hits = hits[:, first:].reshape(n * (k - first), -1)
-        counted = valid.reshape(n, 1, -1).expand(-1, k - first, -1).reshape(p.shape)
+            n, p, hits, valid = 1, p.t()[None], hits.t()[None], valid.t()[None]
+        first = 0 if include_background or per_channel else 1
+        p, hits, counted = (a[:, first:].reshape(n * (k - first), -1) for a in (p, hits, valid))
         p = torch.where(counted, p, 0.0)
         least = empty_weight if binning == "soft" else 1.0
         membership = _soft(p, bins) if binning == "soft" else _hard(p, bins)
@@ -99,7 +106,7 @@ def _hard(p: Tensor, bins: int) -> Membership:
 
 def _soft(p: Tensor, bins: int) -> Membership:
     position = (p * bins - 0.5).clamp(0, bins - 1)  # in widths from the first centre
-    left = position.detach().floor().long()
+    left = position.detach().floor().long().clamp(0, bins - 1)  # of NaN, any integer
     share = (position - left).double()
     return [(left, 1 - share), ((left + 1).clamp(max=bins - 1), share)]
 
@@ -124,7 +131,7 @@ def _gaps(
         weight = weight.scatter_add(1, index, own)
         confidence = confidence.scatter_add(1, index, own * p)
         accuracy = accuracy.scatter_add(1, index, own * hits)
-    found = weight >= least
+    found = ~(weight < least)  # NaN goes on to the loss, as in others
     gap = torch.where(found, (confidence - accuracy).abs(), 0.0) / torch.where(found, weight, 1.0)
     return gap.sum(1) / found.sum(1).clamp(min=1), found.any(1)
 
@@ -145,6 +152,7 @@ class ML1ACE(Term):
         empty_weight: float = 0.01,
         skip_empty: bool = False,
         include_background: bool = True,
+        per_channel: bool = False,
         ignore_index: int | None = None,
     ) -> None:
         super().__init__()
@@ -155,6 +163,7 @@ class ML1ACE(Term):
         self.empty_weight = empty_weight
         self.skip_empty = skip_empty
         self.include_background = include_background
+        self.per_channel = per_channel
         self.ignore_index = ignore_index
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -168,6 +177,7 @@ class ML1ACE(Term):
             empty_weight=self.empty_weight,
             skip_empty=self.skip_empty,
             include_background=self.include_background,
+            per_channel=self.per_channel,
             ignore_index=self.ignore_index,
         )
 

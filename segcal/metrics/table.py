@@ -38,6 +38,8 @@ Direction = Literal["higher", "lower"]
 Groups = Sequence[BinStatistics]
 """Groups of equal mass: of the top label, then of every class."""
 Where = Literal["everywhere", "cases", "pooled"]
+IN_PIXELS = {"mm": "px", "ml": "1000 px"}
+"""What a unit is where a voxel has a size of 1 px."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,8 @@ class Metric:
     Attributes:
         key: its name in files, and the beginning of the names of its columns.
         meaning: its definition. ``{bins}``, ``{tace_threshold}`` and ``{nsd_tolerance_mm}`` stand
-            for what an evaluation was asked for. Rows with one meaning are defined together.
+            for what an evaluation was asked for, ``{unit}`` for that of its lengths.
+            Rows with one meaning are defined together.
         heading: its readable name.
         brief: in the tables of the console, which have 80 columns; empty leaves it out there,
             unless it is asked for.
@@ -69,6 +72,10 @@ class Metric:
     better: Direction | None = "lower"
     compared: bool = False
     in_cases: bool = False
+
+    def unit_of(self, length: str) -> str:
+        """Unit where lengths are in ``mm``, or in ``px`` of images, which state no size."""
+        return self.unit if length == "mm" else IN_PIXELS.get(self.unit, self.unit)
 
     @property
     def names(self) -> set[str]:
@@ -221,7 +228,7 @@ STRUCTURE: tuple[StructureMetric, ...] = (
         key="hd_mm",
         heading="HD",
         brief="HD",
-        meaning="largest surface distance, mm; a miss and a false alarm are infinite",
+        meaning="largest surface distance, {unit}; a miss and a false alarm are infinite",
         unit="mm",
         digits=2,
         function=lambda pair: hausdorff_of(pair.distances),
@@ -272,8 +279,8 @@ STRUCTURE: tuple[StructureMetric, ...] = (
     StructureMetric(
         key="nsd",
         heading="NSD",
-        meaning="share of both surfaces within {nsd_tolerance_mm:g} mm of the other, by surface "
-        "voxels; 0 where one mask is empty",
+        meaning="share of both surfaces within {nsd_tolerance_mm:g} {unit} of the other, by "
+        "surface voxels; 0 where one mask is empty",
         better="higher",
         digits=3,
         function=lambda pair: nsd_of(pair.distances, tolerance_mm=pair.nsd_tolerance_mm),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from segcal.binning import equal_mass_statistics, mean_gap
+from segcal.binning import above, equal_mass_statistics, mean_gap
 from segcal.tensors import select_voxels
 
 __all__ = ["tace"]
@@ -42,7 +42,7 @@ def tace(
         ValueError: as :func:`segcal.metrics.ece.ece`.
     """
     p, y = select_voxels(probs, labels, mask, ignore_index)
-    kept = [pk > threshold for pk in p]
+    kept = [above(pk, threshold) for pk in p]
     return mean_gap(
         [
             equal_mass_statistics(pk[keep], y[keep] == k, bins)

@@ -75,7 +75,7 @@ def margin(
         distance = x.abs() if per_channel else x.amax(1, keepdim=True) - x
         excess = distance - margin
         if not two_sided:
-            excess = torch.where(excess >= 0, excess, 0.0)
+            excess = torch.where(excess < 0, 0.0, excess)  # NaN stays
         if per_channel:
             per_voxel = excess if power == 1 else excess.square()
             channels = 1 if class_reduction == "mean" else x.shape[1]

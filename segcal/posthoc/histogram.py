@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.binning import EDGE_TOLERANCE
+from segcal.binning import edge_tolerance
 from segcal.posthoc.one_vs_rest import OneVsRest
 
 __all__ = ["HistogramBinning"]
@@ -56,7 +56,8 @@ class HistogramBinning(OneVsRest):
         self, log_p: Tensor, log_q: Tensor, hits: Tensor, weights: Tensor, num_classes: int
     ) -> NDArray[np.float64]:
         p, w = log_p.exp().clip(max=1).numpy(), weights.numpy()
-        upper = np.append(np.arange(1, self.bins) + EDGE_TOLERANCE, self.bins) / self.bins
+        edges = np.arange(1, self.bins) + edge_tolerance(self.bins)
+        upper = np.append(edges, self.bins) / self.bins
         if self.equal_mass:
             order = p.argsort(kind="stable")
             mass = w[order].cumsum() / w.sum()

@@ -429,7 +429,7 @@ def _read(path: Path, source: ToCalibrate, job: ApplyJob, notes: list[str]) -> _
         volume = read_volume(path)
         read = _Read(volume.array, False, volume.geometry)
     if not read.logits:
-        check_probabilities(read.array, str(path), regions=regions)
+        check_probabilities(read.array, str(path), regions=regions, note=notes.append)
     elif not np.isfinite(read.array).all():
         raise ValueError(f"{path}: some logits are NaN or infinite")
     job.saved.check_labels(None, len(read.array), str(path))

@@ -157,7 +157,7 @@ def write_comparison(
     check_output(folder, [*(job.predictions for job in jobs), jobs[0].references])
     forms = _checked(formats)
     rows = {name: report.cases for name, report in comparison.reports.items()}
-    conventions = jobs[0].settings.conventions()
+    conventions = jobs[0].settings.conventions(jobs[0].unit)
     output = ReportFolder(Path(folder))
     write_json(
         output.place("comparison.json"),
@@ -165,7 +165,7 @@ def write_comparison(
     )
     write_csv(output.place("comparison.csv"), compared_cases(rows))
     picture = draw(plot_comparison(comparison.shown), "Differences between methods")
-    methods = tables.method_table(comparison.means, conventions)
+    methods = tables.method_table(comparison.means, conventions, unit=jobs[0].unit)
     _save(output, {"comparison.png": picture})
     differences = tables.difference_table(as_records(comparison.shown))
     _write_tables(output, [methods, differences], forms)

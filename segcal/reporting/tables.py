@@ -90,7 +90,8 @@ def class_table(summary: Mapping[str, Any], asked: Collection[str] | None = None
         summary: content of ``summary.json``.
         asked: keys of the metrics; None takes the usual ones.
     """
-    printed = _class_columns(_meanings(summary["conventions"]), asked)
+    unit = summary.get("unit", "mm")
+    printed = _class_columns(_meanings(summary["conventions"]), unit, asked)
     columns = [Column("label"), *(column for column, _ in printed)]
     rows = [
         [Cell(name, name), *(cell(block) for _, cell in printed)]
@@ -104,7 +105,7 @@ OfClass = Callable[[Mapping[str, Any]], Cell]
 
 
 def _class_columns(
-    meanings: Mapping[str, str], asked: Collection[str] | None
+    meanings: Mapping[str, str], unit: str, asked: Collection[str] | None
 ) -> list[tuple[Column, OfClass]]:
     """Columns of the numbers of a class; what is missed stands before the first distance."""
     first = next(row.key for row in table.STRUCTURE if row.distance)
@@ -128,13 +129,13 @@ def _class_columns(
         printed += of_first if row.key == first else []
         if row.is_shown(asked):
             found = "; mean over the found" if row.distance else ""
-            column = _column(row, f"{meanings[row.key]}{found}")
+            column = _column(row, f"{meanings[row.key]}{found}", unit)
             field = "mean_of_found" if row.distance else "mean"
             printed.append((column, partial(_of_class, row.key, field, row.digits)))
         for mean in table.PENALISED:
             if mean.is_shown(asked) and mean.of == row.key:
                 cell = partial(_of_class, row.key, "penalised_mean", mean.digits)
-                printed.append((_column(mean, meanings["penalised_mean"]), cell))
+                printed.append((_column(mean, meanings["penalised_mean"], unit), cell))
     return printed
 
 
@@ -142,9 +143,9 @@ def _of_class(key: str, field: str, digits: int, block: Mapping[str, Any]) -> Ce
     return _mean({**block[key], "mean": block[key][field]}, digits)
 
 
-def _column(row: Metric, definition: str, name: str = "") -> Column:
-    """Heading of a metric, under its own name or another."""
-    return Column(name or row.heading, definition, row.unit, ARROWS[row.better])
+def _column(row: Metric, definition: str, unit: str, name: str = "") -> Column:
+    """Heading of a metric, with lengths in `unit`, under its own name or another."""
+    return Column(name or row.heading, definition, row.unit_of(unit), ARROWS[row.better])
 
 
 def calibration_table(
@@ -233,7 +234,9 @@ def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
     return Table("cases", "Cases", columns, body, sortable=True)
 
 
-def method_table(means: Sequence[SharedMean], conventions: Mapping[str, str]) -> Table:
+def method_table(
+    means: Sequence[SharedMean], conventions: Mapping[str, str], *, unit: str = "mm"
+) -> Table:
     """Methods as rows, metrics as columns, the best of a column marked.
 
     Means that print alike are alike: all of them are marked. Nothing is marked where all methods
@@ -242,6 +245,7 @@ def method_table(means: Sequence[SharedMean], conventions: Mapping[str, str]) ->
     Args:
         means: of all methods over the cases they share.
         conventions: what the metrics mean.
+        unit: of the lengths, ``mm`` or ``px``.
     """
     meanings = _meanings(conventions)
     methods = list(dict.fromkeys(m.method for m in means))
@@ -250,7 +254,7 @@ def method_table(means: Sequence[SharedMean], conventions: Mapping[str, str]) ->
     columns, cells = [Column("method")], [[Cell(name, name)] for name in methods]
     counts = [Cell("shared cases", definition="in which all methods have the metric")]
     for metric in metrics:
-        column, digits = _method_column(metric, meanings)
+        column, digits = _method_column(metric, meanings, unit)
         shown = [_shared(found.get((name, metric)), digits) for name in methods]
         for row, cell in zip(cells, mark(shown, higher=column.better == "↑"), strict=True):
             row.append(cell)
@@ -294,7 +298,7 @@ def _meanings(conventions: Mapping[str, str]) -> dict[str, str]:
     return {part: text for key, text in conventions.items() for part in key.split(", ")}
 
 
-def _method_column(metric: str, meanings: Mapping[str, str]) -> tuple[Column, int]:
+def _method_column(metric: str, meanings: Mapping[str, str], unit: str) -> tuple[Column, int]:
     """Heading of a column of the table of cases, and digits of its values.
 
     Raises:
@@ -304,7 +308,7 @@ def _method_column(metric: str, meanings: Mapping[str, str]) -> tuple[Column, in
     if row is None:
         raise ValueError(f"metric: expected a column of a reported metric, got {metric}")
     scope = metric.removeprefix(row.key).removeprefix("_")
-    return _column(row, meanings[row.key], f"{row.heading} {scope}".strip()), row.digits
+    return _column(row, meanings[row.key], unit, f"{row.heading} {scope}".strip()), row.digits
 
 
 def _shared(mean: SharedMean | None, digits: int) -> Cell:

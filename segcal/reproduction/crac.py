@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from segcal.binning import equal_width_statistics
+from segcal.binning import above, equal_width_statistics
 from segcal.metrics.table import CalibrationMetric
 from segcal.tally import Tally
 from segcal.tensors import as_tensor, select_voxels
@@ -62,7 +62,7 @@ def tace_ref(
         ValueError: as :func:`segcal.metrics.ece.ece`.
     """
     p, y = _foreground(probs, labels, mask, ignore_index)
-    kept = [pk > threshold for pk in p]
+    kept = [above(pk, threshold) for pk in p]
     return _mean_of_classes(
         [
             equal_width_statistics(p[k][kept[k]], y[kept[k]] == k, bins).expected_error()

@@ -50,4 +50,4 @@ def definition(column: str) -> str:
     row = metric_of(column)
     if row is None:
         return KL_MEANING
-    return row.meaning.format(bins=15, tace_threshold=1e-3, nsd_tolerance_mm=2)
+    return row.meaning.format(bins=15, tace_threshold=1e-3, nsd_tolerance_mm=2, unit="mm")

@@ -364,11 +364,11 @@ def _penalise(function, shape, u, lam, rho, value, slope, pull):
     """
     T = u.dtype.type
     zero, one, half, top = T(0), T(1), T(0.5), T(Z_LINEAR)
-    absolute = one if shape == ABS else zero  # z = absolute |u| + signed u, without a branch
-    signed = zero if shape == ABS else (one if shape == UPPER else -one)
+    fixed = one if shape == UPPER else -one
     for x in range(u.shape[0]):
         side = one if u[x] > zero else (-one if u[x] < zero else zero)
-        z = absolute * abs(u[x]) + signed * u[x]
+        side = side if shape == ABS else fixed
+        z = side * u[x]
         inside = top if z > top else z
         beyond = z - inside
         la, rh = lam[x], rho[x]
@@ -390,7 +390,7 @@ def _penalise(function, shape, u, lam, rho, value, slope, pull):
         value[x] += v + s * beyond
         slope[x] = s
         u[x] = z
-        pull[x] = s * (absolute * side + signed)
+        pull[x] = s * side
 
 
 @njit(inline="always")

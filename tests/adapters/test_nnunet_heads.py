@@ -142,7 +142,7 @@ def test_two_heads_and_two_views_are_refused():
 
 
 def test_places_of_the_terms_of_two_heads():
-    placed = settings.parts(load_recipe("confidence"))
+    placed = settings.parts(load_recipe("two_heads_confidence"))
     assert not placed.instead
     assert placed.probability
     assert all(name.startswith("probability/") for name in placed.probability)
@@ -307,11 +307,12 @@ def test_a_compiled_network_follows_what_is_asked_of_it():
 
 
 def test_trainers_of_two_heads():
-    assert issubclass(TRAINERS["nnUNetTrainerConfidence"], TwoHeadTrainer)
-    assert issubclass(TRAINERS["nnUNetTrainerConfidence_CE"], TwoHeadTrainer)
-    one = TRAINERS["nnUNetTrainerCRaC"]
-    assert issubclass(one, CalibratedTrainer)
-    assert not issubclass(one, TwoHeadTrainer)
+    assert issubclass(TRAINERS["nnUNetTrainerTwoHeadsConfidence"], TwoHeadTrainer)
+    assert issubclass(TRAINERS["nnUNetTrainerTwoHeadsConfidence_CE"], TwoHeadTrainer)
+    for name in ("CRaC", "Confidence"):
+        one = TRAINERS[f"nnUNetTrainer{name}"]
+        assert issubclass(one, CalibratedTrainer)
+        assert not issubclass(one, TwoHeadTrainer)
 
 
 def of_two_heads(channels, fold):

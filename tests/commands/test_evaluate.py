@@ -27,6 +27,7 @@ from segcal.reporting import report
 from segcal.reproduction.marginloss import evaluate_case_marginloss
 from tests.conftest import close
 from tests.evaluation.test_cohort import geometry, soft
+from tests.io.test_pairing import write_summary
 
 
 def run(*arguments):
@@ -77,6 +78,22 @@ def test_a_good_run(folders, pictures):
         assert column in header.split(",")
     png = (root / "out" / "reliability.png").read_bytes()
     assert png.startswith(b"\x89PNG")
+
+
+def test_a_fold_s_own_cases_are_all_that_is_wanted(folders):
+    root, y = folders
+    fold = root / "model" / "fold_0" / "validation"
+    fold.parent.mkdir(parents=True)
+    (root / "p").rename(fold)
+    write_nifti(root / "gt" / "of_fold_1.nii.gz", y, geometry(y.shape))
+    for command in (["check"], ["evaluate", "-o", str(root / "out"), "--bootstrap", "0"]):
+        arguments = [*command, str(fold.parent), str(root / "gt")]
+        assert CliRunner().invoke(app, arguments).exit_code == 1
+        write_summary(fold, "a", "b")
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        assert "1 references are of cases that other folds validate on, left out" in done.output
+        (fold / "summary.json").unlink()
 
 
 def test_several_predictions_are_compared(folders, pictures):

@@ -7,7 +7,7 @@ import errno
 import pandas as pd
 import pytest
 
-from segcal.io.files import remove_leftovers, whole_file
+from segcal.io.files import read_json, remove_leftovers, whole_file
 from segcal.io.tables import write_csv
 from segcal.io.yaml import read_yaml
 
@@ -36,6 +36,17 @@ def test_leftovers_of_a_killed_write_are_removed_and_nothing_else(tmp_path):
     assert temporary.exists()
     remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == kept
+
+
+@pytest.mark.parametrize("levels", [101, 900, 100_000])
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a": ', "}")])
+def test_json_that_is_too_deep_is_refused(tmp_path, levels, opened, closed):
+    path = tmp_path / "dataset.json"
+    path.write_text(opened * levels + "1" + closed * levels)
+    with pytest.raises(ValueError, match=r"dataset\.json: (nested more than 100|not a JSON file)"):
+        read_json(path)
+    path.write_text(opened * 50 + "1" + closed * 50)
+    read_json(path)
 
 
 @pytest.mark.parametrize(

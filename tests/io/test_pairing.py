@@ -20,6 +20,34 @@ def touch(folder, *names):
     return folder
 
 
+def write_summary(folder, *cases):
+    """What nnU-Net measures of its validation."""
+    measured = [{"prediction_file": str(folder / f"{case}.nii.gz")} for case in cases]
+    (folder / "summary.json").write_text(json.dumps({"metric_per_case": measured}))
+
+
+def test_cases_of_other_folds_are_not_missed(tmp_path):
+    model, references = tmp_path / "trainer__plans__2d", tmp_path / "labelsTr"
+    touch(references, *(f"{case}.nii.gz" for case in "abcde"))
+    for fold, cases in (("fold_0", "ab"), ("fold_1", "cd")):
+        touch(model / fold / "validation", *(f"{case}.nii.gz" for case in cases))
+        write_summary(model / fold / "validation", *cases)
+    for given, others in (
+        (model / "fold_0", ["c", "d", "e"]), (model / "fold_0" / "validation", ["c", "d", "e"]),
+        (model, ["e"]),
+    ):  # fmt: skip
+        found = pair(given, references)
+        assert (found.without_prediction, found.of_other_folds) == ([], others)
+    (model / "fold_0" / "validation" / "b.nii.gz").unlink()  # one of its own is missed
+    found = pair(model / "fold_0", references)
+    assert (found.without_prediction, found.of_other_folds) == (["b"], ["c", "d", "e"])
+    for text in ("{}", "[]", "{", None):  # nothing tells which are its own: all are
+        path = model / "fold_0" / "validation" / "summary.json"
+        path.write_text(text) if text else path.unlink()
+        found = pair(model / "fold_0", references)
+        assert (found.without_prediction, found.of_other_folds) == (["b", "c", "d", "e"], [])
+
+
 def test_pairs_by_name_and_names_what_is_left(tmp_path):
     references = touch(tmp_path / "gt", "a.nii.gz", "b.nii.gz", "c.nii.gz", "d.nii.gz", "e.nii.gz",
                        "._a.nii.gz", "notes.txt")  # fmt: skip

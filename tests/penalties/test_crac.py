@@ -57,6 +57,7 @@ def weighted(k=3, **kwargs):
     return crac
 
 
+@pytest.mark.filterwarnings("ignore:function relu")
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("penalty", sorted(FUNCTIONS))
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (3, 4, 2)])

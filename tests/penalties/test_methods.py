@@ -82,7 +82,7 @@ def test_golden_margin(golden, m):
 
 @pytest.mark.parametrize("penalty", ["phr", "p2", "p3"])
 @pytest.mark.parametrize("period", [10, 3])
-@pytest.mark.filterwarnings("ignore:function p3")
+@pytest.mark.filterwarnings("ignore:function (p3|relu)")
 def test_golden_cals(golden, penalty, period):
     g = golden("cals_alm")
     key = f"{penalty}_rs{period}"

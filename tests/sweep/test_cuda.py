@@ -152,7 +152,7 @@ def test_kernel_of_log_odds_compiles_to_machine_code(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.filterwarnings("ignore:function p3")
+@pytest.mark.filterwarnings("ignore:function (p3|relu)")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("space", [(70,), (65, 33), (17, 30, 41), (48, 64, 64)])
 @pytest.mark.parametrize(

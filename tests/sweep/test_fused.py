@@ -28,7 +28,7 @@ FUSED = [
     if "fused" in accepted_arguments(target(load_component("penalties", name)))
     and method("penalties", name).swept() is not None  # crac_bands has no fast path
 ]
-pytestmark = pytest.mark.filterwarnings("ignore:function p3")
+pytestmark = pytest.mark.filterwarnings("ignore:function (p3|relu)")
 
 
 def test_there_are_some():
@@ -265,6 +265,20 @@ def test_any_layout_of_the_logits():
     padded = torch.zeros(2, 3, 5, 8, 9)
     padded[..., :6] = logits
     assert torch.equal(CRaC(3)(padded[..., :6], labels), expected)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_not_finite_is_as_in_the_readable_version(name, bad):
+    logits, labels = data((9, 21), k=4)
+    logits[0, 1, 3, 4] = bad
+    values = [method("penalties", name, k=4, fused=fast)(logits, labels) for fast in (True, False)]
+    if name == "confidence" and bad == torch.inf:  # odds that the readable version clips
+        assert values[0].isnan()
+        return
+    torch.testing.assert_close(*values, equal_nan=True)
+    if bad != -torch.inf:
+        assert not values[0].isfinite()
 
 
 def test_scaled_and_repeated_backward():

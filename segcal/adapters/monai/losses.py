@@ -13,7 +13,7 @@ from torch.nn.modules.loss import _Loss
 
 from segcal.objective import Objective
 from segcal.recipes import build
-from segcal.tensors import full_precision, is_softmax, one_hot
+from segcal.tensors import full_precision, one_hot
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce
 
 __all__ = ["SegcalLoss"]
@@ -34,10 +34,10 @@ class SegcalLoss(_Loss):
     every validation batch and ``loss.dual_step()`` after the last. Multipliers, rho and counters
     are in ``state_dict``: put the loss beside the network into CheckpointSaver's dictionary.
 
-    Of a recipe with two heads, such as ``confidence``, it takes the ``2 N`` channels of both heads
-    (:mod:`segcal.heads`; ``loss.num_heads`` says which it is), and ``loss.by_head(input)`` gives
-    the channels that decide and those that give probabilities. A recipe with a schedule wants
-    ``loss.advance(epoch / epochs)`` before every epoch.
+    Of a recipe with two heads, such as ``two_heads_confidence``, it takes the ``2 N`` channels of
+    both heads (:mod:`segcal.heads`; ``loss.num_heads`` says which it is), and
+    ``loss.by_head(input)`` gives the channels that decide and those that give probabilities. A
+    recipe with a schedule wants ``loss.advance(epoch / epochs)`` before every epoch.
 
     It takes logits: the terms apply softmax or sigmoid themselves. With autocast, or logits in half
     precision, it computes in float32. The loss of MetaTensors is a plain tensor. It follows its
@@ -118,7 +118,6 @@ class SegcalLoss(_Loss):
                 "to segcal.recipes.build"
             )
         _check_needs(declared)
-        self._checked = False
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the scalar loss, see :meth:`loss_and_terms`."""
@@ -137,10 +136,6 @@ class SegcalLoss(_Loss):
         """
         logits, labels = self._canonical(input, target)
         with full_precision(logits) as x:
-            if not self._checked:
-                for of_head in self.by_head(x):
-                    _check_logits(of_head)
-                self._checked = True
             return self.objective.loss_and_terms(x, labels)
 
     def observe(self, input: Tensor | Sequence[Tensor], target: Tensor) -> None:
@@ -246,15 +241,6 @@ def _agreed(name: str, found: set[Declared], otherwise: Declared) -> Declared:
     if len(found) > 1:
         raise ValueError(f"objective: its terms differ in {name}: {sorted(map(str, found))}")
     return next(iter(found), otherwise)
-
-
-def _check_logits(x: Tensor) -> None:
-    """Refuse what went through a softmax."""
-    if is_softmax(x):
-        raise ValueError(
-            "input: expected logits, got channels that sum to 1 in every voxel; take the softmax "
-            "out of the network, this loss applies its own"
-        )
 
 
 def _whole(target: Tensor, what: str) -> Tensor:

@@ -12,6 +12,7 @@ values of MONAI's own metric instead, whose reduction is float32 and turns "noth
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -30,7 +31,15 @@ from segcal.metrics.ece import reliability
 from segcal.metrics.hausdorff import AssdDefinition, Definition, assd_of, hausdorff_of, nsd_of
 from segcal.metrics.tace import tace
 from segcal.surface import SurfaceDistances, surface_distances
-from segcal.tensors import HALF, check_choice, check_label_values, check_probabilities
+from segcal.tensors import (
+    HALF,
+    MANY,
+    applied_twice,
+    check_choice,
+    check_label_values,
+    check_probabilities,
+    holds_masks,
+)
 
 __all__ = [
     "ASSDMetric",
@@ -336,8 +345,20 @@ class ProbabilityMetric(CaseMetric):
         if self.foreground_only:
             keep = keep & (hits[1:] if k > 1 else hits).any(0)
         p = (y_pred.float() if y_pred.dtype in HALF else y_pred)[:, keep]
-        check_probabilities(p)
+        self._check_kind(p)
         return p, hits[:, keep]
+
+    def _check_kind(self, p: Tensor) -> None:
+        """Refuse masks, and warn of a sigmoid that was applied twice; of a softmax, others do."""
+        low, high = check_probabilities(p)
+        if holds_masks(p):
+            raise ValueError(
+                "y_pred: holds 0 and 1 alone, a one-hot mask whose ECE is 1 - accuracy; give "
+                "probabilities: call this metric before AsDiscrete(argmax=True, to_onehot=...), or "
+                "keep what it is made of under another key"
+            )
+        if p.numel() >= MANY and (said := applied_twice(low, high, len(p), regions=True)):
+            warnings.warn(f"y_pred: {said}", stacklevel=6)
 
 
 class TACEMetric(ProbabilityMetric):
