@@ -79,3 +79,10 @@ def test_formulas_become_text(tmp_path):
         "'=1", "'+a", "'-b", "'@c", "-", "-1.5", "+2e-3", "a=b", "3.5", "",
     ]  # fmt: skip
     assert all(line.startswith("'=") for line in lines)
+
+
+def test_json_that_python_refuses_names_the_file(tmp_path):
+    path = tmp_path / "dataset.json"
+    path.write_text('{"labels": ' + "9" * 5000 + "}")
+    with pytest.raises(ValueError, match=r"dataset\.json: not a JSON file \("):
+        read_json(path)

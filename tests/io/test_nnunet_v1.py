@@ -101,10 +101,12 @@ def test_needs_the_pickle_and_a_small_one(tmp_path):
     with pytest.raises(ValueError, match=r"case\.pkl: 67108865 bytes"):
         read_crop(path)
     (tmp_path / "case.pkl").unlink()
-    for softmax in (P, np.ones((2, *SHAPE)) / 2):  # never stretched, and not guessed at
-        np.savez(path, softmax=softmax)
-        with pytest.raises(ValueError, match=r"cropped softmax .* needs case\.pkl beside it"):
-            read_probabilities(path, GEOMETRY)
+    np.savez(path, softmax=P)  # never stretched
+    with pytest.raises(ValueError, match=r"cropped softmax .* needs case\.pkl beside it"):
+        read_probabilities(path, GEOMETRY)
+    whole = np.ones((2, *SHAPE)) / 2  # of the reference's size, it lies where the reference does
+    np.savez(path, softmax=whole)
+    np.testing.assert_array_equal(read_probabilities(path, GEOMETRY), whole)
 
 
 class Runs:
