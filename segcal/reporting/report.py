@@ -265,8 +265,9 @@ def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], lis
     pictures, notes = {}, []
     for name, score in scores.items():
         arrays = read_case(
-            by_name[str(name)], job.label_set, tolerance=tolerance, reader=job.reader
-        )
+            by_name[str(name)], job.label_set, tolerance=tolerance, reader=job.reader,
+            threshold=job.settings.threshold,
+        )  # fmt: skip
         p, geometry = arrays.probabilities, arrays.reference.geometry
         image, note = None, ""
         if images is not None:
