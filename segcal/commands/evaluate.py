@@ -313,7 +313,7 @@ def evaluate(
         elif len(jobs) > 1:
             comparison = comparison_of(reports, asked)
             written = reporting.write_comparison(comparison, output, formats=forms)
-            console.print(comparison_table(list(reports), comparison.shown))
+            console.print(comparison_table(list(reports), comparison.shown, jobs[0].unit))
             say(console, f"Written to {output}: {', '.join(written.files)}")
     if not any(report.failed for report in reports.values()):
         for job in jobs:  # not before: --resume would start from the first method again

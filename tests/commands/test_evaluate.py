@@ -297,7 +297,7 @@ def test_options_reach_the_numbers(folders):
     assert done.exit_code == 0, done.output
     got = summary(root)
     assert got["settings"] == {
-        "bins": 3, "tace_threshold": 0.06, "dilation": 2, "tolerance": 0.01,
+        "threshold": None, "bins": 3, "tace_threshold": 0.06, "dilation": 2, "tolerance": 0.01,
         "nsd_tolerance_mm": 2.0, "chosen": ["fg", "union", "dilated", "all"], "compat": None,
     }  # fmt: skip
     assert "ece_dilated2" in got["metrics"]
