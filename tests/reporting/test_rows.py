@@ -99,7 +99,7 @@ def test_printed_tables(reports, part, row):
         words = [word for line in headings if line[:2] == ["scope", "n"] for word in line[2:]]
         assert words[words.index("Toy") + 1] == "pooled"  # in whichever table there was room
     name = f"{row.heading} all" if row is TOY else row.heading
-    shown = [line for line in output.splitlines() if f" {name} " in line]
+    shown = [line for line in output.splitlines() if line.startswith(f" q        {name} ")]
     assert len(shown) == 1  # among the differences
     arrow = {"lower": "↓", "higher": "↑"}[row.better]
     page = (out / "p" / "index.html").read_text()
