@@ -59,7 +59,7 @@ def class_table(summary: dict[str, Any], asked: Collection[str] | None = None) -
         cells = (number(block.get(key, {}).get(field), digits) for _, key, field, digits in shown)
         table.add_row(Text(name), *cells)
     table.caption = (
-        f"{summary.get('unit', 'mm')}; distances: mean over the found; HD95: pooled; pen.: a miss "
+        f"{summary.get('unit', 'mm')}; HD95: pooled; distances: mean over the found; pen.: a miss "
         "costs the diagonal"
     )
     return table
@@ -113,7 +113,9 @@ def _digits(row: Metric) -> int:
     return 2 if row.unit else 4
 
 
-def comparison_table(methods: Sequence[str], differences: Sequence[Difference]) -> Table:
+def comparison_table(
+    methods: Sequence[str], differences: Sequence[Difference], unit: str = "mm"
+) -> Table:
     """Differences of methods to the first."""
     from segcal.evaluation.reported import readable
 
@@ -125,7 +127,7 @@ def comparison_table(methods: Sequence[str], differences: Sequence[Difference]) 
     for d in sorted(differences, key=lambda d: methods.index(d.method)):
         bounds = "-" if d.ci95 is None else f"{d.ci95[0]:+.4f} to {d.ci95[1]:+.4f}"
         p = "-" if d.p_wilcoxon is None else f"{d.p_wilcoxon:.2g}"
-        table.add_row(d.method, readable(d.metric), str(d.n), f"{d.mean:+.4f}", bounds, p)
+        table.add_row(d.method, readable(d.metric, unit), str(d.n), f"{d.mean:+.4f}", bounds, p)
     table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
     return table
 

@@ -50,7 +50,7 @@ MAX_NOTES = 5
 OPTIONS = {
     "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
     "metrics": "--metrics", "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi",
-    "scheduler": "--scheduler",
+    "scheduler": "--scheduler", "threshold": "--threshold",
     **OF_READING,
 }  # fmt: skip
 """Options by the arguments they become."""
@@ -168,6 +168,14 @@ def evaluate(
             rich_help_panel=NUMBERS, min=0, help="Of the normalised surface distance, in mm."
         ),
     ] = 2.0,
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=READING,
+            help="Masks are where the probability of foreground, or of a region, is above this, "
+            "whatever label map lies beside; several, with commas, are compared: 0.3,0.5.",
+        ),
+    ] = None,
     tolerance: Annotated[
         float,
         typer.Option(
@@ -239,7 +247,7 @@ def evaluate(
     wrong usage.
     """
     from segcal.evaluation.api import comparison_of, runner_of
-    from segcal.evaluation.job import named, plan
+    from segcal.evaluation.job import named, plan, with_thresholds
     from segcal.evaluation.reported import find_metrics
     from segcal.evaluation.settings import EvaluationSettings
     from segcal.io.case_patterns import Patterns
@@ -272,6 +280,8 @@ def evaluate(
             patterns=Patterns(prediction_pattern, reference_pattern),
             found=lambda found: say_labels(console, found),
         )
+        if threshold is not None:
+            jobs = with_thresholds(jobs, _numbers(threshold))
         folders = {job.name: output / job.name if len(jobs) > 1 else output for job in jobs}
         for folder in {*folders.values(), output}:
             reporting.check_output(folder, paths)
@@ -303,7 +313,7 @@ def evaluate(
         elif len(jobs) > 1:
             comparison = comparison_of(reports, asked)
             written = reporting.write_comparison(comparison, output, formats=forms)
-            console.print(comparison_table(list(reports), comparison.shown))
+            console.print(comparison_table(list(reports), comparison.shown, jobs[0].unit))
             say(console, f"Written to {output}: {', '.join(written.files)}")
     if not any(report.failed for report in reports.values()):
         for job in jobs:  # not before: --resume would start from the first method again
@@ -322,6 +332,13 @@ def _run(job: Job, folder: Path, bootstrap: int, processes: int | None, runner: 
             job, bootstrap=bootstrap, processes=processes, runner=runner, store=folder,
             progress=advance,
         )  # fmt: skip
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"threshold: expected numbers with commas, got {text!r}") from None
 
 
 def _say_report(

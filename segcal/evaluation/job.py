@@ -129,6 +129,31 @@ def plan(
     return jobs
 
 
+def with_thresholds(jobs: Sequence[Job], thresholds: Sequence[float]) -> list[Job]:
+    """Every job with every threshold, several of them under names of their own.
+
+    Args:
+        jobs: of :func:`plan`.
+        thresholds: see :class:`segcal.evaluation.settings.EvaluationSettings`.
+
+    Raises:
+        ValueError: no probability, or one twice.
+    """
+    if len(set(thresholds)) < len(thresholds):
+        raise ValueError(
+            f"threshold: expected different ones, got {', '.join(map(str, thresholds))}"
+        )
+    return [
+        replace(
+            job,
+            name=job.name if len(thresholds) == 1 else f"{job.name}@{t:g}",
+            settings=replace(job.settings, threshold=t),
+        )
+        for job in jobs
+        for t in thresholds
+    ]
+
+
 def named(predictions: Sequence[Path], names: Sequence[str] | None = None) -> dict[str, Path]:
     """Give every set of predictions a name, of which a folder of its own can be made.
 

@@ -24,7 +24,7 @@ from segcal.io.volumes import (
     read_volume,
     to_labels,
 )
-from segcal.posthoc.decision import decide_argmax
+from segcal.posthoc.decision import decide_argmax, regions_to_labels
 
 Note = Callable[[str], None]
 WHITE = 255
@@ -62,6 +62,7 @@ def read_case(
     *,
     tolerance: float,
     reader: str | None = None,
+    threshold: float | None = None,
     note: Note = lambda text: None,
 ) -> CaseArrays:
     """Read one case.
@@ -75,6 +76,8 @@ def read_case(
         label_set: names and ignore label; None names labels by their value.
         tolerance: how far, in voxels, a prediction may lie off its reference.
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
+        threshold: a structure is where its probability is above, whatever label map lies beside;
+            of foreground or regions. None takes that map, or the likeliest classes.
         note: called with what is odd and was decided.
 
     Raises:
@@ -87,6 +90,8 @@ def read_case(
     regions = label_set is not None and bool(label_set.regions)
     at = reference.geometry
     prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
+    if threshold is not None:
+        prediction = _above(case.prediction, probabilities, threshold, label_set)
     structures, names, allowed = _structures(prediction, probabilities, reference.array, label_set)
     structures = _with_files(case, structures, label_set, note)
     predicted = case.label_map or case.prediction
@@ -98,6 +103,23 @@ def read_case(
     return CaseArrays(
         reference, prediction, probabilities, structures, names, regions, ignore_index, roi
     )
+
+
+def _above(
+    path: Path, probabilities: NDArray[Any] | None, threshold: float, label_set: LabelSet | None
+) -> NDArray[Any]:
+    """Label map of the voxels of a probability above a threshold."""
+    order = None if label_set is None or not label_set.regions else label_set.class_order
+    if probabilities is None:
+        raise ValueError(f"{path}: is a label map, to which no threshold can be applied")
+    if order is not None:
+        return regions_to_labels(probabilities, order, [threshold] * len(order))
+    if len(probabilities) != 2:
+        raise ValueError(
+            f"{path}: has {len(probabilities)} classes; a threshold is for foreground against "
+            "background, or for regions"
+        )
+    return (probabilities[1] > threshold).astype(np.int32)
 
 
 def _read_reference(path: Path, label_set: LabelSet | None, tolerance: float, note: Note) -> Volume:

@@ -52,15 +52,20 @@ def find_metrics(names: Iterable[str]) -> frozenset[str]:
     return frozenset(keys[name] for name in asked)
 
 
-def readable(column: str) -> str:
-    """Name of a column of the table of cases for people: ``HD95 penalised (mm)``, ``DSC liver``."""
+def readable(column: str, unit: str = "mm") -> str:
+    """Name of a column of the table of cases for people: ``HD95 penalised (mm)``, ``DSC liver``.
+
+    Args:
+        column: of the table of cases.
+        unit: of the lengths, ``mm`` or ``px``.
+    """
     row = metric_of(column)
     if row is None:
         return column
     key, _, label = column.partition("/")
     parts = (row.heading, key.removeprefix(row.key).removeprefix("_"), label)
-    unit = f" ({row.unit})" if row.unit else ""
-    return " ".join(part for part in parts if part) + unit
+    given = row.unit_of(unit)
+    return " ".join(part for part in parts if part) + (f" ({given})" if given else "")
 
 
 def compared_columns(scopes: Sequence[str], asked: Collection[str] | None = None) -> list[str]:

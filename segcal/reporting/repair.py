@@ -124,10 +124,11 @@ def _sections(
     means = tables.method_table(shared, conventions, unit=job.unit)
     shown = shown_differences(repair, comparison)
     picture = draw(
-        plot_comparison(shown), f"Differences to the uncalibrated probabilities, {where}"
+        plot_comparison(shown, unit=job.unit),
+        f"Differences to the uncalibrated probabilities, {where}",
     )
     picture.save(output.place(f"comparison{suffix}.png"))
-    differences = tables.difference_table(as_records(shown))
+    differences = tables.difference_table(as_records(shown), unit=job.unit)
     diagrams = _diagrams(repair, comparison, where)
     for name, one in diagrams.items():
         one.save(output.place(f"reliability{suffix}_{name}.png"))

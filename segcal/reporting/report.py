@@ -118,7 +118,7 @@ def write_report(
         if worst:
             title = "Cases with the lowest DSC"
             sections.append(page.Section(title, notes, pictures=list(worst.values())))
-        cases = tables.case_table(report.cases, report.summary["conventions"])
+        cases = tables.case_table(report.cases, report.summary["conventions"], unit=job.unit)
         note = "Click a heading to sort. All columns are in cases.csv."
         sections.append(page.table_section(cases, note))
     _write_tables(output, printed, forms)
@@ -157,17 +157,18 @@ def write_comparison(
     check_output(folder, [*(job.predictions for job in jobs), jobs[0].references])
     forms = _checked(formats)
     rows = {name: report.cases for name, report in comparison.reports.items()}
-    conventions = jobs[0].settings.conventions(jobs[0].unit)
+    unit = jobs[0].unit
+    conventions = jobs[0].settings.conventions(unit)
     output = ReportFolder(Path(folder))
     write_json(
         output.place("comparison.json"),
         {"differences": as_records(comparison.differences), "conventions": conventions},
     )
     write_csv(output.place("comparison.csv"), compared_cases(rows))
-    picture = draw(plot_comparison(comparison.shown), "Differences between methods")
-    methods = tables.method_table(comparison.means, conventions, unit=jobs[0].unit)
+    picture = draw(plot_comparison(comparison.shown, unit=unit), "Differences between methods")
+    methods = tables.method_table(comparison.means, conventions, unit=unit)
     _save(output, {"comparison.png": picture})
-    differences = tables.difference_table(as_records(comparison.shown))
+    differences = tables.difference_table(as_records(comparison.shown), unit=unit)
     _write_tables(output, [methods, differences], forms)
     sections = [
         page.table_section(
@@ -177,7 +178,7 @@ def write_comparison(
             pictures=[picture],
         ),
         page.table_section(
-            tables.difference_table(as_records(comparison.differences)),
+            tables.difference_table(as_records(comparison.differences), unit=unit),
             "Click a heading to sort. Wilcoxon p is not corrected for the number of comparisons.",
         ),
     ]
@@ -265,8 +266,9 @@ def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], lis
     pictures, notes = {}, []
     for name, score in scores.items():
         arrays = read_case(
-            by_name[str(name)], job.label_set, tolerance=tolerance, reader=job.reader
-        )
+            by_name[str(name)], job.label_set, tolerance=tolerance, reader=job.reader,
+            threshold=job.settings.threshold,
+        )  # fmt: skip
         p, geometry = arrays.probabilities, arrays.reference.geometry
         image, note = None, ""
         if images is not None:

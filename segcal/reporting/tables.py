@@ -208,12 +208,13 @@ def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
     return Table("compat", f"As the evaluation of {compat} counts", columns, rows, caption)
 
 
-def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
+def case_table(rows: pd.DataFrame, conventions: Mapping[str, str], *, unit: str = "mm") -> Table:
     """The cases, one row each; it sorts.
 
     Args:
         rows: of :class:`segcal.evaluation.cohort.Cohort`.
         conventions: what the metrics mean.
+        unit: of the lengths, ``mm`` or ``px``.
     """
     meanings = _meanings(conventions)
     found = {str(column): metric_of(str(column)) for column in rows.columns}
@@ -226,7 +227,7 @@ def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
         definition = meanings[row.key]
         if name in of_case and "/" not in name:
             definition = f"mean over the labels that are defined; {definition}"
-        columns.append(Column(readable(name), definition, better=ARROWS[row.better]))
+        columns.append(Column(readable(name, unit), definition, better=ARROWS[row.better]))
     body = [
         [Cell(str(name), str(name)), *(number_cell(float(row[c]), 4) for c in chosen)]
         for name, row in rows.iterrows()
@@ -267,8 +268,13 @@ def method_table(
     return Table("methods", "Methods", columns, [*cells, counts], caption)
 
 
-def difference_table(differences: Sequence[Mapping[str, Any]]) -> Table:
-    """Differences of methods to the baseline, metric by metric; it sorts."""
+def difference_table(differences: Sequence[Mapping[str, Any]], *, unit: str = "mm") -> Table:
+    """Differences of methods to the baseline, metric by metric; it sorts.
+
+    Args:
+        differences: as records.
+        unit: of the lengths, ``mm`` or ``px``.
+    """
     columns = [
         Column("method"), Column("metric"), Column("n", "cases that both have"),
         Column("difference", "mean over those cases, method less baseline"),
@@ -278,7 +284,7 @@ def difference_table(differences: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
         [
             Cell(d["method"], d["method"]),
-            Cell(readable(d["metric"]), d["metric"]),
+            Cell(readable(d["metric"], unit), d["metric"]),
             _count(d["n"]),
             number_cell(d["mean"], 4, "+"),
             Cell("-") if d["ci95"] is None

@@ -297,7 +297,7 @@ def test_options_reach_the_numbers(folders):
     assert done.exit_code == 0, done.output
     got = summary(root)
     assert got["settings"] == {
-        "bins": 3, "tace_threshold": 0.06, "dilation": 2, "tolerance": 0.01,
+        "threshold": None, "bins": 3, "tace_threshold": 0.06, "dilation": 2, "tolerance": 0.01,
         "nsd_tolerance_mm": 2.0, "chosen": ["fg", "union", "dilated", "all"], "compat": None,
     }  # fmt: skip
     assert "ece_dilated2" in got["metrics"]
@@ -1158,3 +1158,25 @@ def test_references_in_folders_of_masks(folders):
     assert done.exit_code == 1
     assert "b: " in done.output
     assert "no file for label liver" in done.output
+
+
+def test_several_thresholds_are_compared(binary):
+    """DSC by hand: 36 voxels; above 0.5 the 24 of 0.62 and 6 false ones, above 0.3 all and 6."""
+    root, y, _ = binary
+    write_nifti(root / "p" / "a.nii.gz", y, geometry(y.shape))  # a label map beside, not used
+    done = evaluate(root, "--threshold", "0.3,0.5,0.6", "--bootstrap", 0)
+    assert done.exit_code == 0, done.output
+    for t, dsc in (("0.3", 2 * 36 / (42 + 36)), ("0.5", 2 * 24 / (30 + 36)), ("0.6", 48 / 60)):
+        got = json.loads((root / "out" / f"p@{t}" / "summary.json").read_text())
+        close(got["metrics"]["dsc"]["mean"], dsc)
+        assert got["conventions"]["masks"] == f"where the probability is above {t}"
+    assert "Differences to p@0.3" in done.output
+    assert evaluate(root, "--threshold", 0.6, out="one").exit_code == 0
+    close(summary(root, "one")["metrics"]["dsc"]["mean"], 48 / 60)
+    for given in ("x", "1", "0.5,0.5"):
+        done = evaluate(root, "--threshold", given, out="none")
+        assert done.exit_code == 2
+        assert "--threshold: expected" in done.output
+    np.savez(root / "p" / "a.npz", probabilities=soft(y, 3))
+    done = evaluate(root, "--threshold", 0.5, out="three")
+    assert "has 3 classes; a threshold is for foreground against background" in done.output
