@@ -238,7 +238,7 @@ def evaluate(
     conventions, versions), reliability.png, reliability_classes.png, confidence.png and worst/ with
     a picture of each of the cases with the lowest DSC. Calibration is reported for the --scopes
     fg (foreground-labelled voxels, as published), union (labelled or predicted), dilated (near the
-    foreground) and all. Distances are in mm.
+    foreground) and all. Distances are in mm, those of images (PNG, BMP, TIF) in pixels.
 
     Several predictions get a folder each, and comparison.json, .csv and .png: differences to the
     first over the cases they share, with 95 % bootstrap intervals and Wilcoxon's signed-rank test.

@@ -33,7 +33,7 @@ def odd_headers(case: Case) -> list[str]:
     """Sentences on headers of a case that readers take differently."""
     notes = []
     for path in (case.reference, case.label_map, case.prediction):
-        if path is None or path.is_dir() or path.suffix == ".npz":
+        if path is None or path.is_dir() or is_array(path):
             continue
         try:
             conflict = read_geometry(path)[0].conflict

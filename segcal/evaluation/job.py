@@ -17,7 +17,7 @@ from segcal.evaluation.store import Store
 from segcal.io.case_patterns import Patterns
 from segcal.io.files import is_image
 from segcal.io.label_sets import LabelSet
-from segcal.io.pairing import Pairing, find_reader, pair, with_rois
+from segcal.io.pairing import Pairing, find_reader, pair, scan, with_rois
 
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
@@ -66,8 +66,13 @@ class Job:
     @property
     def unit(self) -> str:
         """Of the lengths: ``px`` where the references are images, which state no size."""
-        images = all(is_image(case.reference) for case in self.pairing.cases)
-        return "px" if images else "mm"
+        found = [case.reference for case in self.pairing.cases]
+        files = [
+            file
+            for one in found
+            for file in (scan(one, arrays=False).values() if one.is_dir() else [one])
+        ]
+        return "px" if files and all(map(is_image, files)) else "mm"
 
     def header(self) -> dict[str, Any]:
         """What a summary says about its making."""

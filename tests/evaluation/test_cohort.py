@@ -637,6 +637,17 @@ def test_means_over_labels_charge_a_miss():
     close(row["dsc"], (2 * 10 / 50 + 0) / 2)
 
 
+def test_references_in_folders_of_images_are_measured_in_pixels(tmp_path):
+    predicted, reference = disc_and_ellipse()
+    (tmp_path / "l" / "a").mkdir(parents=True)
+    (tmp_path / "p").mkdir()
+    Image.fromarray(reference).save(tmp_path / "l" / "a" / "disc.png")
+    Image.fromarray(predicted).save(tmp_path / "p" / "a.png")
+    done = run(tmp_path / "p", tmp_path / "l", "-o", tmp_path / "out", "--labels", "disc=1")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["unit"] == "px"
+
+
 @pytest.mark.parametrize("ending", ["png", "bmp", "tif"])
 def test_a_data_set_of_images_is_measured_in_pixels(tmp_path, ending):
     """As nnU-Net's NaturalImage2DIO writes it: label maps, and ``.npz`` of ``(K, 1, y, x)``."""
