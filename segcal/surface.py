@@ -1,7 +1,8 @@
 """Surfaces of binary masks and the distances between them, in millimetres.
 
 A surface voxel is a voxel of the mask with a face neighbour outside it; outside the image counts
-as outside the mask. Distances run between voxel centres.
+as outside the mask. An axis of length 1 has no neighbours and takes no part: one slice is an image
+of two axes. Distances run between voxel centres.
 
 Memory
 ------
@@ -115,7 +116,7 @@ def surface_distances(
     hold a voxel nearer than the nearest found so far are searched.
 
     Args:
-        prediction: bool ``(*S)``, 1 to 3 axes.
+        prediction: bool ``(*S)``, 1 to 3 axes; one of length 1 takes no part, as in one slice.
         reference: bool, same shape.
         spacing_mm: voxel size along each axis of the arrays, in their order.
 
@@ -135,6 +136,9 @@ def surface_distances(
     empty = np.zeros(0)
     if not p.any() or not r.any():
         return SurfaceDistances(empty, empty, not p.any(), not r.any())
+    axes = [axis for axis, n in enumerate(p.shape) if n > 1] or [0]
+    shape = [p.shape[axis] for axis in axes]
+    p, r, spacing = p.reshape(shape), r.reshape(shape), spacing[axes]
     box = _box(p, r)
     p_rows, r_rows = _surface(p[box]), _surface(r[box])
     mm = (1.0,) * (3 - p.ndim) + tuple(spacing.tolist())
@@ -149,7 +153,8 @@ def surface_distances(
 def label_boxes(label_maps: Sequence[ArrayLike], labels: Iterable[int]) -> dict[int, Box]:
     """Smallest box around each label in all maps together, in one pass over each map.
 
-    Cut to its box, a label keeps its surface and its distances: outside is background.
+    Cut to its box, a label keeps its surface and its distances: outside is background. Only a side
+    of one voxel must be made longer where the map is, or its axis would take no part in surfaces.
 
     Args:
         label_maps: integer ``(*S)``, 1 to 3 axes; at least one, all of one shape.

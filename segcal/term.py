@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ Reduce = Callable[[Tensor], Tensor]
 """Takes a tensor of one rank's sums and returns the sum over all ranks (``all_reduce(SUM)``)."""
 
 STATE_VERSION = 2
+SLACK = 1e-6
+"""How far a state may lie outside its range, of the range's ends: it may have been float32."""
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
@@ -205,6 +208,10 @@ class LearnedTerm(Term):
         """What a state must have in common with this penalty to be loaded."""
         return {"method": type(self).__name__}
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Lowest and highest value that a state may hold, by the name of its buffer."""
+        return {}
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the state with the module, but keep its types: half precision cannot sum it."""
 
@@ -239,10 +246,36 @@ class LearnedTerm(Term):
                 f"{prefix}lam: the state of an older segcal, which does not say of what penalty; "
                 "start the multipliers anew"
             )
+        self._check_values(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
-    def _check_identity(self, state: Tensor) -> None:
-        saved, here = (json.loads(bytes(s.tolist())) for s in (state, self.get_extra_state()))
+    def _check_values(self, state_dict: dict[str, Any], prefix: str) -> None:
+        ranges = self.ranges()
+        for name in self.state_dict():
+            value = state_dict.get(f"{prefix}{name}")
+            if not isinstance(value, Tensor) or name == "_extra_state":
+                continue
+            low, high = ranges.get(name, (-math.inf, math.inf))
+            above = value.double() >= low - SLACK * abs(low)
+            wrong = value[~(above & (value.double() <= high + SLACK * abs(high)))]
+            if wrong.numel():
+                raise ValueError(
+                    f"{prefix}{name}: expected numbers from {low:g} to {high:g}, got "
+                    f"{float(wrong.flatten()[0]):g} in the state to be loaded; build the "
+                    f"{type(self).__name__} with the settings that the state was saved with, or "
+                    "start anew"
+                )
+
+    def _check_identity(self, state: Any) -> None:
+        try:
+            saved, here = (json.loads(bytes(s.tolist())) for s in (state, self.get_extra_state()))
+        except (AttributeError, TypeError, ValueError, RecursionError):
+            saved = None
+        if not isinstance(saved, dict):
+            raise ValueError(
+                f"_extra_state: expected what segcal saves of a {type(self).__name__}, JSON as "
+                f"bytes in a tensor, got {type(state).__name__}; is it the state of something else?"
+            )
         if saved.get("version") != here["version"]:
             raise ValueError(
                 f"not a state of this version: {saved.get('version')!r}, here {here['version']}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segcal.alm import FUNCTIONS, AugmentedLagrangian, p2, p3, phr
+from segcal.losses.adafocal import AdaFocal
 from segcal.neighbourhood import class_proportions
 from segcal.penalties.cals import CALS, CALSHR
+from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from tests.conftest import close
 
@@ -198,6 +201,46 @@ def test_a_state_without_identity_is_refused():
     state = CRaC(4).state_dict()
     del state["_extra_state"]
     with pytest.raises(ValueError, match="lam: the state of an older segcal"):
+        CRaC(4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("value", [-5.0, -0.1, 1e30, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("penalty", "name"),
+    [
+        (CRaC(4), "lam"), (CRaC(4), "rho"), (CRaC(4), "previous"), (CALSHR(4), "lam"),
+        (Confidence(4), "lam"), (AdaFocal(4, gamma_bounds=(-0.05, 20), switch=0.01), "gamma"),
+    ],
+    ids=["crac lam", "crac rho", "crac previous", "cals_hr lam", "confidence lam", "adafocal"],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(penalty, name, value):
+    """Nothing is loaded; of what has no bounds, NaN is refused alone."""
+    state = copy.deepcopy(penalty.state_dict())
+    state[name].view(-1)[-1] = value
+    if name == "previous" and not math.isnan(value):
+        penalty.load_state_dict(state)
+        return
+    before = getattr(penalty, name).clone()
+    with pytest.raises(ValueError, match=rf"{name}: expected numbers from .*, got "):
+        penalty.load_state_dict(state)
+    assert torch.equal(getattr(penalty, name), before)
+
+
+def test_a_state_that_was_in_single_precision_is_loaded():
+    """1e-6, the lower bound, is a little less there."""
+    state = {
+        name: v.float() if v.is_floating_point() else v for name, v in CRaC(4).state_dict().items()
+    }
+    CRaC(4).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [None, 3, "crac", {"method": "CRaC"}, torch.ones(3), torch.tensor([91, 93], dtype=torch.uint8)],
+)
+def test_an_extra_state_of_another_type_is_refused(other):
+    state = {**CRaC(4).state_dict(), "_extra_state": other}
+    with pytest.raises(ValueError, match="_extra_state: expected what segcal saves of a CRaC"):
         CRaC(4).load_state_dict(state)
 
 
@@ -401,7 +444,7 @@ def test_a_constraint_on_its_target_but_for_rounding_does_not_raise_rho(fused):
     close(alm.rho, torch.full_like(alm.rho, 0.1))
 
 
-def test_a_multiplier_that_runs_away_is_said_once():
+def test_a_multiplier_that_runs_away_is_said_early_and_with_the_remedy():
     alm = Elementwise(2, rho0=1.0)
     z = torch.full((1, 2, 1), 90.0)
     regions = torch.zeros(1, 1, dtype=torch.int64)
@@ -409,8 +452,9 @@ def test_a_multiplier_that_runs_away_is_said_once():
     for _ in range(3):
         alm.observe(z, regions)
         notes.append(alm.dual_step().notes)
-    assert notes[0] == []
-    assert "cannot be met" in notes[1][0]
+    assert "a multiplier reached 10: the constraint may be one that cannot be met" in notes[0][0]
+    assert "Where Dice falls, lower rho0, the margins or the weight of the penalty" in notes[0][0]
+    assert "a multiplier reached 100" in notes[1][0]
     assert notes[2] == []
 
 

@@ -47,7 +47,9 @@ def method(kind, name, k=3, **arguments):
     for buffer_name, buffer in term.named_buffers():
         if buffer_name == "lam":
             generator = torch.Generator().manual_seed(5)
-            buffer.copy_(0.1 + torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype))
+            drawn = torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype)
+            highest = term.ranges()["lam"][1]  # a state beyond it is refused
+            buffer.copy_(0.1 + min(1.0, highest - 0.1) * drawn)
     return term
 
 

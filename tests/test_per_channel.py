@@ -20,7 +20,7 @@ from tests.test_contracts import METHODS
 
 HAVE = {
     "cross_entropy", "soft_dice", "dicepp", "svls", "nacl", "margin", "crac", "crac_bands",
-    "confidence",
+    "confidence", "ml1_ace", "ml1_ace_soft",
 }  # fmt: skip
 methods = pytest.mark.parametrize(("kind", "name"), [m for m in METHODS if m[1] in HAVE])
 

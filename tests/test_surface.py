@@ -119,12 +119,20 @@ def test_empty_masks():
     assert surface_distances(none[:0], none[:0], spacing_mm=(1, 1)).prediction_empty
 
 
-def test_one_plane_has_a_surface_all_over_unless_it_is_an_image():
+def test_an_axis_of_length_1_takes_no_part():
     square = np.ones((5, 5), bool)
-    got = surface_distances(square, square, spacing_mm=(1, 1))
-    assert got.prediction_to_reference.size == 16
-    got = surface_distances(square[None], square[None], spacing_mm=(1, 1, 1))
-    assert got.prediction_to_reference.size == 25
+    for one, mm in (
+        (square, (1, 1)), (square[None], (9, 1, 1)), (square[:, None], (1, 9, 1)),
+        (square[..., None], (1, 1, 9)),
+    ):  # fmt: skip
+        assert surface_distances(one, one, spacing_mm=mm).prediction_to_reference.size == 16
+    assert (
+        surface_distances(square[:1], square[:1], spacing_mm=(1, 1)).reference_to_prediction.size
+        == 2
+    )
+    slab = np.zeros((3, 5, 5), bool)
+    slab[1] = True  # one slice of an image of three
+    assert surface_distances(slab, slab, spacing_mm=(1, 1, 1)).prediction_to_reference.size == 25
 
 
 def test_any_layout_of_the_masks():
@@ -164,7 +172,9 @@ def test_label_boxes(shape, seed, dtype):
 def test_a_label_cut_to_its_box_keeps_its_distances():
     maps = np.random.default_rng(2).integers(0, 4, (2, 5, 6, 7))
     maps[:, 1:, 2:4] = 0
-    for label, box in label_boxes(maps, range(1, 6)).items():
+    boxes = label_boxes(maps, range(1, 6))
+    assert all(s.stop - s.start != 1 for box in boxes.values() for s in box)
+    for label, box in boxes.items():
         p, r = maps == label
         whole = surface_distances(p, r, spacing_mm=(2, 1, 1))
         cut = surface_distances(p[box], r[box], spacing_mm=(2, 1, 1))

@@ -28,8 +28,8 @@ Average = Literal["all", "region"]
 
 MET = 1e-5
 """A mean constraint up to this is met: about what float32 rounds off logits of tens."""
-LAMBDA_SUSPICIOUS = 100.0
-"""A multiplier above this says that the constraint cannot be met; the user is told."""
+LAMBDA_SUSPICIOUS = (10.0, 100.0)
+"""A multiplier above these says that the constraint may not be met; the user is told each time."""
 
 
 class AugmentedLagrangian(LearnedTerm):
@@ -198,6 +198,10 @@ class AugmentedLagrangian(LearnedTerm):
             **({} if self.include_background else {"include_background": False}),
         }
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Bounds of the multipliers, and of rho."""
+        return {"lam": self.lambda_bounds, "rho": self.rho_bounds}
+
     @property
     def num_penalised(self) -> int:
         """Number of classes that are penalised."""
@@ -355,12 +359,16 @@ class AugmentedLagrangian(LearnedTerm):
         self.previous.copy_(torch.where(seen, constraint, self.previous))
         self.has_previous |= seen
         self.step += 1
-        limit = min(LAMBDA_SUSPICIOUS, self.lambda_bounds[1])
-        if not bool(((self.lam >= limit) & (before < limit)).any()):
+        reached = [
+            limit
+            for limit in (min(one, self.lambda_bounds[1]) for one in LAMBDA_SUSPICIOUS)
+            if bool(((self.lam >= limit) & (before < limit)).any())
+        ]
+        if not reached:
             return []
         return [
-            f"a multiplier reached {limit:g}: the constraint cannot be met; lower rho0 or the "
-            "margins"
+            f"a multiplier reached {reached[-1]:g}: the constraint may be one that cannot be met. "
+            "Where Dice falls, lower rho0, the margins or the weight of the penalty"
         ]
 
     def start_pass(self) -> None:

@@ -15,10 +15,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import Engine, say_labels
 from segcal.commands.progress import progress_bar, progress_bars
+from segcal.commands.reading_options import OPTIONS as OF_READING
+from segcal.commands.reading_options import (
+    DatasetJson,
+    PredictionPattern,
+    ReferencePattern,
+    known_labels,
+)
+from segcal.commands.reading_options import Labels as LabelNames
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.api import Comparison
@@ -36,7 +44,7 @@ app = typer.Typer(
 )
 OPTIONS = {
     "method": "--method", "methods": "--methods", "patients": "--patients", "decide": "--decide",
-    "scheduler": "--scheduler",
+    "scheduler": "--scheduler", **OF_READING,
 }  # fmt: skip
 """Options by the arguments they become."""
 
@@ -51,13 +59,6 @@ Predictions = Annotated[
 ]
 Labels = Annotated[
     Path, typer.Argument(metavar="LABELS", help="Folder of their reference label maps.")
-]
-DatasetJson = Annotated[
-    Path | None,
-    typer.Option(
-        help="nnU-Net dataset.json with label names, regions and 'ignore'; default: looked for "
-        "beside the predictions and above the labels."
-    ),
 ]
 Patients = Annotated[
     str | None,
@@ -122,6 +123,9 @@ def fit(
     ] = False,
     patients: Patients = None,
     dataset_json: DatasetJson = None,
+    label_names: LabelNames = None,
+    prediction_pattern: PredictionPattern = None,
+    reference_pattern: ReferencePattern = None,
     processes: Processes = None,
 ) -> None:
     """Fit a calibrator to validation predictions and their labels.
@@ -136,17 +140,23 @@ def fit(
     and is refused for another model. Never fit on the cases that you report. Then: segcal
     calibrate apply PREDICTIONS calibrator.json -o OUT
     """
-    console = _console()
+    console = open_console()
     with user_errors(OPTIONS):
+        from segcal.io.case_patterns import Patterns
+        from segcal.io.files import check_writable
         from segcal.repair.fitting import fit_job, plan_fit
         from segcal.repair.saved import write_calibrator
 
         if output.suffix != ".json":
             raise ValueError(f"--output: {output}: expected a file that ends in .json")
+        check_writable(output.parent)
         job = plan_fit(
-            predictions, labels, dataset_json=dataset_json,
+            predictions, labels, dataset_json=known_labels(dataset_json, label_names),
+            patterns=Patterns(prediction_pattern, reference_pattern),
             found=lambda found: say_labels(console, found),
         )  # fmt: skip
+        if job.pairing.note:
+            say(console, job.pairing.note)
         for names, what in (
             (job.pairing.without_prediction, "labels without a prediction"),
             (job.pairing.without_reference, "predictions without labels"),
@@ -202,6 +212,8 @@ def apply(
         typer.Option("--resume", help="Take up an interrupted run with the same calibrator."),
     ] = False,
     dataset_json: DatasetJson = None,
+    label_names: LabelNames = None,
+    prediction_pattern: PredictionPattern = None,
     processes: Processes = None,
     engine: Annotated[
         Engine,
@@ -221,7 +233,7 @@ def apply(
 
     Exit code 0: all written. 1: some case failed. 2: wrong usage.
     """
-    console = _console()
+    console = open_console()
     with user_errors(OPTIONS):
         from segcal.evaluation.api import runner_of
         from segcal.repair.applying import apply_job, plan_apply
@@ -229,7 +241,8 @@ def apply(
 
         job = plan_apply(
             predictions, read_calibrator(calibrator), output, decide=decide.value,
-            precision=precision.value, dataset_json=dataset_json, any_model=any_model,
+            precision=precision.value, dataset_json=known_labels(dataset_json, label_names),
+            prediction_pattern=prediction_pattern, any_model=any_model,
         )  # fmt: skip
         runner = runner_of(engine.value, scheduler)
     for note in job.notes:
@@ -275,6 +288,9 @@ def compare(
         int, typer.Option(min=2, help="Resamplings of the patients for 95 % intervals.")
     ] = 2000,
     dataset_json: DatasetJson = None,
+    label_names: LabelNames = None,
+    prediction_pattern: PredictionPattern = None,
+    reference_pattern: ReferencePattern = None,
     processes: Processes = None,
 ) -> None:
     """Say which repair helps, cross-validated over cases, or that none does.
@@ -289,20 +305,26 @@ def compare(
     promise. A method is recommended only where it helps beyond chance,
     by paired tests over patients that are corrected for the number of methods.
     """
-    console = _console()
+    console = open_console()
     with user_errors(OPTIONS):
+        from segcal.io.case_patterns import Patterns
         from segcal.repair.fitting import plan_fit
         from segcal.reporting.repair import write_repair
         from segcal.reporting.report import check_output
 
         check_output(output, [predictions, labels])
         job = plan_fit(
-            predictions, labels, dataset_json=dataset_json,
+            predictions, labels, dataset_json=known_labels(dataset_json, label_names),
+            patterns=Patterns(prediction_pattern, reference_pattern),
             found=lambda found: say_labels(console, found),
         )  # fmt: skip
         on = None
         if test is not None:
-            on = plan_fit(test, test_labels or labels, dataset_json=dataset_json)
+            on = plan_fit(
+                test, test_labels or labels,
+                dataset_json=known_labels(dataset_json, label_names),
+                patterns=Patterns(prediction_pattern, reference_pattern),
+            )  # fmt: skip
             _say_overlap(console, job, on)
         chosen = None if methods is None else [name.strip() for name in methods.split(",")]
         with _warnings(console):
@@ -310,11 +332,6 @@ def compare(
         written = write_repair(repair, output)
     _say_repair(console, repair)
     say(console, f"Written to {output}: {', '.join(written.files)}")
-
-
-def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=100)  # a pipe or a log has no width
 
 
 @contextmanager
@@ -448,7 +465,7 @@ def _say_repair(console: Console, repair: Repair) -> None:
 
 def _repair_table(title: str, repair: Repair, comparison: Comparison) -> Table:
     """Means of every row; what differs from the first with 95 % certainty has a mark."""
-    from segcal.evaluation.reported import metric_of
+    from segcal.evaluation.reported import metric_of, readable
 
     scopes = next(iter(comparison.reports.values())).job.settings.scopes
     columns = ["dsc", f"nll_{scopes[-1]}", *(f"ece_{scope}" for scope in scopes)]
@@ -459,7 +476,7 @@ def _repair_table(title: str, repair: Repair, comparison: Comparison) -> Table:
     )  # fmt: skip
     table.add_column("", no_wrap=True)
     for column in columns:
-        table.add_column(column.replace("_", " "), justify="right", no_wrap=True)
+        table.add_column(readable(column), justify="right", no_wrap=True)
     differences = {(d.method, d.metric): d for d in comparison.differences}
     for entry in repair.entries:
         rows = comparison.reports[entry.name].cases

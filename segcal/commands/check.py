@@ -7,20 +7,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import say_labels
+from segcal.commands.reading_options import (
+    OPTIONS,
+    DatasetJson,
+    Labels,
+    PredictionPattern,
+    ReferencePattern,
+    known_labels,
+    source_of,
+)
 
 
 def check(
     predictions: Annotated[Path, typer.Argument(help="Folder of predictions, or one file.")],
     references: Annotated[Path, typer.Argument(help="Folder of label maps, or one.")],
-    dataset_json: Annotated[
-        Path | None,
-        typer.Option(help="nnU-Net dataset.json; default: looked for as by segcal evaluate."),
-    ] = None,
+    dataset_json: DatasetJson = None,
+    labels: Labels = None,
+    prediction_pattern: PredictionPattern = None,
+    reference_pattern: ReferencePattern = None,
     tolerance: Annotated[
         float,
         typer.Option(min=0, help="How far, in voxels, a prediction may lie off its reference."),
@@ -33,16 +41,20 @@ def check(
     Looks at pairs, sizes, places and numbers of channels; values are only seen by the evaluation.
     Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
     """
-    from segcal.evaluation.check import check_case, count_channels
+    from segcal.evaluation.check import check_case, count_channels, odd_headers
     from segcal.evaluation.labels import find_labels
+    from segcal.io.case_patterns import Patterns
     from segcal.io.pairing import find_reader, pair
 
-    console = Console()
-    with user_errors():
-        pairing = pair(predictions, references)
-        labels = find_labels(dataset_json, predictions, references)
-        say_labels(console, labels)
-        label_set = labels.label_set
+    console = open_console()
+    with user_errors(OPTIONS):
+        patterns = Patterns(prediction_pattern, reference_pattern)
+        pairing = pair(predictions, references, patterns)
+        if pairing.note:
+            say(console, pairing.note)
+        known = find_labels(known_labels(dataset_json, labels), predictions, references)
+        say_labels(console, known)
+        label_set = known.label_set
         reader = find_reader(predictions)
         found = {
             case.name: check_case(case, label_set, reader=reader, tolerance=tolerance)
@@ -58,13 +70,18 @@ def check(
     wrong = {name: problems for name, problems in found.items() if problems}
     for name, problems in wrong.items():
         for problem in problems:
-            say(console, f"{name}: {problem}", "red")
+            say(console, f"{name}: {problem}{source_of(known, problem)}", "red")
+    for case in pairing.cases:
+        for note in odd_headers(case):
+            say(console, f"Note on {case.name}: {note}", "yellow")
     for names, what in (
         (pairing.without_prediction, "references without a prediction"),
         (pairing.without_reference, "predictions without a reference"),
     ):
         if names:
             say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
+    if others := len(pairing.of_other_folds):
+        say(console, f"{others} references are of cases that other folds validate on, left out")
     good = len(found) - len(wrong)
     say(console, f"{good} of {len(found)} cases can be evaluated, as far as headers tell.")
     if wrong or pairing.without_prediction:

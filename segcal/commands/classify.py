@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from segcal.commands.console import number, say
+from segcal.commands.console import number, open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import table_forms
 from segcal.commands.experiment import (
@@ -64,7 +63,7 @@ def train(
     set), segcal_progress.png, checkpoint_best.pt and checkpoint_last.pt. Files and settings are
     checked before training begins. Then: segcal classify evaluate FOLDER -o REPORT.
     """
-    console = Console()
+    console = open_console()
     with training_begins():
         from segcal.classify.experiment import load_experiment
         from segcal.classify.training import ClassificationRun
@@ -141,7 +140,7 @@ def evaluate(
     from segcal.classify.report import check_folder, write_classifier_report
     from segcal.training.checkpoints import BEST_NAME, LAST_NAME
 
-    console = Console()
+    console = open_console()
     with user_errors({**OPTIONS, "calibrate": "--calibrate", "method": "--method"}):
         if method is not None and not calibrate:
             raise ValueError("method: is of --calibrate, which was not given")
@@ -237,7 +236,7 @@ def from_segmentation(
     from segcal.classify.readers.archives import check_new, write_npz
     from segcal.classify.readers.presence import find_slice_cases, presence_of_labels
 
-    console = Console()
+    console = open_console()
     with user_errors():
         cases = find_slice_cases(root, patient)
         check_new(output, overwrite=overwrite)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from segcal.evaluation.compare import Difference
     from segcal.metrics.table import CalibrationMetric, Metric
@@ -19,13 +19,21 @@ ERRORS_IN_A_LINE = 7
 """Columns of calibration errors that fit into 80 beside the scope."""
 
 
+def open_console(*, stderr: bool = False) -> Console:
+    """A console that shows names as they are: no brackets are markup, no colons emoji."""
+    console = Console(stderr=stderr, markup=False, emoji=False)
+    if not console.is_terminal:  # a pipe or a log has no width
+        console.width = 100
+    return console
+
+
 def say(console: Console, text: str, style: str = "") -> None:
     """Print text as it is, brackets and all."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def class_table(summary: dict[str, Any]) -> Table:
-    """Overlap and surface distances per class."""
+def class_table(summary: dict[str, Any], asked: Collection[str] | None = None) -> Table:
+    """Overlap and surface distances per class; of `asked`, or the usual ones."""
     from segcal.metrics.table import PENALISED, STRUCTURE
 
     first = next(row.key for row in STRUCTURE if row.distance)
@@ -33,12 +41,12 @@ def class_table(summary: dict[str, Any]) -> Table:
     for row in STRUCTURE:
         if row.key == first:
             shown += [("missed", first, "missed", 0), ("false+", first, "false_alarms", 0)]
-        if row.brief:
+        if _is_shown(row, asked):
             field = "mean_of_found" if row.distance else "mean"
-            shown.append((row.brief, row.key, field, _digits(row)))
+            shown.append((row.brief or row.heading, row.key, field, _digits(row)))
         for of in PENALISED:
-            if of.brief and of.of == row.key:
-                shown.append((of.brief, row.key, "penalised_mean", _digits(of)))
+            if of.of == row.key and _is_shown(of, asked):
+                shown.append((of.brief or of.heading, row.key, "penalised_mean", _digits(of)))
     table = _table(f"Overlap and surfaces, cases: {summary['cases']['evaluated']}")
     table.add_column("label", overflow="fold")
     for heading, *_ in shown:
@@ -51,32 +59,45 @@ def class_table(summary: dict[str, Any]) -> Table:
         cells = (number(block.get(key, {}).get(field), digits) for _, key, field, digits in shown)
         table.add_row(Text(name), *cells)
     table.caption = (
-        "mm; HD, HD95 (pooled), ASSD: mean over the found; pen.: a miss costs the diagonal"
+        f"{summary.get('unit', 'mm')}; HD95: pooled; distances: mean over the found; pen.: a miss "
+        "costs the diagonal"
     )
     return table
 
 
-def calibration_table(summary: dict[str, Any], scopes: tuple[str, ...]) -> Group:
-    """Calibration errors per scope; those beyond 80 columns go on below."""
+def calibration_table(
+    summary: dict[str, Any], scopes: tuple[str, ...], asked: Collection[str] | None = None
+) -> Group:
+    """Calibration errors per scope, as :func:`class_table`; those beyond 80 columns go on below."""
     from segcal.evaluation.reported import calibration_metrics
 
-    shown = [(row, pooled) for row in calibration_metrics() if row.brief for pooled in row.ways]
+    shown = [
+        (row, pooled)
+        for row in calibration_metrics()
+        if _is_shown(row, asked)
+        for pooled in row.ways
+    ]
     first = _table("Calibration, mean over cases (fractions of 1)")
-    first.caption = (
-        "pooled: ECE of all voxels together; CECE: classwise; TACE: Nixon; TACE ref: CRaC poster's"
-    )
+    first.caption = "pooled: ECE of all voxels together; CECE: classwise; TACE: Nixon"
     tables: list[Table] = []
     for start in range(0, len(shown), ERRORS_IN_A_LINE):
         part = shown[start : start + ERRORS_IN_A_LINE]
         table = _table("") if tables else first
         table.add_column("scope", no_wrap=True)
-        for heading in ("n", *("pooled" if pooled else row.brief for row, pooled in part)):
+        for heading in (
+            "n",
+            *("pooled" if pooled else row.brief or row.heading for row, pooled in part),
+        ):
             table.add_column(heading, justify="right", no_wrap=True)
         for scope in scopes:
             count = str(summary["metrics"][f"ece_{scope}"]["n"])
             table.add_row(scope, count, *(_error(*one, summary, scope) for one in part))
         tables.append(table)
     return Group(*tables)
+
+
+def _is_shown(row: Metric, asked: Collection[str] | None) -> bool:
+    return bool(row.brief) if asked is None else row.is_shown(asked)
 
 
 def _error(row: CalibrationMetric, pooled: bool, summary: dict[str, Any], scope: str) -> str:
@@ -92,8 +113,12 @@ def _digits(row: Metric) -> int:
     return 2 if row.unit else 4
 
 
-def comparison_table(methods: Sequence[str], differences: Sequence[Difference]) -> Table:
+def comparison_table(
+    methods: Sequence[str], differences: Sequence[Difference], unit: str = "mm"
+) -> Table:
     """Differences of methods to the first."""
+    from segcal.evaluation.reported import readable
+
     table = _table(f"Differences to {methods[0]}, mean over shared cases")
     for column in ("method", "metric"):
         table.add_column(column, no_wrap=True)
@@ -102,7 +127,7 @@ def comparison_table(methods: Sequence[str], differences: Sequence[Difference]) 
     for d in sorted(differences, key=lambda d: methods.index(d.method)):
         bounds = "-" if d.ci95 is None else f"{d.ci95[0]:+.4f} to {d.ci95[1]:+.4f}"
         p = "-" if d.p_wilcoxon is None else f"{d.p_wilcoxon:.2g}"
-        table.add_row(d.method, d.metric, str(d.n), f"{d.mean:+.4f}", bounds, p)
+        table.add_row(d.method, readable(d.metric, unit), str(d.n), f"{d.mean:+.4f}", bounds, p)
     table.caption = "p is not corrected for the number of comparisons; all metrics: comparison.json"
     return table
 

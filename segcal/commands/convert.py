@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.progress import progress_bar
 
@@ -47,6 +47,13 @@ class Release(str, Enum):
 
     flare21 = "21"
     flare22 = "22"
+
+
+class AmosTask(str, Enum):
+    """Tasks of AMOS22."""
+
+    ct = "1"
+    both = "2"
 
 
 Src = Annotated[
@@ -139,7 +146,9 @@ def msd(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = False
 
     Example: segcal convert msd Downloads/Task05_Prostate $nnUNet_raw
 
-    Number and name are those of the folder TaskNN_Name.
+    Number and name are those of the folder TaskNN_Name. Other data sets with such a dataset.json
+    are converted, too: cases in its list "validation" are held out by the fold in
+    splits_final.json, labels of test cases go to labelsTs, what it does not list is counted.
     """
     from segcal.datasets import msd as data
     from segcal.datasets.raw import raw_folder
@@ -156,15 +165,62 @@ def msd(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = False
     _convert(src, sources, plan, folder, force)
 
 
+@app.command()
+def amos(
+    src: Src,
+    dest: Dest,
+    dataset_id: DatasetId = None,
+    task: Annotated[
+        AmosTask, typer.Option(help="1: the CT scans. 2: CT and MRI, as one channel.")
+    ] = AmosTask.ct,
+    force: Force = False,
+) -> None:
+    """Convert AMOS22: 15 abdominal organs in CT and MRI.
+
+    Example: segcal convert amos Downloads/amos22 $nnUNet_raw --task 1
+
+    SRC holds imagesTr/amos_0001.nii.gz, labelsTr, imagesVa and so on, at any depth. The validation
+    set is held out by the fold in splits_final.json; test cases go to imagesTs.
+    """
+    from segcal.datasets import abdomen as data
+    from segcal.datasets.raw import raw_folder
+    from segcal.io.sources import find_sources
+
+    with user_errors(OPTIONS):
+        folder = raw_folder(dest, dataset_id, *data.AMOS_FOLDER[task.value])
+        sources = find_sources(src)
+        plan = data.plan_amos(sources, task.value)
+    _convert(src, sources, plan, folder, force)
+
+
+@app.command()
+def btcv(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = False) -> None:
+    """Convert BTCV (Synapse, "Beyond the Cranial Vault"): 13 abdominal organs in CT.
+
+    Example: segcal convert btcv Downloads/RawData $nnUNet_raw
+
+    SRC holds img0001.nii.gz and label0001.nii.gz, in any folders. The cases 35 to 40, on which
+    Swin UNETR and MONAI's tutorials validate, are held out by the fold in splits_final.json; images
+    without a label go to imagesTs.
+    """
+    from segcal.datasets import abdomen as data
+    from segcal.datasets.raw import raw_folder
+    from segcal.io.sources import find_sources
+
+    with user_errors(OPTIONS):
+        folder = raw_folder(dest, dataset_id, *data.BTCV_FOLDER)
+        sources = find_sources(src)
+        plan = data.plan_btcv(sources)
+    _convert(src, sources, plan, folder, force)
+
+
 def _convert(
     src: Path, sources: Mapping[str, Source], plan: Plan, folder: Path, force: bool
 ) -> None:
     """Write the data set and say what came of it."""
     from segcal.datasets.raw import check_apart, write_dataset
 
-    console = Console()
-    if not console.is_terminal:  # a pipe or a log has no width
-        console = Console(width=100)
+    console = open_console()
     try:
         with user_errors(OPTIONS), progress_bar("Converting", len(plan.cases)) as advance:
             check_apart(src, folder)
@@ -212,5 +268,5 @@ def _report(console: Console, plan: Plan, done: Conversion, folder: Path) -> Non
         say(
             console,
             f"Then: cp {folder / SPLITS} $nnUNet_preprocessed/{folder.name}/ (nnU-Net looks for "
-            "its folds there, and makes others that part a patient's frames if it finds none)",
+            "its folds there, and makes others if it finds none)",
         )

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
+
+from segcal.commands.console import open_console
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def user_errors(options: Mapping[str, str] | None = None) -> Iterator[None]:
         text = re.sub(
             r"^\w+(?=[: ])", lambda word: (options or {}).get(word[0], word[0]), str(error)
         )
-        Console(stderr=True).print(
+        open_console(stderr=True).print(
             f"Error: {text}", style="red", markup=False, highlight=False, soft_wrap=True
         )  # paths stay in one piece
         raise typer.Exit(2) from error

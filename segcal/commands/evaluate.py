@@ -9,10 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from segcal.commands.console import calibration_table, class_table, comparison_table, say
+from segcal.commands.console import (
+    calibration_table,
+    class_table,
+    comparison_table,
+    open_console,
+    say,
+)
 from segcal.commands.errors import user_errors
+from segcal.commands.reading_options import OPTIONS as OF_READING
+from segcal.commands.reading_options import (
+    READING,
+    DatasetJson,
+    Labels,
+    PredictionPattern,
+    ReferencePattern,
+    known_labels,
+    source_of,
+)
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
+    from collections.abc import Collection
+
     from segcal.evaluation.api import Report, Runner
     from segcal.evaluation.cohort import Cohort
     from segcal.evaluation.job import Job
@@ -25,13 +43,15 @@ class Compat(str, Enum):
     marginloss = "marginloss"
 
 
-READING, NUMBERS, REPORT, RUNNING = "What is read", "Numbers", "Report", "Running"
+NUMBERS, REPORT, RUNNING = "Numbers", "Report", "Running"
 """Groups of options in the help."""
 DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
 MAX_NOTES = 5
 OPTIONS = {
     "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
-    "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi", "scheduler": "--scheduler",
+    "metrics": "--metrics", "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi",
+    "scheduler": "--scheduler", "threshold": "--threshold",
+    **OF_READING,
 }  # fmt: skip
 """Options by the arguments they become."""
 
@@ -102,14 +122,10 @@ def evaluate(
             "--processes on this machine. Connect to none that you do not trust.",
         ),
     ] = None,
-    dataset_json: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=READING,
-            help="nnU-Net dataset.json with label names and 'ignore'; default: looked for beside "
-            "the predictions and above the references.",
-        ),
-    ] = None,
+    dataset_json: DatasetJson = None,
+    labels: Labels = None,
+    prediction_pattern: PredictionPattern = None,
+    reference_pattern: ReferencePattern = None,
     bins: Annotated[
         int,
         typer.Option(
@@ -152,6 +168,14 @@ def evaluate(
             rich_help_panel=NUMBERS, min=0, help="Of the normalised surface distance, in mm."
         ),
     ] = 2.0,
+    threshold: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=READING,
+            help="Masks are where the probability of foreground, or of a region, is above this, "
+            "whatever label map lies beside; several, with commas, are compared: 0.3,0.5.",
+        ),
+    ] = None,
     tolerance: Annotated[
         float,
         typer.Option(
@@ -194,6 +218,14 @@ def evaluate(
             "twice, or with a comma, for both.",
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=REPORT,
+            help="Metrics of the tables on screen and of --format, with commas: dsc,hd95,ece. All "
+            "are in the page and the files of numbers.",
+        ),
+    ] = None,
 ) -> None:
     """Overlap, surface distances and calibration of predictions, per case and in summary.
 
@@ -206,7 +238,7 @@ def evaluate(
     conventions, versions), reliability.png, reliability_classes.png, confidence.png and worst/ with
     a picture of each of the cases with the lowest DSC. Calibration is reported for the --scopes
     fg (foreground-labelled voxels, as published), union (labelled or predicted), dilated (near the
-    foreground) and all. Distances are in mm.
+    foreground) and all. Distances are in mm, those of images (PNG, BMP, TIF) in pixels.
 
     Several predictions get a folder each, and comparison.json, .csv and .png: differences to the
     first over the cases they share, with 95 % bootstrap intervals and Wilcoxon's signed-rank test.
@@ -215,14 +247,14 @@ def evaluate(
     wrong usage.
     """
     from segcal.evaluation.api import comparison_of, runner_of
-    from segcal.evaluation.job import named, plan
+    from segcal.evaluation.job import named, plan, with_thresholds
+    from segcal.evaluation.reported import find_metrics
     from segcal.evaluation.settings import EvaluationSettings
+    from segcal.io.case_patterns import Patterns
     from segcal.reporting import report as reporting
     from segcal.reporting.folder import ReportFolder
 
-    console = Console()
-    if not console.is_terminal:  # a pipe or a log has no width
-        console = Console(width=100)
+    console = open_console()
     with user_errors(OPTIONS):
         settings = EvaluationSettings(
             bins=bins,
@@ -234,6 +266,7 @@ def evaluate(
             compat=None if compat is None else compat.value,
         )
         forms = table_forms(formats or [])
+        asked = None if metrics is None else find_metrics(metrics.split(","))
         if images is not None and not images.is_dir():
             raise ValueError(f"images: {images}: no such folder")
         *predictions, references = paths
@@ -242,10 +275,13 @@ def evaluate(
             named(predictions, names.split(",") if names else None),
             references,
             settings=settings,
-            dataset_json=dataset_json,
+            dataset_json=known_labels(dataset_json, labels),
             roi=roi,
-            found=lambda labels: say_labels(console, labels),
+            patterns=Patterns(prediction_pattern, reference_pattern),
+            found=lambda found: say_labels(console, found),
         )
+        if threshold is not None:
+            jobs = with_thresholds(jobs, _numbers(threshold))
         folders = {job.name: output / job.name if len(jobs) > 1 else output for job in jobs}
         for folder in {*folders.values(), output}:
             reporting.check_output(folder, paths)
@@ -258,10 +294,14 @@ def evaluate(
         folder = folders[job.name]
         if len(jobs) > 1:
             say(console, f"{job.name}: {job.predictions}", "bold")
+        if job.pairing.note:
+            say(console, job.pairing.note)
         report = reports[job.name] = _run(job, folder, bootstrap, processes, runner)
         with user_errors(OPTIONS):
-            written = reporting.write_report(report, folder, images=images, formats=forms)
-        _say_report(console, report, written.notes)
+            written = reporting.write_report(
+                report, folder, images=images, formats=forms, asked=asked
+            )
+        _say_report(console, report, written.notes, asked)
         say(console, f"Written to {folder}: {', '.join(written.files)}")
         if report.cohort.interrupted:
             say(console, "Interrupted: the report is of the cases before.", "red")
@@ -271,9 +311,9 @@ def evaluate(
         if len(jobs) > 1 and not all(len(report.cases) for report in reports.values()):
             ReportFolder(output).close()  # no comparison: that of an earlier run is not of these
         elif len(jobs) > 1:
-            comparison = comparison_of(reports)
+            comparison = comparison_of(reports, asked)
             written = reporting.write_comparison(comparison, output, formats=forms)
-            console.print(comparison_table(list(reports), comparison.shown))
+            console.print(comparison_table(list(reports), comparison.shown, jobs[0].unit))
             say(console, f"Written to {output}: {', '.join(written.files)}")
     if not any(report.failed for report in reports.values()):
         for job in jobs:  # not before: --resume would start from the first method again
@@ -294,14 +334,23 @@ def _run(job: Job, folder: Path, bootstrap: int, processes: int | None, runner: 
         )  # fmt: skip
 
 
-def _say_report(console: Console, report: Report, notes: list[str]) -> None:
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"threshold: expected numbers with commas, got {text!r}") from None
+
+
+def _say_report(
+    console: Console, report: Report, notes: list[str], asked: Collection[str] | None
+) -> None:
     if len(report.cases):
-        console.print(class_table(report.summary))
+        console.print(class_table(report.summary, asked))
     if report.calibration:
-        console.print(calibration_table(report.summary, report.job.settings.scopes))
+        console.print(calibration_table(report.summary, report.job.settings.scopes, asked))
     for note in notes:
         say(console, note, "yellow")
-    _say_problems(console, report.cohort)
+    _say_problems(console, report.cohort, report.job.labels)
 
 
 def table_forms(formats: list[str]) -> list[str]:
@@ -321,18 +370,20 @@ def table_forms(formats: list[str]) -> list[str]:
 
 
 def say_labels(console: Console, labels: FoundLabels) -> None:
-    """Say which file was found that tells what the labels mean, or why it does not."""
+    """Say which file tells what the labels mean, or why it does not, and what contradicts in it."""
     if labels.problem:
         say(console, f"Going on without label names: {labels.problem}", "yellow")
     elif labels.file is not None and labels.label_set is not None:
         ignored = labels.label_set.ignore_index
         left_out = "" if ignored is None else f"; {ignored} is left out (ignore)"
         say(console, f"Labels from {labels.file}{left_out}")
+    if labels.label_set is not None and (why := labels.label_set.contradiction()):
+        say(console, why, "yellow")
 
 
-def _say_problems(console: Console, cohort: Cohort) -> None:
+def _say_problems(console: Console, cohort: Cohort, labels: FoundLabels) -> None:
     for name, why in cohort.failed.items():
-        say(console, f"FAILED {name}: {why}", "red")
+        say(console, f"FAILED {name}: {why}{source_of(labels, why)}", "red")
     for name, texts in list(cohort.notes.items())[:MAX_NOTES]:
         say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
     if len(cohort.notes) > MAX_NOTES:
@@ -343,3 +394,5 @@ def _say_problems(console: Console, cohort: Cohort) -> None:
     ):
         if names:
             say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
+    if others := len(cohort.pairing.of_other_folds):
+        say(console, f"{others} references are of cases that other folds validate on, left out")

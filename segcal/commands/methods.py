@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from segcal.commands.console import open_console
 from segcal.commands.errors import user_errors
 
 SINGULAR = {
@@ -49,11 +50,11 @@ def methods(
                 typer.echo(json.dumps({kind: _data(kind, name) for kind in kinds}, indent=2))
             else:
                 for kind in kinds:
-                    _explain(Console(), kind, name)
+                    _explain(open_console(), kind, name)
         elif as_json:
             typer.echo(json.dumps(_names(), indent=2))
         else:
-            _list(Console())
+            _list(open_console())
 
 
 def _names() -> dict[str, list[str]]:

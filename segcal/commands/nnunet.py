@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from segcal.adapters.nnunet.patching import Aggregation, RefusedError
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 
 app = typer.Typer(
@@ -89,7 +90,18 @@ def train(
         if method and not calibrate:
             raise ValueError("--method: is what --calibrate fits; say --calibrate, too")
         running.check_train(context.args, budget)
-    running.train(context.args, budget)  # what fails in there keeps its traceback
+    with _refusals():  # what else fails in there keeps its traceback
+        running.train(context.args, budget)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn what nnU-Net is not let into its message and exit code 2."""
+    try:
+        yield
+    except RefusedError as error:
+        with user_errors():
+            raise error
 
 
 class Average(str, Enum):
@@ -187,11 +199,8 @@ def _predict(
 
     with user_errors():
         running.check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
-    try:
+    with _refusals():
         running.predict(arguments, aggregation, from_modelfolder=from_modelfolder)
-    except RefusedError as error:
-        with user_errors():
-            raise error
 
 
 class HeadName(str, Enum):
@@ -306,7 +315,7 @@ def doctor() -> None:
         table.add_column(column, no_wrap=column != "found", overflow="fold")
     for f in findings:
         table.add_row(Text(f.verdict, style=colour[f.verdict]), Text(f.what), Text(f.found))
-    console = Console()
+    console = open_console()
     console.print(table)
     for f in findings:
         if f.advice:
@@ -343,7 +352,7 @@ def recipes() -> None:
             )
             loss += f" (weights by schedule: {changes})" if changes else ""
             table.add_row(trainer, Text(loss), Text(recipe))
-    console = Console()
+    console = open_console()
     console.print(table)
     others = [name for name in names("recipes") if name not in by_trainer.values()]
     for note in (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,6 +13,8 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+
+from segcal.commands.console import open_console
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def progress_bars(totals: Mapping[str, int]) -> Iterator[list[Callable[[str], No
         TimeRemainingColumn(),
         TextColumn("{task.fields[last]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=open_console(stderr=True)) as progress:
         tasks = [progress.add_task(what, total=n, last="") for what, n in totals.items()]
 
         def advancing(task: TaskID) -> Callable[[str], None]:

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.experiment import OPTIONS
 
@@ -65,7 +65,7 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
         content: what its YAML file says, settings put in.
         options: of the command line.
     """
-    console = Console()
+    console = open_console()
     with user_errors({**OPTIONS, "engine": "--engine", "scheduler": "--scheduler"}):
         from segcal.evaluation.api import runner_of
         from segcal.reporting.folder import ReportFolder
@@ -159,7 +159,7 @@ class _Progress:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Show it on a terminal."""
-        console = Console(stderr=True)
+        console = open_console(stderr=True)
         if not console.is_terminal:
             yield
             return

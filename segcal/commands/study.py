@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import Engine, table_forms
 from segcal.commands.experiment import OPTIONS, SetOptions
@@ -162,7 +162,7 @@ def _classification(
     from segcal.classify.study_report import FILES
     from segcal.reporting.folder import ReportFolder
 
-    console = Console()
+    console = open_console()
     with user_errors(OPTIONS):
         chosen = load_study(config, settings)
         folder = output or Path(chosen.output) / "report"

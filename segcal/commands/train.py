@@ -7,9 +7,8 @@ from contextlib import ExitStack
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from segcal.commands.console import say
+from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.experiment import (
     OPTIONS,
@@ -58,7 +57,7 @@ def train(
     voxels, as published) and checkpoint_last.pt. Files and labels are checked before training
     begins. training.batch_size is that of all processes together. Then: segcal predict.
     """
-    console = Console()
+    console = open_console()
     with user_errors(OPTIONS):
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.training import SegmentationRun

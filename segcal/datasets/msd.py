@@ -1,5 +1,6 @@
 """Medical Segmentation Decathlon: ten tasks, each with a ``dataset.json`` that lists its files.
 
+Other data sets are listed in the same way, some with validation cases, or labels of test cases.
 A. L. Simpson et al., arXiv:1902.09063; M. Antonelli et al., Nature Communications 13:4128 (2022).
 """
 
@@ -7,12 +8,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from segcal.datasets.raw import Plan, RawCase, Skipped
+from segcal.datasets.raw import Plan, RawCase, Skipped, one_fold
 from segcal.io.files import case_name, read_json
 from segcal.io.label_sets import read_label_set
 from segcal.io.sources import Source
@@ -24,6 +25,9 @@ CITATION = (
     "M. Antonelli, A. Reinke, S. Bakas, K. Farahani, et al.: The Medical Segmentation Decathlon. "
     "Nature Communications 13, 4128, 2022."
 )
+FILE = re.compile(r"dataset(_\d+)?\.json")
+"""Name of the list; MONAI's of BTCV is ``dataset_0.json``."""
+LISTS = ("training", "validation", "test")
 TASK = re.compile(r"Task(\d+)_(\w+)")
 
 
@@ -48,7 +52,7 @@ def read_task(sources: Mapping[str, Source]) -> Task:
     Raises:
         ValueError: none or several of them, or not of the Decathlon.
     """
-    found = [name for name in sources if PurePosixPath(name).name == "dataset.json"]
+    found = [name for name in sources if FILE.fullmatch(PurePosixPath(name).name)]
     if len(found) != 1:
         raise ValueError(
             "expected the folder of one task, TaskNN_Name, with its dataset.json; found "
@@ -91,32 +95,41 @@ def task_name(task: Task, root: str) -> tuple[int | None, str]:
 def plan_msd(names: Collection[str], task: Task) -> Plan:
     """Which file becomes which case.
 
+    Cases in the list ``validation`` are training cases, held out by the only fold; without a label
+    they are test cases.
+
     Args:
         names: of all files.
         task: as read.
     """
     cases: list[RawCase] = []
     skipped: list[Skipped] = []
-    entries = [("Tr", entry) for entry in task.content["training"]]
-    entries += [("Ts", entry) for entry in task.content.get("test", [])]
-    taken = set()
-    for subset, entry in entries:
+    validation: set[str] = set()
+    used: set[str] = set()
+    for listed, entry in _entries(task.content):
         parts = entry if isinstance(entry, dict) else {"image": entry}
-        kinds = ("image", "label") if subset == "Tr" else ("image",)
-        files = [_place(task.folder, parts.get(kind, f"its {kind}")) for kind in kinds]
-        name = case_name(PurePosixPath(files[0]))
-        missing = [file for file in files if file not in names]
+        optional = listed == "test" or (listed == "validation" and "label" not in parts)
+        files = {
+            kind: _place(task.folder, parts.get(kind, f"its {kind}"))
+            for kind in ("image", "label")
+            if kind in parts or not optional
+        }
+        used |= set(files.values())
+        name = case_name(PurePosixPath(files["image"]))
+        needed = [file for kind, file in files.items() if kind == "image" or not optional]
+        missing = [file for file in needed if file not in names]
         if name is None:
             skipped.append(Skipped(str(entry), "dataset.json lists it, but it is no volume"))
         elif missing:
-            listed = " and ".join(missing)
-            skipped.append(Skipped(name, f"dataset.json lists it, but {listed} is not there"))
-        elif name in taken:
+            gone = " and ".join(missing)
+            skipped.append(Skipped(name, f"dataset.json lists it, but {gone} is not there"))
+        elif name in {case.name for case in cases}:
             skipped.append(Skipped(name, "dataset.json lists it twice; the first is taken"))
         else:
-            taken.add(name)
-            label = files[1] if subset == "Tr" else None
-            cases.append(RawCase(name, subset, (files[0],), label))
+            label = files.get("label")
+            there = label if label in names else None
+            cases.append(RawCase(name, "Ts" if optional else "Tr", (files["image"],), there))
+            validation |= {name} if listed == "validation" else set()
     dataset = {
         **{key: task.content[key] for key in KEPT if key in task.content},
         "citation": CITATION,
@@ -124,7 +137,30 @@ def plan_msd(names: Collection[str], task: Task) -> Plan:
         "labels": task.labels,
         "file_ending": ".nii.gz",
     }
-    return Plan("msd", tuple(cases), dataset, tuple(skipped))
+    counts = _left_out(names, task, cases, used)
+    splits = one_fold(cases, validation)
+    return Plan("msd", tuple(cases), dataset, tuple(skipped), counts, splits)
+
+
+def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Cases of the lists that are known, and the name of each one's list."""
+    for listed in LISTS:
+        yield from ((listed, entry) for entry in content.get(listed) or [])
+
+
+def _left_out(
+    names: Collection[str], task: Task, cases: Collection[RawCase], used: Collection[str]
+) -> dict[str, int]:
+    """What the lists, or the folders beside them, hold and no case does, and how many."""
+    unlisted = [name for name in names if name not in used and case_name(PurePosixPath(name))]
+    counts = {
+        "test cases without a label": sum(case.label is None for case in cases),
+        "volumes that dataset.json does not list, left out": len(unlisted),
+    }
+    for key, value in task.content.items():
+        if key not in LISTS and isinstance(value, list):
+            counts[f"entries in the list {key!r} of dataset.json, left out"] = len(value)
+    return {what: number for what, number in counts.items() if number}
 
 
 def _place(folder: str, listed: Any) -> str:

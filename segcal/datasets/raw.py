@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,6 +41,7 @@ __all__ = [
     "check_apart",
     "check_case",
     "deal",
+    "one_fold",
     "present_splits",
     "raw_folder",
     "write_dataset",
@@ -224,6 +225,26 @@ def deal(groups: Mapping[str, str], parts: int, seed: int) -> list[list[str]]:
     return [sorted(order[part::parts]) for part in range(parts)]
 
 
+def one_fold(
+    cases: Iterable[RawCase], validation: Collection[str]
+) -> tuple[dict[str, list[str]], ...]:
+    """The fold that trains on all training cases but those of a validation set; none without.
+
+    Args:
+        cases: of the data set.
+        validation: names of those held out.
+    """
+    training = [case.name for case in cases if case.subset == "Tr"]
+    if not any(name in validation for name in training):
+        return ()
+    return (
+        {
+            "train": [name for name in training if name not in validation],
+            "val": [name for name in training if name in validation],
+        },
+    )
+
+
 def check_case(
     images: Sequence[Path], label: Path | None, *, channels: int, labels: frozenset[int]
 ) -> list[Output]:
@@ -358,7 +379,8 @@ def _output(path: Path, volume: Volume, array: Array, grid: Geometry, target: Ge
     elif not turned and volume.geometry.differences(target, SAME):
         reasons.append("put on the very grid of the image")
     if not path.name.endswith(ENDING):
-        reasons.append(f"written as {ENDING}")
+        sized = ", a pixel as 1 mm" if volume.geometry.unit == "px" else ""
+        reasons.append(f"written as {ENDING}{sized}")
     if not any(reasons) and not reads_alike(path):
         reasons.append("header rewritten so that all readers agree on it")
     change = "; ".join(reason for reason in reasons if reason)

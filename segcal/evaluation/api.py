@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,8 @@ from segcal.evaluation.labels import FoundLabels
 from segcal.evaluation.reported import compared_columns
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.summary import summarise
+from segcal.io.case_patterns import Patterns
+from segcal.io.label_sets import LabelSet
 from segcal.tally import Tally
 from segcal.tensors import check_choice
 
@@ -91,16 +93,19 @@ class Comparison:
         reports: by name of the method; the first is the baseline.
         differences: of every metric.
         means: of the metrics that are shown first, over the cases that all methods have.
+        asked: keys of the metrics that are shown first; None takes the usual ones.
     """
 
     reports: dict[str, Report]
     differences: list[Difference]
     means: list[SharedMean]
+    asked: Collection[str] | None = None
 
     @property
     def shown(self) -> list[Difference]:
         """Differences that are shown first, where there are any cases to compare."""
-        columns = compared_columns(next(iter(self.reports.values())).job.settings.scopes)
+        first = next(iter(self.reports.values())).job
+        columns = compared_columns(first.settings.scopes, self.asked)
         return [
             one
             for column in columns
@@ -115,8 +120,9 @@ def evaluate(
     *,
     settings: EvaluationSettings | None = None,
     name: str | None = None,
-    dataset_json: PathLike | None = None,
+    dataset_json: PathLike | LabelSet | None = None,
     roi: PathLike | None = None,
+    patterns: Patterns | None = None,
     bootstrap: int = RESAMPLES,
     processes: int | None = 1,
     engine: Engine = "processes",
@@ -143,9 +149,12 @@ def evaluate(
         labels: folder of reference label maps named like the predictions, or one label map.
         settings: bins, thresholds, scopes; None takes the defaults.
         name: in headings; None takes that of the folder.
-        dataset_json: nnU-Net's ``dataset.json`` with label names and ``ignore``; None looks for
-            one beside or above the predictions, then the references, and warns if it is no good.
+        dataset_json: nnU-Net's ``dataset.json`` with label names and ``ignore``, or a
+            :class:`segcal.io.label_sets.LabelSet` (of
+            :func:`segcal.io.label_sets.parse_labels`, say); None looks for a file beside or above
+            the predictions, then the references, and warns if it is no good.
         roi: folder of masks named like the cases, for the scope ``roi``.
+        patterns: where the names of cases stand in the paths; None goes by the names of files.
         bootstrap: resamplings of the cases for 95 % intervals of the means; 0 leaves them out.
         processes: cases evaluated at the same time, each of which holds one case in memory; None
             takes one a core, of four cases or more each. More than one are new interpreters, so a
@@ -162,7 +171,7 @@ def evaluate(
     """
     runner = runner_of(engine, scheduler)
     one = named([Path(predictions)], None if name is None else [name])
-    (job,) = _planned(one, labels, settings, dataset_json, roi)
+    (job,) = _planned(one, labels, settings, dataset_json, roi, patterns)
     folder = None if store is None else Path(store)
     report = run_job(
         job, bootstrap=bootstrap, processes=processes, runner=runner, store=folder,
@@ -178,8 +187,9 @@ def compare_methods(
     labels: PathLike,
     *,
     settings: EvaluationSettings | None = None,
-    dataset_json: PathLike | None = None,
+    dataset_json: PathLike | LabelSet | None = None,
     roi: PathLike | None = None,
+    patterns: Patterns | None = None,
     bootstrap: int = RESAMPLES,
     processes: int | None = 1,
     engine: Engine = "processes",
@@ -195,6 +205,7 @@ def compare_methods(
         settings: see there.
         dataset_json: see there.
         roi: see there.
+        patterns: see there.
         bootstrap: see there.
         processes: see there.
         engine: see there.
@@ -213,7 +224,7 @@ def compare_methods(
     if len(given) < 2:
         raise ValueError(f"predictions: expected at least two methods, got {len(given)}")
     reports = {}
-    for job in _planned(given, labels, settings, dataset_json, roi):
+    for job in _planned(given, labels, settings, dataset_json, roi, patterns):
         reports[job.name] = run_job(
             job, bootstrap=bootstrap, processes=processes, runner=runner, progress=progress
         )
@@ -261,11 +272,15 @@ def run_job(
     return Report(job, cohort, summary, bootstrap)
 
 
-def comparison_of(reports: Mapping[str, Report]) -> Comparison:
+def comparison_of(
+    reports: Mapping[str, Report], asked: Collection[str] | None = None
+) -> Comparison:
     """Compare reports with the first of them.
 
     Args:
         reports: by name of the method, two or more, of the same references and settings.
+        asked: keys of the metrics that are shown first, see
+            :func:`segcal.evaluation.reported.find_metrics`; None takes the usual ones.
 
     Raises:
         ValueError: fewer than two, or one without a case.
@@ -274,11 +289,12 @@ def comparison_of(reports: Mapping[str, Report]) -> Comparison:
         raise ValueError(f"reports: no case of {', '.join(empty)} could be evaluated")
     tables = {name: report.cases for name, report in reports.items()}
     first = next(iter(reports.values()))
-    shown = compared_columns(first.job.settings.scopes)
+    shown = compared_columns(first.job.settings.scopes, asked)
     return Comparison(
         dict(reports),
         compare(tables, resamples=first.bootstrap),
         shared_means(tables, shown, resamples=first.bootstrap),
+        asked,
     )
 
 
@@ -305,20 +321,26 @@ def _planned(
     predictions: Mapping[str, Path],
     labels: PathLike,
     settings: EvaluationSettings | None,
-    dataset_json: PathLike | None,
+    dataset_json: PathLike | LabelSet | None,
     roi: PathLike | None,
+    patterns: Patterns | None,
 ) -> list[Job]:
     return plan(
         predictions,
         Path(labels),
         settings=settings,
-        dataset_json=None if dataset_json is None else Path(dataset_json),
+        dataset_json=dataset_json
+        if dataset_json is None or isinstance(dataset_json, LabelSet)
+        else Path(dataset_json),
         roi=None if roi is None else Path(roi),
+        patterns=patterns,
         found=_warn,
     )
 
 
 def _warn(labels: FoundLabels) -> None:
-    """Say that labels go by their numbers, though a file was there to name them."""
+    """Say that a file was there to name labels and does not, or what contradicts in it."""
     if labels.problem:
         warnings.warn(f"going on without label names: {labels.problem}", stacklevel=5)
+    if labels.label_set is not None and (why := labels.label_set.contradiction()):
+        warnings.warn(why, stacklevel=5)

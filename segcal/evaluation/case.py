@@ -229,7 +229,7 @@ def _overlap(
     row: dict[str, float] = {}
     boxes = label_boxes((prediction, reference), [k for one in structures for k in one.labels])
     for one in structures:
-        box = _around([boxes[k] for k in one.labels])
+        box = _around([boxes[k] for k in one.labels], reference.shape)
         p, r = (
             x[box] == one.labels[0] if len(one.labels) == 1 else np.isin(x[box], one.labels)
             for x in (prediction, reference)
@@ -254,12 +254,19 @@ def _means_of_labels(row: dict[str, float], structures: Sequence[Structure]) -> 
     return means
 
 
-def _around(boxes: list[Box]) -> Box:
-    """Smallest box around boxes, of which those of absent labels are empty."""
+def _around(boxes: list[Box], shape: tuple[int, ...]) -> Box:
+    """Box around boxes, of which those of absent labels are empty, for surfaces in it.
+
+    Only an axis on which the whole image has one voxel may have one here: surfaces leave it out.
+    """
     found = [box for box in boxes if all(s.stop > s.start for s in box)] or boxes[:1]
-    return tuple(
-        slice(min(s.start for s in sides), max(s.stop for s in sides))
+    sides = (
+        (min(s.start for s in sides), max(s.stop for s in sides))
         for sides in zip(*found, strict=True)
+    )
+    return tuple(
+        slice(max(0, min(start, n - 2)), max(stop, min(start + 2, n)))
+        for (start, stop), n in zip(sides, shape, strict=True)
     )
 
 

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from segcal.io.class_files import check_class_files
+import numpy as np
+
+from segcal.io.class_files import check_class_files, class_geometry
+from segcal.io.files import is_array
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
-from segcal.io.probabilities import check_classes, check_npz, stored_channels
-from segcal.io.volumes import Geometry, check_place, read_geometry
+from segcal.io.probabilities import check_classes, check_npz, not_floating, stored_channels
+from segcal.io.volumes import Geometry, check_place, read_geometry, stores_bytes
 
 
 def count_channels(case: Case) -> int | None:
@@ -18,12 +21,27 @@ def count_channels(case: Case) -> int | None:
     if case.prediction.is_dir():
         return None
     try:
-        if case.prediction.suffix == ".npz":
+        if is_array(case.prediction):
             return stored_channels(case.prediction)
         channels = read_geometry(case.prediction)[1]
     except ValueError:
         return None
     return channels if channels > 1 else None
+
+
+def odd_headers(case: Case) -> list[str]:
+    """Sentences on headers of a case that readers take differently."""
+    notes = []
+    for path in (case.reference, case.label_map, case.prediction):
+        if path is None or path.is_dir() or is_array(path):
+            continue
+        try:
+            conflict = read_geometry(path)[0].conflict
+        except ValueError:  # which stops the evaluation, and is told as such
+            continue
+        if conflict:
+            notes.append(f"{path}: {conflict}")
+    return notes
 
 
 def check_case(
@@ -53,7 +71,11 @@ def check_case(
             problems.append(str(error))
 
     try:
-        reference, channels = read_geometry(case.reference)
+        if case.reference.is_dir():
+            reference, channels = class_geometry(case.reference, label_set), 1
+            check_class_files(case.reference, reference, label_set, tolerance=tolerance)
+        else:
+            reference, channels = read_geometry(case.reference)
     except ValueError as error:
         return [str(error)]
     if channels > 1:
@@ -62,7 +84,7 @@ def check_case(
         attempt(
             lambda: check_class_files(case.prediction, reference, label_set, tolerance=tolerance)
         )
-    elif case.prediction.suffix == ".npz":
+    elif is_array(case.prediction):
         attempt(lambda: _check_npz(case.prediction, reference, label_set, reader))
         if (label_map := case.label_map) is not None:
             attempt(lambda: _check_label_map(label_map, reference, tolerance))
@@ -94,4 +116,6 @@ def _check_volume(
 ) -> None:
     channels = check_place(path, reference, tolerance)
     if channels > 1:
+        if stores_bytes(path):
+            raise ValueError(not_floating(str(path), np.dtype(np.uint8)))
         check_classes(str(path), channels, **_channels(label_set))

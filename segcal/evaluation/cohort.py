@@ -167,7 +167,10 @@ def evaluate_files(
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
-    arrays = read_case(case, label_set, tolerance=settings.tolerance, reader=reader, note=note)
+    arrays = read_case(
+        case, label_set, tolerance=settings.tolerance, reader=reader,
+        threshold=settings.threshold, note=note,
+    )  # fmt: skip
     geometry = arrays.reference.geometry
     result = evaluate_case(
         arrays.prediction,

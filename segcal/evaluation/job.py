@@ -14,8 +14,10 @@ from typing import Any
 from segcal.evaluation.labels import FoundLabels, find_labels
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import Store
+from segcal.io.case_patterns import Patterns
+from segcal.io.files import is_image
 from segcal.io.label_sets import LabelSet
-from segcal.io.pairing import Pairing, find_reader, pair, with_rois
+from segcal.io.pairing import Pairing, find_reader, pair, scan, with_rois
 
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
@@ -61,6 +63,17 @@ class Job:
         making = [vars(self.settings), labels, self.reader, version("segcal")]
         return Store(folder / STORE, json.dumps(making, default=str))
 
+    @property
+    def unit(self) -> str:
+        """Of the lengths: ``px`` where the references are images, which state no size."""
+        found = [case.reference for case in self.pairing.cases]
+        files = [
+            file
+            for one in found
+            for file in (scan(one, arrays=False).values() if one.is_dir() else [one])
+        ]
+        return "px" if files and all(map(is_image, files)) else "mm"
+
     def header(self) -> dict[str, Any]:
         """What a summary says about its making."""
         return {
@@ -74,7 +87,8 @@ class Job:
                 "python": platform.python_version(),
                 **{name: version(name) for name in LIBRARIES},
             },
-            "conventions": self.settings.conventions(),
+            "unit": self.unit,
+            "conventions": self.settings.conventions(self.unit),
         }
 
 
@@ -83,8 +97,9 @@ def plan(
     references: Path,
     *,
     settings: EvaluationSettings | None = None,
-    dataset_json: Path | None = None,
+    dataset_json: Path | LabelSet | None = None,
     roi: Path | None = None,
+    patterns: Patterns | None = None,
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> list[Job]:
     """Check all that is given, before the first case is read.
@@ -95,6 +110,7 @@ def plan(
         settings: of the evaluation; None takes the defaults.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         roi: folder of masks named like the cases, which adds the scope ``roi``.
+        patterns: see :func:`segcal.io.pairing.pair`.
         found: called with what the labels of each set of predictions mean.
 
     Raises:
@@ -105,7 +121,7 @@ def plan(
         settings = replace(settings, chosen=(*settings.chosen, "roi"))
     jobs = []
     for name, one in predictions.items():
-        pairing = pair(one, references)
+        pairing = pair(one, references, patterns)
         if roi is not None:
             pairing = with_rois(pairing, roi)
         labels = find_labels(dataset_json, one, references)
@@ -116,6 +132,31 @@ def plan(
     for job in jobs:
         _check_compat(settings.compat, job.label_set)
     return jobs
+
+
+def with_thresholds(jobs: Sequence[Job], thresholds: Sequence[float]) -> list[Job]:
+    """Every job with every threshold, several of them under names of their own.
+
+    Args:
+        jobs: of :func:`plan`.
+        thresholds: see :class:`segcal.evaluation.settings.EvaluationSettings`.
+
+    Raises:
+        ValueError: no probability, or one twice.
+    """
+    if len(set(thresholds)) < len(thresholds):
+        raise ValueError(
+            f"threshold: expected different ones, got {', '.join(map(str, thresholds))}"
+        )
+    return [
+        replace(
+            job,
+            name=job.name if len(thresholds) == 1 else f"{job.name}@{t:g}",
+            settings=replace(job.settings, threshold=t),
+        )
+        for job in jobs
+        for t in thresholds
+    ]
 
 
 def named(predictions: Sequence[Path], names: Sequence[str] | None = None) -> dict[str, Path]:

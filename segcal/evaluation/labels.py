@@ -7,7 +7,7 @@ from pathlib import Path
 
 from segcal.io.files import read_json
 from segcal.io.label_sets import LabelSet, read_label_set
-from segcal.io.pairing import find_dataset_json
+from segcal.io.pairing import far_dataset_json, find_dataset_json
 
 
 @dataclass(frozen=True)
@@ -25,23 +25,29 @@ class FoundLabels:
     problem: str = ""
 
 
-def find_labels(dataset_json: Path | None, predictions: Path, references: Path) -> FoundLabels:
+def find_labels(
+    dataset_json: Path | LabelSet | None, predictions: Path, references: Path
+) -> FoundLabels:
     """Read what the labels mean, from a file that is named or found.
 
     Args:
-        dataset_json: nnU-Net's ``dataset.json``; None looks for one beside or above the
-            predictions, then the references.
+        dataset_json: nnU-Net's ``dataset.json``, or what the labels mean; None looks for one
+            beside or above the predictions, then the references.
         predictions: folder or file.
         references: folder or file.
 
     Raises:
         ValueError: a file that is named, or one with an ignore label, cannot be understood.
     """
+    if isinstance(dataset_json, LabelSet):
+        return FoundLabels(dataset_json)
     if dataset_json is not None:
         return FoundLabels(read_label_set(dataset_json))
     found = find_dataset_json(predictions, references)
     if found is None:
-        return FoundLabels(None)
+        far = far_dataset_json(predictions, references)
+        why = f"{far} lies two folders above, so it may be of other data; name it to use it"
+        return FoundLabels(None, far, "" if far is None else why)
     try:
         return FoundLabels(read_label_set(found), found)
     except ValueError as error:  # nobody asked for this file

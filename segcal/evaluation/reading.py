@@ -11,12 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.evaluation.case import Structure
-from segcal.io.class_files import read_class_files
+from segcal.io.class_files import class_geometry, missing_classes, read_class_files
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import DECISION_HEAD, Case
-from segcal.io.probabilities import holds_probabilities, read_probabilities
-from segcal.io.volumes import Geometry, Volume, check_place, put_on, read_labels
-from segcal.posthoc.decision import decide_argmax
+from segcal.io.probabilities import holds_probabilities, read_foreground, read_probabilities
+from segcal.io.volumes import (
+    Geometry,
+    Volume,
+    check_place,
+    put_on,
+    read_labels,
+    read_volume,
+    to_labels,
+)
+from segcal.posthoc.decision import decide_argmax, regions_to_labels
 
 Note = Callable[[str], None]
 WHITE = 255
@@ -54,6 +62,7 @@ def read_case(
     *,
     tolerance: float,
     reader: str | None = None,
+    threshold: float | None = None,
     note: Note = lambda text: None,
 ) -> CaseArrays:
     """Read one case.
@@ -67,19 +76,24 @@ def read_case(
         label_set: names and ignore label; None names labels by their value.
         tolerance: how far, in voxels, a prediction may lie off its reference.
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
+        threshold: a structure is where its probability is above, whatever label map lies beside;
+            of foreground or regions. None takes that map, or the likeliest classes.
         note: called with what is odd and was decided.
 
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
-    reference = read_labels(case.reference)
+    reference = _read_reference(case.reference, label_set, tolerance, note)
     if reference.note:
         note(f"{case.reference.name}: {reference.note}")
     ignore_index = None if label_set is None else label_set.ignore_index
     regions = label_set is not None and bool(label_set.regions)
     at = reference.geometry
     prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
+    if threshold is not None:
+        prediction = _above(case.prediction, probabilities, threshold, label_set)
     structures, names, allowed = _structures(prediction, probabilities, reference.array, label_set)
+    structures = _with_files(case, structures, label_set, note)
     predicted = case.label_map or case.prediction
     in_reference = _check_labels(case.reference, reference.array, allowed, ignore_index)
     in_prediction = _check_labels(predicted, prediction, allowed, ignore_index)
@@ -89,6 +103,49 @@ def read_case(
     return CaseArrays(
         reference, prediction, probabilities, structures, names, regions, ignore_index, roi
     )
+
+
+def _above(
+    path: Path, probabilities: NDArray[Any] | None, threshold: float, label_set: LabelSet | None
+) -> NDArray[Any]:
+    """Label map of the voxels of a probability above a threshold."""
+    order = None if label_set is None or not label_set.regions else label_set.class_order
+    if probabilities is None:
+        raise ValueError(f"{path}: is a label map, to which no threshold can be applied")
+    if order is not None:
+        return regions_to_labels(probabilities, order, [threshold] * len(order))
+    if len(probabilities) != 2:
+        raise ValueError(
+            f"{path}: has {len(probabilities)} classes; a threshold is for foreground against "
+            "background, or for regions"
+        )
+    return (probabilities[1] > threshold).astype(np.int32)
+
+
+def _read_reference(path: Path, label_set: LabelSet | None, tolerance: float, note: Note) -> Volume:
+    """Labels of a file, or of a folder of a mask per class."""
+    if path.is_file():
+        return read_labels(path)
+    geometry = class_geometry(path, label_set)
+    labels = read_class_files(
+        path, geometry, label_set, tolerance=tolerance, note=note, overlaps=True
+    )
+    if labels.ndim == 4:
+        raise ValueError(f"{path}: expected masks of 0 and 1, got probabilities")
+    return Volume(labels, geometry)
+
+
+def _with_files(
+    case: Case, structures: list[Structure], label_set: LabelSet | None, note: Note
+) -> list[Structure]:
+    """Structures without those that a folder of a file per class has no file of."""
+    for path in (case.prediction, case.reference):
+        if path.is_dir() and label_set is not None:
+            missing = missing_classes(path, label_set)
+            for name in missing:
+                note(f"{path}: no file for label {name}, which has no numbers in this case")
+            structures = [one for one in structures if one.name not in missing]
+    return structures
 
 
 def _read_prediction(
@@ -117,7 +174,20 @@ def _read_prediction(
             note=note,
         )
     else:
-        return _read_on(case.prediction, at, tolerance, note), None
+        check_place(case.prediction, at, tolerance)
+        volume = read_volume(case.prediction)
+        foreground = read_foreground(
+            case.prediction,
+            volume,
+            at,
+            num_classes=None if label_set is None else label_set.num_foreground_channels,
+            regions=regions,
+            tolerance=tolerance,
+            note=note,
+        )
+        if foreground is None:
+            return _put_labels_on(case.prediction, volume, at, tolerance, note), None
+        probabilities = foreground
     class_order = label_set.class_order if label_set is not None and regions else None
     prediction = decide_argmax(probabilities, class_order=class_order)
     if case.label_map is None:
@@ -157,9 +227,15 @@ def _structures(
 def _read_on(path: Path, reference: Geometry, tolerance: float, note: Note) -> NDArray[Any]:
     """Read a label map that must lie on the reference, which its header tells before the rest."""
     check_place(path, reference, tolerance)
-    array, done = put_on(path, read_labels(path), reference, tolerance)
-    if done:
-        note(f"{path.name}: {done}")
+    return _put_labels_on(path, read_volume(path), reference, tolerance, note)
+
+
+def _put_labels_on(
+    path: Path, volume: Volume, reference: Geometry, tolerance: float, note: Note
+) -> NDArray[Any]:
+    array, done = put_on(path, to_labels(path, volume), reference, tolerance)
+    for text in filter(None, (volume.note, done)):
+        note(f"{path.name}: {text}")
     return array
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from segcal.metrics import table
 from segcal.metrics.table import CalibrationMetric, Metric
@@ -32,26 +32,68 @@ def metric_of(column: str) -> Metric | None:
     return max(found, key=lambda row: len(row.key), default=None)
 
 
-def compared_columns(scopes: Sequence[str]) -> list[str]:
+def find_metrics(names: Iterable[str]) -> frozenset[str]:
+    """Keys of metrics by what people call them: ``dsc``, ``hd95``, ``HD95 penalised``, ``ece``.
+
+    Raises:
+        ValueError: a name of none, with those there are.
+    """
+    rows = [*table.STRUCTURE, *table.PENALISED, *calibration_metrics()]
+    keys: dict[str, str] = {}
+    for row in rows:
+        for name in row.names:
+            keys.setdefault(name, row.key)
+    asked = [name.strip().lower() for name in names]
+    if unknown := [name for name in asked if name not in keys]:
+        raise ValueError(
+            f"metrics: expected some of {', '.join(row.heading for row in rows)}, got "
+            f"{', '.join(map(repr, unknown))}"
+        )
+    return frozenset(keys[name] for name in asked)
+
+
+def readable(column: str, unit: str = "mm") -> str:
+    """Name of a column of the table of cases for people: ``HD95 penalised (mm)``, ``DSC liver``.
+
+    Args:
+        column: of the table of cases.
+        unit: of the lengths, ``mm`` or ``px``.
+    """
+    row = metric_of(column)
+    if row is None:
+        return column
+    key, _, label = column.partition("/")
+    parts = (row.heading, key.removeprefix(row.key).removeprefix("_"), label)
+    given = row.unit_of(unit)
+    return " ".join(part for part in parts if part) + (f" ({given})" if given else "")
+
+
+def compared_columns(scopes: Sequence[str], asked: Collection[str] | None = None) -> list[str]:
     """Columns of the table of cases that a comparison of methods shows first.
 
     Args:
         scopes: of the evaluation.
+        asked: keys of the metrics; of a distance, the mean in which a miss costs the diagonal is
+            compared. None takes those that every comparison has.
     """
-    of_case = [
-        row.key
-        for row in (*table.STRUCTURE, *table.PENALISED)
-        if row.compared and row.key in label_means()
+
+    def is_of(row: Metric) -> bool:
+        return row.compared if asked is None else row.key in asked
+
+    means = label_means()
+    of_case = [row.key for row in table.STRUCTURE if row.key in means and is_of(row)]
+    of_case += [
+        row.key for row in table.PENALISED if is_of(row) or (asked is not None and row.of in asked)
     ]
     return of_case + [
         row.column(scope)
         for row in calibration_metrics()
         for scope in scopes
-        if row.compared and row.is_of(scope)
+        if is_of(row) and row.is_of(scope)
     ]
 
 
-def definitions(rows: Iterable[Metric], **asked: float) -> dict[str, str]:
+def definitions(rows: Iterable[Metric], **asked: float | str) -> dict[str, str]:
     """Meanings by key; rows of one meaning share an entry.
 
     Args:

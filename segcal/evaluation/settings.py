@@ -48,6 +48,8 @@ class EvaluationSettings:
         chosen: selections of voxels that calibration is reported for, keys of :data:`SCOPES`.
         compat: ``marginloss`` adds columns of that name, by the rules of
             :mod:`segcal.reproduction.marginloss`.
+        threshold: masks are where the probability of foreground, or of a region, is above; None
+            takes the label map beside, or the likeliest classes.
 
     Raises:
         ValueError: values out of range.
@@ -60,6 +62,7 @@ class EvaluationSettings:
     tolerance: float = 1e-2
     chosen: tuple[str, ...] = ("fg", "union", "dilated", "all")
     compat: Compat | None = None
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if self.bins < 1 or self.dilation < 1:
@@ -73,6 +76,10 @@ class EvaluationSettings:
             )
         if not 0 <= self.nsd_tolerance_mm < np.inf:
             raise ValueError(f"nsd_tolerance_mm: expected mm >= 0, got {self.nsd_tolerance_mm}")
+        if self.threshold is not None and not 0 <= self.threshold < 1:
+            raise ValueError(
+                f"threshold: expected a probability from 0 to below 1, got {self.threshold}"
+            )
         if self.compat is not None:
             check_choice("compat", self.compat, get_args(Compat))
         for scope in self.chosen:
@@ -93,14 +100,20 @@ class EvaluationSettings:
             for key, scope in zip(self.scopes, self.chosen, strict=True)
         }
 
-    def conventions(self) -> dict[str, str]:
-        """Say in words what every key means."""
-        asked = {
+    def conventions(self, unit: str = "mm") -> dict[str, str]:
+        """Say in words what every key means.
+
+        Args:
+            unit: of the lengths, ``mm`` or ``px``.
+        """
+        asked: dict[str, float | str] = {
+            "unit": unit,
             "bins": self.bins,
             "tace_threshold": self.tace_threshold,
             "nsd_tolerance_mm": self.nsd_tolerance_mm,
         }
         return {
+            **({} if unit == "mm" else {"_mm, _ml": f"{unit}, 1000 {unit}: images state no size"}),
             **definitions(table.STRUCTURE, **asked),
             "surface": "voxels with a face neighbour outside; distances between voxel centres",
             **definitions(table.PENALISED, **asked),
@@ -118,6 +131,11 @@ class EvaluationSettings:
                 {f"marginloss {key}": text for key, text in OF_MARGINLOSS.items()}
                 if self.compat == "marginloss"
                 else {}
+            ),
+            **(
+                {}
+                if self.threshold is None
+                else {"masks": f"where the probability is above {self.threshold:g}"}
             ),
             "pooled": "all voxels of all cases together; equal-mass groups from 2^16 cells",
             "mean over cases": "each case's value, then the plain mean; undefined cases left out "

@@ -11,7 +11,7 @@ from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import scan
 from segcal.io.probabilities import SUM_TOLERANCE, check_probabilities, check_range
 from segcal.io.rounding import LABEL_ROUNDING, merged
-from segcal.io.volumes import Array, Geometry, check_place, put_on, read_volume
+from segcal.io.volumes import Array, Geometry, check_place, put_on, read_geometry, read_volume
 
 MASK_ROUNDING = 1e-4
 """Values this near 0 or 1 are those of a mask (scaled headers)."""
@@ -21,15 +21,37 @@ def find_class_files(folder: Path, label_set: LabelSet) -> dict[int, Path]:
     """Files of the labels, by value; background only if there is a file of it.
 
     Raises:
-        ValueError: a label without a file.
+        ValueError: no label has a file.
     """
-    files = scan(folder, npz=False)
-    if missing := [name for name in label_set.foreground if name not in files]:
-        raise ValueError(
-            f"{folder}: no file for label {', '.join(missing[:9])} of {label_set.source}; expected "
-            f"{missing[0]}.nii.gz beside {', '.join(sorted(files)[:3])}"
-        )
-    return {k: files[name] for k, name in label_set.names.items() if name in files}
+    files = scan(folder, arrays=False)
+    found = {k: files[name] for k, name in label_set.names.items() if name in files}
+    if not any(found):
+        raise _missing(folder, label_set)
+    return found
+
+
+def missing_classes(folder: Path, label_set: LabelSet) -> list[str]:
+    """Names of the labels that a folder has no file of."""
+    files = scan(folder, arrays=False)
+    return [name for name in label_set.foreground if name not in files]
+
+
+def class_geometry(folder: Path, label_set: LabelSet | None) -> Geometry:
+    """Geometry of the first label's file.
+
+    Raises:
+        ValueError: no label has a file, or it cannot be read.
+    """
+    files = find_class_files(folder, _known(folder, label_set))
+    return read_geometry(next(iter(files.values())))[0]
+
+
+def _missing(folder: Path, label_set: LabelSet) -> ValueError:
+    missing, files = missing_classes(folder, label_set), scan(folder, arrays=False)
+    return ValueError(
+        f"{folder}: no file for label {', '.join(missing[:9])} of {label_set.source}; expected "
+        f"{missing[0]}.nii.gz beside {', '.join(sorted(files)[:3])}"
+    )
 
 
 def _known(folder: Path, label_set: LabelSet | None) -> LabelSet:
@@ -54,7 +76,10 @@ def check_class_files(
     Raises:
         ValueError: as :func:`read_class_files`, but for what the values tell.
     """
-    for path in find_class_files(folder, _known(folder, label_set)).values():
+    label_set = _known(folder, label_set)
+    if missing_classes(folder, label_set):
+        raise _missing(folder, label_set)
+    for path in find_class_files(folder, label_set).values():
         _check_header(path, geometry, tolerance)
 
 
@@ -65,6 +90,7 @@ def read_class_files(
     *,
     tolerance: float = 1e-2,
     note: Callable[[str], None] = lambda text: None,
+    overlaps: bool = False,
 ) -> Array:
     """Read a case of one file per class.
 
@@ -77,6 +103,7 @@ def read_class_files(
         label_set: which label a name is.
         tolerance: of the geometry, in voxels.
         note: called with what is odd and was decided.
+        overlaps: where masks overlap, take the largest label, and say so.
 
     Returns:
         label map ``(z, y, x)`` of integers, or probabilities ``(K, z, y, x)``.
@@ -88,21 +115,31 @@ def read_class_files(
     """
     label_set = _known(folder, label_set)
     files = find_class_files(folder, label_set)
-    if unused := sorted(set(scan(folder, npz=False).values()) - set(files.values())):
+    if unused := sorted(set(scan(folder, arrays=False).values()) - set(files.values())):
         names = ", ".join(path.name for path in unused[:9])
         note(f"{folder.name}: {len(unused)} files are of no label and left out: {names}")
     notes: set[str] = set()
 
     def read(path: Path) -> Array:
         _check_header(path, geometry, tolerance)
-        array, done = put_on(path, read_volume(path), geometry, tolerance)
+        volume = read_volume(path)
+        array, done = put_on(path, volume, geometry, tolerance)
         if array.dtype.kind not in "iufb":
             raise ValueError(f"{path}: expected a mask or probabilities, got {array.dtype}")
-        notes.add(done)
+        notes.update((volume.note, done))
         return array
 
-    array = _label_map(folder, files, geometry.shape, read)
+    array, twice = _label_map(files, geometry.shape, read)
+    if twice and not overlaps:
+        raise ValueError(f"{folder}: masks overlap in {twice} voxels, which then have two labels")
+    if twice:
+        note(
+            f"{folder.name}: masks overlap in {twice} voxels, which have the largest of their "
+            f"labels: {' < '.join(label_set.names[k] for k in files)}"
+        )
     if array is None:
+        if missing_classes(folder, label_set):
+            raise _missing(folder, label_set)
         array = _probabilities(folder, files, geometry.shape, read, label_set.num_channels, note)
     for text in sorted(notes - {""}):
         note(f"{folder.name}: {text}")
@@ -116,9 +153,12 @@ def _check_header(path: Path, geometry: Geometry, tolerance: float) -> None:
 
 
 def _label_map(
-    folder: Path, files: dict[int, Path], shape: tuple[int, ...], read: Callable[[Path], Array]
-) -> Array | None:
-    """Label map of masks; None as soon as a file has other floating values."""
+    files: dict[int, Path], shape: tuple[int, ...], read: Callable[[Path], Array]
+) -> tuple[Array | None, int]:
+    """Label map of masks, larger labels over smaller ones, and how many voxels are in several.
+
+    It is None as soon as a file has other floating values.
+    """
     labels, taken, twice = np.zeros(shape, np.int32), np.zeros(shape, bool), 0
     for k, path in files.items():
         array = read(path)
@@ -126,7 +166,7 @@ def _label_map(
         if array.dtype.kind == "f":
             distance = np.abs(array - mask.astype(array.dtype))
             if not (distance <= MASK_ROUNDING).all() or merged(array, distance):
-                return None
+                return None, 0
         elif (values := (array.min(), array.max()))[0] < 0 or values[1] > 1:
             raise ValueError(
                 f"{path}: expected a mask of 0 and 1, or floating probabilities, got {array.dtype} "
@@ -135,9 +175,7 @@ def _label_map(
         twice += int(np.count_nonzero(mask & taken))
         labels[mask] = k
         taken |= mask
-    if twice:
-        raise ValueError(f"{folder}: masks overlap in {twice} voxels, which then have two labels")
-    return labels
+    return labels, twice
 
 
 def _probabilities(

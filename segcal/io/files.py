@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 
 TEMPORARY = ".segcal-"
 CHUNK = 1 << 18
-VOLUME_ENDINGS = (".nii.gz", ".nii", ".nrrd", ".mha", ".mhd")
+IMAGE_ENDINGS = (".png", ".bmp", ".tif", ".tiff")
+"""Of 2-D images without a size in mm."""
+VOLUME_ENDINGS = (
+    ".nii.gz", ".nii", ".seg.nrrd", ".nrrd", ".nhdr", ".mha", ".mhd", ".mgz", ".mgh", ".gipl",
+    ".gipl.gz", ".hdr", ".hdr.gz", *IMAGE_ENDINGS,
+)  # fmt: skip
+ARRAY_ENDINGS = (".npz", ".npy")
+DEPTH = 100
+"""Levels of a file of settings or results; what has more ends in errors of recursion later."""
+LONGEST_END = 32
+"""Characters of a name that the temporary file of it keeps."""
 
 
 @contextmanager
@@ -25,15 +35,40 @@ def whole_file(path: Path) -> Iterator[Path]:
     The temporary name keeps the ending, which many writers read the format from.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix="-" + path.name, dir=path.parent)
+    end = f"-{path.name[-LONGEST_END:]}"  # a name has room for 255 bytes
+    handle, name = tempfile.mkstemp(prefix=TEMPORARY, suffix=end, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is None:  # a full disk, say
+            raise OSError(f"{path}: cannot be written: {error}") from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """See to it, before the work, that files can be written into a folder.
+
+    Args:
+        folder: need not be there; then one above it is looked at.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    place = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(prefix=TEMPORARY, dir=place):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{folder}: nothing can be written into {place} ({error.strerror}); name another "
+            "folder, or see to its permissions and free space"
+        ) from None
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -51,7 +86,7 @@ def _umask() -> int:
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path`, whole or not at all."""
     with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_json(path: Path) -> Any:
@@ -61,13 +96,27 @@ def read_json(path: Path) -> Any:
         ValueError: the file is missing, a folder, or not JSON, with its name.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise ValueError(f"{path}: a folder, expected a JSON file") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a JSON file ({error})") from None
+    if too_deep(value):
+        raise ValueError(f"{path}: nested more than {DEPTH} levels deep, which no such file is")
+    return value
+
+
+def too_deep(value: Any) -> bool:
+    """Whether lists and mappings lie in each other beyond :data:`DEPTH`."""
+    level = [value]
+    for _ in range(DEPTH):
+        inside = [v for v in level if isinstance(v, (dict, list))]
+        level = [v for one in inside for v in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return False
+    return True
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -94,9 +143,40 @@ def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
     return content
 
 
+def ending_of(name: str) -> str:
+    """Ending of the name of a volume or an array, those of images in capitals too, or nothing."""
+    endings = (*VOLUME_ENDINGS, *ARRAY_ENDINGS)
+    found = next((e for e in endings if name.endswith(e)), "")
+    return found or next((name[-len(e) :] for e in IMAGE_ENDINGS if name.lower().endswith(e)), "")
+
+
+def is_image(path: PurePath) -> bool:
+    """Whether a file is called like a 2-D image."""
+    return path.name.lower().endswith(IMAGE_ENDINGS)
+
+
+def is_array(path: PurePath) -> bool:
+    """Whether a file is NumPy's, by its ending."""
+    return path.suffix in ARRAY_ENDINGS
+
+
 def case_name(path: PurePath) -> str | None:
-    """Name of the case a file belongs to, or None if it is not a volume or an ``.npz``."""
-    for ending in (*VOLUME_ENDINGS, ".npz"):
-        if path.name.endswith(ending) and not path.name.startswith("."):
-            return path.name[: -len(ending)]
-    return None
+    """Name of the case a file belongs to, or None if it is neither a volume nor an array."""
+    ending = ending_of(path.name)
+    return path.name.removesuffix(ending) if ending and not path.name.startswith(".") else None
+
+
+def legible(name: str, path: PurePath) -> str:
+    """Return the name of a case that can be written to a report.
+
+    Raises:
+        ValueError: one that is no UTF-8.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = ascii(str(path))[1:-1]
+        raise ValueError(
+            f"{shown}: its name is no UTF-8, so no report can name it; rename it"
+        ) from None
+    return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,55 @@ class LabelSet:
         of_regions = dict(zip(self.class_order, self.regions, strict=True))
         return {**{k: name for k, name in self.names.items() if k != 0}, **of_regions}
 
+    def contradiction(self) -> str:
+        """Say which labels a perfect prediction of the regions changes in a label map, or nothing.
+
+        A voxel gets the label of the last region that it is in, as in nnU-Net. Regions come out as
+        they were if that label is in the same regions as the voxel's own.
+        """
+        changed = self._changed(self.class_order)
+        if not changed:
+            return ""
+        what = ", ".join(
+            f"{label} ({self._regions_of(label)}) becomes {left} ({self._regions_of(left)})"
+            for label, left in changed.items()
+        )
+        order = self._kept_apart()
+        advice = (
+            f"a label of each region that is in no later one would be {order}"
+            if not self._changed(order)
+            else "list outer regions before inner ones, and give each a label that is in no later "
+            "one; regions that overlap without one being inside the other fit into no label map"
+        )
+        return (
+            f"{self.source}: 'regions_class_order' {list(self.class_order)} contradicts the "
+            f"regions: in the label map of a perfect prediction {what}; {advice}"
+        )
+
+    def _changed(self, order: Sequence[int]) -> dict[int, int]:
+        """What becomes of labels whose regions a label map does not keep."""
+        left = dict(zip(self.regions, order, strict=True))
+        becomes = {k: left[name] for name, labels in self.regions.items() for k in labels}
+        return {
+            k: v for k, v in sorted(becomes.items()) if self._regions_of(k) != self._regions_of(v)
+        }
+
+    def _kept_apart(self) -> list[int]:
+        """A label of each region that is in no later one, or any where there is none."""
+        order, later = [], set[int]()
+        for labels in reversed(self.regions.values()):
+            order.append(next((k for k in labels if k not in later), labels[0]))
+            later |= set(labels)
+        return order[::-1]
+
+    def _regions_of(self, label: int) -> str:
+        return ", ".join(n for n, labels in self.regions.items() if label in labels) or "no region"
+
+    @property
+    def num_foreground_channels(self) -> int:
+        """Channels that there would be, whether or not the label values are in a row."""
+        return len(self.regions or self.names)
+
     @property
     def num_channels(self) -> int:
         """Channels that probabilities have, background included where there are no regions.
@@ -68,22 +118,53 @@ def read_label_set(path: Path) -> LabelSet:
     Raises:
         ValueError: not such a file.
     """
-    content = read_json(path)
+    return label_set_of(read_json(path), str(path))
+
+
+def parse_labels(text: str) -> LabelSet:
+    """Labels from words: ``liver=1,spleen=2``, with ``ignore=255`` for one that is left out.
+
+    Background is 0 and need not be named.
+
+    Raises:
+        ValueError: no such words, or a value that two names share.
+    """
+    labels: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.rpartition("="))
+        if not name or not value.isdecimal() or name in labels:
+            raise ValueError(f"labels: expected NAME=VALUE,NAME=VALUE, got {text!r}")
+        labels[name] = int(value)
+    if 0 not in labels.values():
+        labels = {"background": 0, **labels}
+    return label_set_of({"labels": labels}, f"--labels {text}")
+
+
+def label_set_of(content: Any, source: str) -> LabelSet:
+    """Label names and the ignore label of what a ``dataset.json`` holds.
+
+    Args:
+        content: of the file.
+        source: where it is from, for messages.
+
+    Raises:
+        ValueError: it is not of such a file.
+    """
     labels: Any = content.get("labels") if isinstance(content, dict) else None
     if not isinstance(labels, dict) or not labels:
-        raise ValueError(f"{path}: expected 'labels': {{name: value}} of nnU-Net v2")
+        raise ValueError(f"{source}: expected 'labels': {{name: value}} of nnU-Net v2")
     names: dict[int, str] = {}
     ignore = None
     if all(k.isdigit() and isinstance(v, str) for k, v in labels.items()):
         if len(set(labels.values())) < len(labels):
-            raise ValueError(f"{path}: a name stands for two label values: {labels}")
+            raise ValueError(f"{source}: a name stands for two label values: {labels}")
         labels = {name: int(value) for value, name in labels.items()}  # Decathlon, nnU-Net v1
     regions: dict[str, tuple[int, ...]] = {}
     for name, value in labels.items():
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         if not values or any(not isinstance(v, int) or isinstance(v, bool) for v in values):
             raise ValueError(
-                f"{path}: label {name!r} has value {value!r}, expected an integer, or a list of "
+                f"{source}: label {name!r} has value {value!r}, expected an integer, or a list of "
                 "them for a region (nnU-Net v2 maps names to values)"
             )
         if name == "ignore":
@@ -92,17 +173,17 @@ def read_label_set(path: Path) -> LabelSet:
         if set(values) != {0}:
             regions[name] = tuple(values)
         if len(values) == 1 and values[0] in names:
-            raise ValueError(f"{path}: {name!r} and {names[values[0]]!r} share value {values[0]}")
+            raise ValueError(f"{source}: {name!r} and {names[values[0]]!r} share value {values[0]}")
         if len(values) == 1:
             names[values[0]] = name
     names = dict(sorted(names.items()))
     if all(len(values) == 1 for values in regions.values()):
-        return LabelSet(names, ignore, str(path))
+        return LabelSet(names, ignore, source)
     order = content.get("regions_class_order")
     whole = isinstance(order, list) and all(type(v) is int for v in order)
     if not whole or len(order) != len(regions):
         raise ValueError(
-            f"{path}: 'regions_class_order' must name a label for each of the {len(regions)} "
+            f"{source}: 'regions_class_order' must name a label for each of the {len(regions)} "
             f"regions {', '.join(regions)}, got {order!r}"
         )
-    return LabelSet(names, ignore, str(path), regions, tuple(order))
+    return LabelSet(names, ignore, source, regions, tuple(order))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import re
 import reprlib
 from collections import OrderedDict
@@ -16,6 +17,8 @@ import numpy as np
 
 KEY = "softmax"
 MAX_BYTES = 1 << 26
+PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+"""Operations of a pickle that name a place in its memo."""
 PLAIN_DTYPE = re.compile(r"[biuf][0-9]+")
 
 
@@ -82,10 +85,23 @@ def _read_plain(path: Path) -> Any:
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise ValueError(f"{path}: {size} bytes; a .pkl of nnU-Net v1 has a few thousand")
+    content = path.read_bytes()
     try:
-        return _Plain(io.BytesIO(path.read_bytes())).load()
+        _check_memo(content)
+        return _Plain(io.BytesIO(content)).load()
     except Exception as error:  # noqa: BLE001 - a damaged pickle fails anywhere
         raise ValueError(f"{path}: not a plain pickle file ({error})") from None
+
+
+def _check_memo(content: bytes) -> None:
+    """Refuse places in the memo that no pickle of this size has: memory is taken for all below.
+
+    Raises:
+        pickle.UnpicklingError: such a place.
+    """
+    for operation, argument, _ in pickletools.genops(content):
+        if operation.name in PUTS and int(argument or 0) > len(content):
+            raise pickle.UnpicklingError(f"place {argument} of its memo, in {len(content)} bytes")
 
 
 class _Dtype:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from segcal.io.files import case_name, read_json
+from segcal.io.case_patterns import (
+    Patterns,
+    find_cases,
+    first_names,
+    guess_affixes,
+    suggest_patterns,
+)
+from segcal.io.files import case_name, is_array, is_image, legible, read_json
 
 RECORD_NAME = "segcal_predict.json"
 """File beside predictions that says how they were made."""
 LOGITS_FOLDER = "logits"
 """Folder beside predictions for the logits that they are made of."""
+PLOT = "progress.png"
+"""nnU-Net's plot of a training, which is no case of images."""
+SUMMARY = "summary.json"
+MEASURED = "metric_per_case"
+"""File in which nnU-Net measures a validation when it has ended, and where the cases are in it."""
 DECISION_HEAD = "decision head"
 """In the record: what label maps of a network of two heads were decided by."""
 
@@ -23,10 +35,10 @@ class Case:
     """A prediction and its reference.
 
     Attributes:
-        name: without folder and ending.
-        prediction: ``.npz``, 4-D volume, label map, or a folder with a file per class.
-        reference: label map.
-        label_map: label map that lies beside a ``.npz`` of the same name, or None.
+        name: without folder and ending, or what a pattern takes for it.
+        prediction: array file, volume, or a folder with a file per class.
+        reference: label map, or a folder with a mask per class.
+        label_map: label map that lies beside an array file of the same name, or None.
         roi: mask of the region of interest, or None.
         logits: ``.npz`` with the logits that the prediction was made of, or None.
         decision: rule that the label map beside was made by, of ``segcal calibrate apply``.
@@ -50,73 +62,117 @@ class Pairing:
         without_prediction: names of references that nothing was predicted for.
         without_reference: names of predictions that have no reference, with a hint where a name
             is nearly one.
+        of_other_folds: names of references that folds of a trained model did not validate on.
+        note: what was taken for the names of cases, where that is not the names of files.
     """
 
     cases: list[Case]
     without_prediction: list[str] = field(default_factory=list)
     without_reference: list[str] = field(default_factory=list)
+    of_other_folds: list[str] = field(default_factory=list)
+    note: str = ""
 
 
-def pair(predictions: Path, references: Path) -> Pairing:
-    """Match predictions and references: two folders by file name, or one file each.
+def pair(predictions: Path, references: Path, patterns: Patterns | None = None) -> Pairing:
+    """Match predictions and references: two folders by the names of cases, or one file each.
 
-    Where there are both, a ``.npz`` is the prediction and a volume of the same name its label map,
-    which is what nnU-Net writes. A sub-folder that holds volumes is a case with a file per class.
-    Of the folder of a trained nnU-Net the validation cases of all folds are taken, of the folder
-    of a fold its own.
+    Where there are both, an array file is the prediction and a volume of the same name its label
+    map, which is what nnU-Net writes. A sub-folder that holds volumes is a case with a file per
+    class; or, with one file of its own name, that file (MONAI's ``SaveImage``). Of the folder of a
+    trained nnU-Net the validation cases of all folds are taken, of the folder of a fold its own;
+    the references of other cases are not missed. Where no name of a file is common, usual words
+    around the names are left out (``img0035``, ``label0035``).
+
+    Args:
+        predictions: folder or file.
+        references: folder or file.
+        patterns: where names of cases stand in the paths; None goes by the names of files.
 
     Raises:
         ValueError: a path that does not exist, a file paired with a folder, nothing to match, a
             case that is there twice.
     """
+    patterns = patterns or Patterns()
     for path in (predictions, references):
         if not path.exists():
             raise ValueError(f"{path}: no such file or folder")
     if predictions.is_file() != references.is_file():
         raise ValueError(f"{predictions} and {references}: expected two folders, or two files")
     if predictions.is_file():
-        name = case_name(references)
-        if name is None or references.suffix == ".npz":
-            raise ValueError(f"{references}: expected a label map, e.g. .nii.gz")
-        predicted = case_name(predictions)
-        if predicted is None:
-            raise ValueError(f"{predictions}: expected a .npz or a volume, e.g. .nii.gz")
-        beside = None
-        if predictions.suffix == ".npz":
-            beside = scan(predictions.parent, npz=False).get(predicted)
-        logits = find_logits(predictions, predicted)
-        case = Case(name, predictions, references, beside, None, logits, _decision(predictions))
-        return Pairing([case])
-    wanted = scan(references, npz=False)
+        return Pairing([_one_case(predictions, references)])
+    wanted = find_references(references, patterns.reference)
     if not wanted:
-        raise ValueError(f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
-    found, volumes = find_predictions(predictions, wanted)
-    both = sorted(set(found) & set(wanted))
+        raise ValueError(
+            f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, .png, ...)"
+            + _advice(predictions, references)
+        )
+    found, volumes = find_predictions(predictions, wanted, patterns.prediction)
+    maps = {path: volumes[name] for name, path in found.items() if name in volumes}
+    note = ""
+    if not found.keys() & wanted.keys() and (guess := guess_affixes(found, wanted)):
+        found, wanted, around = guess
+        note = f"Paired as {around.prediction} and {around.reference}"
+    both = sorted(found.keys() & wanted.keys())
     if not both:
         raise ValueError(
             f"no file name is common to {predictions} ({_some(found, wanted)}) and {references} "
             f"({_some(wanted)}); CASE.npz or CASE.nii.gz is expected beside CASE.nii.gz"
+            + _advice(predictions, references)
         )
     decisions = {folder: _decision(folder) for folder in {found[name].parent for name in both}}
+    missing, own = set(wanted) - set(found), _validated(predictions)
+    others = set() if own is None else missing - own
     return Pairing(
         [
             Case(
                 name,
-                found[name],
+                path := found[name],
                 wanted[name],
-                volumes.get(name) if found[name].suffix == ".npz" else None,
-                logits=find_logits(found[name], name),
-                decision=decisions[found[name].parent],
+                _label_map(path, maps.get(path), wanted[name]),
+                logits=find_logits(path, case_name(path) or path.name),
+                decision=decisions[path.parent],
             )
             for name in both
         ],
-        sorted(set(wanted) - set(found)),
-        [_hinted(name, wanted) for name in sorted(set(found) - set(wanted))],
+        sorted(missing - others),
+        [_hinted(name, wanted) for name in sorted(found.keys() - wanted.keys())],
+        sorted(others),
+        note,
     )
 
 
+def _one_case(prediction: Path, reference: Path) -> Case:
+    name, predicted = case_name(reference), case_name(prediction)
+    if name is None or is_array(reference):
+        raise ValueError(f"{reference}: expected a label map, e.g. .nii.gz")
+    if predicted is None:
+        raise ValueError(f"{prediction}: expected a .npz or a volume, e.g. .nii.gz")
+    legible(name, reference)
+    beside = None
+    if is_array(prediction):
+        beside = scan(prediction.parent, arrays=False).get(predicted)
+        beside = _label_map(prediction, beside, reference)
+    logits = find_logits(prediction, predicted)
+    return Case(name, prediction, reference, beside, None, logits, _decision(prediction))
+
+
+def find_references(folder: Path, pattern: str | None = None) -> dict[str, Path]:
+    """Label maps of a folder by case; without any, its sub-folders of a mask per class.
+
+    Args:
+        folder: of the references.
+        pattern: see :class:`segcal.io.case_patterns.Patterns`.
+
+    Raises:
+        ValueError: a case that is there twice.
+    """
+    if pattern is None:
+        return scan(folder, arrays=False) or _scan_folders(folder)
+    return _once((name, path) for name, path in find_cases(folder, pattern) if not is_array(path))
+
+
 def find_predictions(
-    predictions: Path, wanted: Collection[str] = ()
+    predictions: Path, wanted: Collection[str] = (), pattern: str | None = None
 ) -> tuple[dict[str, Path], dict[str, Path]]:
     """Find predictions in a folder, as :func:`pair` does.
 
@@ -124,6 +180,7 @@ def find_predictions(
         predictions: folder; of nnU-Net's results, the validation cases are found.
         wanted: names of cases; a sub-folder of one of them is a case, too, where the folder also
             holds files.
+        pattern: see :class:`segcal.io.case_patterns.Patterns`.
 
     Returns:
         what holds the prediction of each case, and the volumes among the files, by case.
@@ -131,10 +188,12 @@ def find_predictions(
     Raises:
         ValueError: a case that is there twice.
     """
+    if pattern is not None:
+        return _of_pattern(predictions, pattern)
     found: dict[str, Path] = {}
     volumes: dict[str, Path] = {}
     for folder in _prediction_folders(predictions):
-        maps, arrays = scan(folder, npz=False), scan(folder, npz=True)
+        maps, arrays = scan(folder, arrays=False), scan(folder, arrays=True)
         files = {**maps, **arrays}
         folders = {k: v for k, v in _scan_folders(folder).items() if k in wanted or not files}
         for name in sorted(folders.keys() & files.keys()):
@@ -150,20 +209,42 @@ def find_predictions(
     return found, volumes
 
 
+def _of_pattern(folder: Path, pattern: str) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Predictions whose paths are of a pattern, and the volumes beside the arrays among them."""
+    cases = find_cases(folder, pattern)
+    arrays = _once((name, path) for name, path in cases if is_array(path))
+    found = _once((name, path) for name, path in cases if not is_array(path)) | arrays
+    beside = {folder: scan(folder, arrays=False) for folder in {p.parent for p in arrays.values()}}
+    maps = {name: beside[path.parent].get(case_name(path) or "") for name, path in arrays.items()}
+    return found, {name: path for name, path in maps.items() if path is not None}
+
+
+def _once(cases: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+    """Cases by name, none of them twice."""
+    found: dict[str, Path] = {}
+    for name, path in cases:
+        if name in found:
+            raise ValueError(f"{found[name]} and {path.name} are one case twice: {name}")
+        found[name] = path
+    return found
+
+
 def with_rois(pairing: Pairing, folder: Path) -> Pairing:
-    """Give every case the mask of its name.
+    """Give every case the mask of its name, or of that of its reference's file.
 
     Raises:
         ValueError: a case without one.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
-    masks = scan(folder, npz=False)
-    if missing := [case.name for case in pairing.cases if case.name not in masks]:
+    masks = scan(folder, arrays=False)
+    rois = [masks.get(c.name, masks.get(case_name(c.reference) or "")) for c in pairing.cases]
+    if missing := [c.name for c, roi in zip(pairing.cases, rois, strict=True) if roi is None]:
         raise ValueError(
             f"{folder}: holds no mask for {len(missing)} cases, e.g. {', '.join(missing[:3])}"
         )
-    return replace(pairing, cases=[replace(c, roi=masks[c.name]) for c in pairing.cases])
+    both = zip(pairing.cases, rois, strict=True)
+    return replace(pairing, cases=[replace(case, roi=roi) for case, roi in both])
 
 
 def find_logits(prediction: Path, name: str) -> Path | None:
@@ -173,8 +254,20 @@ def find_logits(prediction: Path, name: str) -> Path | None:
 
 
 def find_dataset_json(predictions: Path, references: Path) -> Path | None:
-    """Look for ``dataset.json`` beside or above the predictions, then the references."""
+    """Look for ``dataset.json`` beside or above the predictions, then the references.
+
+    Two folders above, only that of nnU-Net's own results is taken: ``fold_0/validation``.
+    """
     return _beside("dataset.json", predictions, references)
+
+
+def far_dataset_json(predictions: Path, references: Path) -> Path | None:
+    """A ``dataset.json`` two folders above, which nobody may have meant."""
+    for place in (predictions, references):
+        path = _folder(place).resolve().parent.parent / "dataset.json"
+        if path.is_file():
+            return path
+    return None
 
 
 def find_record(predictions: Path) -> dict[str, Any]:
@@ -191,6 +284,12 @@ def find_record(predictions: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
+
+
+def _label_map(prediction: Path, volume: Path | None, reference: Path) -> Path | None:
+    """The volume beside an array file, unless it is a picture of one."""
+    picture = volume is not None and is_image(volume) and not is_image(reference)
+    return volume if is_array(prediction) and not picture else None
 
 
 def _decision(predictions: Path) -> str:
@@ -214,16 +313,24 @@ def find_reader(predictions: Path) -> str | None:
 
 def _beside(name: str, *places: Path) -> Path | None:
     for place in places:
-        folder = place if place.is_dir() else place.parent
-        for above in (folder, folder.resolve().parent, folder.resolve().parent.parent):
+        folder = _folder(place)
+        near = [folder, folder.resolve().parent]
+        if near[1].name.startswith("fold_"):
+            near.append(near[1].parent)
+        for above in near:
             if (above / name).is_file():
                 return above / name
     return None
 
 
+def _folder(place: Path) -> Path:
+    return place if place.is_dir() else place.parent
+
+
 def _prediction_folders(predictions: Path) -> list[Path]:
     """Folders that hold the cases: of nnU-Net's results, those of validation."""
-    if any(case_name(path) for path in predictions.iterdir() if path.is_file()):
+    files = (path for path in predictions.iterdir() if path.is_file())
+    if any(case_name(path) for path in files if path.name != PLOT):
         return [predictions]
     folds = [predictions] if predictions.name.startswith("fold_") else []
     folds = folds or sorted(path for path in predictions.glob("fold_*") if path.is_dir())
@@ -236,33 +343,68 @@ def _prediction_folders(predictions: Path) -> list[Path]:
     return validated or [predictions]
 
 
+def _validated(predictions: Path) -> set[str] | None:
+    """Cases that folds of a trained nnU-Net validated on; None where they do not tell of all."""
+    own: set[str] = set()
+    for folder in _prediction_folders(predictions):
+        of_fold = folder.resolve()
+        summary = folder / SUMMARY
+        if not (of_fold.name == "validation" and of_fold.parent.name.startswith("fold_")):
+            return None
+        if not summary.is_file():  # the validation has not ended
+            return None
+        try:
+            measured = [Path(one["prediction_file"]) for one in read_json(summary)[MEASURED]]
+        except (KeyError, TypeError, ValueError):
+            return None
+        own |= {name for name in map(case_name, measured) if name}
+    return own
+
+
 def _scan_folders(folder: Path) -> dict[str, Path]:
-    """Sub-folders that hold volumes, by name."""
-    return {
-        path.name: path
-        for path in sorted(folder.iterdir())
-        if path.is_dir()
-        and not path.name.startswith((".", "fold_"))
-        and path.name != LOGITS_FOLDER
-        and any(map(case_name, path.iterdir()))
-    }
+    """Sub-folders that hold volumes, by name; the one file of its name that is all of a folder."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        ours = path.is_dir() and not path.name.startswith((".", "fold_"))
+        if not ours or path.name == LOGITS_FOLDER:
+            continue
+        files = [one for one in sorted(path.iterdir()) if case_name(one)]
+        if files:
+            named = re.compile(rf"{re.escape(path.name)}(?![^\W_])")  # and no longer word
+            alone = len(files) == 1 and named.match(files[0].name)
+            found[legible(path.name, path)] = files[0] if alone else path
+    return found
 
 
-def scan(folder: Path, *, npz: bool) -> dict[str, Path]:
-    """Files of a folder by case, either the ``.npz`` or the volumes.
+def scan(folder: Path, *, arrays: bool) -> dict[str, Path]:
+    """Files of a folder by case, either the array files or the volumes.
+
+    Images are cases where there are no other volumes; beside those they are pictures of them.
 
     Raises:
         ValueError: two of one case.
     """
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PLOT]
+    paths = [path for path in paths if case_name(path) and is_array(path) == arrays]
+    volumes = [path for path in paths if not is_image(path)]
     files: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        name = case_name(path) if path.is_file() else None
-        if name is None or (path.suffix == ".npz") != npz:
-            continue
+    for path in volumes or paths:
+        name = str(case_name(path))
         if name in files:
             raise ValueError(f"{folder}: {files[name].name} and {path.name} are one case twice")
-        files[name] = path
+        files[legible(name, path)] = path
     return files
+
+
+def _advice(predictions: Path, references: Path) -> str:
+    """What to do where no name is common: names of both sides, and patterns that would pair."""
+    found = suggest_patterns(predictions, references)
+    shown = found or Patterns("{case}_seg", "{case}")
+    what = "would pair them" if found else "for example, says where the names of cases stand"
+    return (
+        f". Files there are: {first_names(predictions)}; and {first_names(references)}. "
+        f"--prediction-pattern '{shown.prediction}' --reference-pattern '{shown.reference}' {what}"
+    )
 
 
 def _hinted(name: str, wanted: Mapping[str, Path]) -> str:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import lzma
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from segcal.io.files import read_exactly
+from segcal.io.files import is_array, read_exactly
 from segcal.io.nnunet_v1 import KEY, Crop, read_crop
+from segcal.io.rounding import LABEL_ROUNDING
 from segcal.io.volumes import (
     Array,
     Geometry,
+    Volume,
     check_place,
     from_canonical,
     put_on,
@@ -31,6 +34,8 @@ from segcal.tensors import MANY, PROBABILITY_TOLERANCE, applied_twice, holds_mas
 
 SUM_TOLERANCE = 1e-2
 """How far the sum over classes may be from 1 (float16 files)."""
+FEW = 16
+"""Different values near 0 and 1 that a scaled label map may have."""
 LOGITS_KEY = "logits"
 """Name of the array of logits in an ``.npz``."""
 DAMAGE = (
@@ -57,7 +62,8 @@ def read_probabilities(
 
     Args:
         path: ``.npz`` with the array ``probabilities`` ``(K, z, y, x)``, ``softmax`` or a single
-            one of another name; or a volume with the classes on the fourth axis.
+            one of another name; a ``.npy``; or a volume with the classes on the fourth axis. An
+            array of three axes is the probability of foreground.
         geometry: of the reference labels, which the result shares.
         num_classes: K that is expected; None takes what comes.
         regions: whether channels are regions, one probability each, that may overlap.
@@ -73,7 +79,7 @@ def read_probabilities(
         ValueError: naming the file: not readable, another size or place than the reference,
             values that are no probabilities (logits, NaN), a sum over classes other than one.
     """
-    if path.suffix == ".npz":
+    if is_array(path):
         array = _read_npz(path, geometry, num_classes, regions, reader, note)
     else:
         check_place(path, geometry, tolerance)
@@ -82,8 +88,8 @@ def read_probabilities(
             shape = volume.array.shape[::-1]
             raise ValueError(f"{path}: expected a 4-D volume (x, y, z, class), got shape {shape}")
         array, done = put_on(path, volume, geometry, tolerance)
-        if done:
-            note(f"{path.name}: {done}")
+        for text in filter(None, (volume.note, done)):
+            note(f"{path.name}: {text}")
     check_probabilities(array, str(path), num_classes, regions=regions, note=note)
     return array
 
@@ -101,9 +107,9 @@ def check_npz(
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
-    with _open_npz(path) as stored:
+    with _open_array(path) as stored:
         _check_stored(path, stored, geometry, reader)
-        check_classes(str(path), stored.shape[0], num_classes, regions=regions)
+        check_classes(str(path), _channels(stored.shape, regions), num_classes, regions=regions)
 
 
 def stored_channels(path: Path) -> int:
@@ -112,7 +118,7 @@ def stored_channels(path: Path) -> int:
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
-    with _open_npz(path) as stored:
+    with _open_array(path) as stored:
         return stored.shape[0] if stored.shape else 0
 
 
@@ -122,7 +128,70 @@ def holds_probabilities(path: Path) -> bool:
     Raises:
         ValueError: not a file that can be read.
     """
-    return path.suffix == ".npz" or stored_axes(path) > 3
+    return is_array(path) or stored_axes(path) > 3
+
+
+def _channels(shape: tuple[int, ...], regions: bool) -> int:
+    """Channels of an array; one of three axes is of foreground alone."""
+    return shape[0] if len(shape) == 4 else 2 - regions
+
+
+def of_foreground(probability: Array) -> Array:
+    """Probabilities ``(2, *S)`` of background and foreground, of that of foreground ``(*S)``."""
+    return np.stack([1 - probability, probability])
+
+
+def read_foreground(
+    path: Path,
+    volume: Volume,
+    geometry: Geometry,
+    *,
+    num_classes: int | None = None,
+    regions: bool = False,
+    tolerance: float = 1e-2,
+    note: Callable[[str], None] = lambda text: None,
+) -> Array | None:
+    """Probabilities of a 3-D map of foreground, or None of a volume that is another thing.
+
+    A map of foreground has floating values from 0 to 1, some of them above 0.5, and values that
+    are no labels, or more than a label map has.
+
+    Args:
+        path: of the volume, for messages.
+        volume: what it holds.
+        geometry: see :func:`read_probabilities`, as for the arguments that follow.
+        num_classes: see there.
+        regions: see there; the map is that of the one region there is.
+        tolerance: see there.
+        note: see there.
+
+    Raises:
+        ValueError: a map of foreground where there are more classes or regions than one.
+    """
+    array = volume.array
+    if array.ndim != 3 or array.dtype.kind != "f":
+        return None
+    inside = array[(array > 0) & (array < 1)]
+    if not 0.5 < array.max() <= 1 or array.min() < 0 or not inside.size:
+        return None
+    near = np.minimum(inside, 1 - inside) <= LABEL_ROUNDING
+    if near.all() and len(np.unique(inside)) <= FEW:
+        return None
+    if num_classes not in (None, 1 if regions else 2):
+        raise ValueError(
+            f"{path}: holds one map of probabilities, where {num_classes} "
+            f"{'regions' if regions else 'classes'} are expected; store all of them on a fourth "
+            "axis, or label maps"
+        )
+    placed, done = put_on(path, volume, geometry, tolerance)
+    note(f"{path.name}: taken for the probability of foreground{done and '; '}{done}")
+    return placed[None] if regions else of_foreground(placed)
+
+
+def not_floating(name: str, dtype: Any) -> str:
+    """Say that values are of another type than probabilities have, and what to do."""
+    remedy = "; store value / 255 as float32 if they go from 0 to 255" if dtype == np.uint8 else ""
+    return f"{name}: expected floating probabilities, got {dtype}{remedy}"
 
 
 def check_classes(name: str, found: int, num_classes: int | None, *, regions: bool = False) -> None:
@@ -163,7 +232,7 @@ def check_probabilities(
     """
     check_classes(name, array.shape[0], num_classes, regions=regions)
     if array.dtype.kind != "f":
-        raise ValueError(f"{name}: expected floating probabilities, got {array.dtype}")
+        raise ValueError(not_floating(name, array.dtype))
     seen = _look_at(array, name, regions)
     if seen.off and not regions:
         raise ValueError(
@@ -234,7 +303,7 @@ def check_range(channel: Array, name: str) -> None:
         ValueError: starting with `name`.
     """
     if channel.dtype.kind != "f":
-        raise ValueError(f"{name}: expected floating probabilities, got {channel.dtype}")
+        raise ValueError(not_floating(name, channel.dtype))
     low, high = float(channel.min(initial=0)), float(channel.max(initial=0))
     if not (np.isfinite(low) and np.isfinite(high)):
         bad = int(np.count_nonzero(~np.isfinite(channel)))
@@ -341,7 +410,7 @@ def read_stored(path: Path) -> StoredProbabilities:
     Raises:
         ValueError: naming the file: not readable, or no floating ``(K, *S)``.
     """
-    with _open_npz(path) as stored:
+    with _open_array(path) as stored:
         _check_floating(path, stored)
         return _unpacked(path, stored)
 
@@ -362,12 +431,19 @@ def _read_npz(
     reader: str | None,
     note: Callable[[str], None],
 ) -> Array:
-    with _open_npz(path) as stored:
+    with _open_array(path) as stored:
         _check_stored(path, stored, geometry, reader)
-        check_classes(str(path), stored.shape[0], num_classes, regions=regions)
+        check_classes(str(path), _channels(stored.shape, regions), num_classes, regions=regions)
         if stored.key not in ("probabilities", KEY):
             note(f"{path.name}: read from its only array, {stored.key!r}")
-        return _unpacked(path, stored).placed(geometry, regions=regions, reader=reader)
+        unpacked = _unpacked(path, stored)
+        if unpacked.array.ndim == 4:
+            return unpacked.placed(geometry, regions=regions, reader=reader)
+        one = replace(unpacked, array=unpacked.array[None]).placed(
+            geometry, regions=True, reader=reader
+        )
+        check_range(one, str(path))
+        return one if regions else of_foreground(one[0])
 
 
 def _put_back(array: Array, crop: Crop, shape: tuple[int, ...], regions: bool) -> Array:
@@ -391,15 +467,17 @@ def _check_stored(path: Path, stored: _Stored, geometry: Geometry, reader: str |
 
 def _check_floating(path: Path, stored: _Stored) -> None:
     if stored.dtype.kind != "f":
-        raise ValueError(f"{path}: expected floating probabilities, got {stored.dtype}")
+        raise ValueError(not_floating(str(path), stored.dtype))
 
 
 def _check_frame(
     path: Path, key: str, shape: tuple[int, ...], geometry: Geometry, reader: str | None
 ) -> Crop | None:
     """Check the shape of an array against the reference; give the crop of nnU-Net v1."""
+    if len(shape) == 3:  # of foreground alone
+        shape = (1, *shape)
     crop, frame = None, "the reference"
-    if key == KEY:
+    if _is_cropped(path, key, shape, geometry):
         crop = read_crop(path)
         expected, frame = crop.shape, f"the crop_bbox in {path.with_suffix('.pkl').name}"
         inside = all(stop <= n for (_, stop), n in zip(crop.box, geometry.shape, strict=True))
@@ -420,9 +498,33 @@ def _check_frame(
     return crop
 
 
+def _is_cropped(path: Path, key: str, shape: tuple[int, ...], geometry: Geometry) -> bool:
+    """Whether an array is nnU-Net v1's crop; of the size of the reference it needs no ``.pkl``."""
+    return key == KEY and (shape[1:] != geometry.shape or path.with_suffix(".pkl").is_file())
+
+
+@contextmanager
+def _open_array(path: Path) -> Iterator[_Stored]:
+    """Open an array file behind the header of the array with the probabilities."""
+    if path.suffix == ".npz":
+        with _open_npz(path) as stored:
+            yield stored
+        return
+    try:
+        with path.open("rb") as file:
+            yield _npy_header(path, "probabilities", path.stat().st_size, file)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except DAMAGE as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path}: not a readable array file ({type(error).__name__}: {error})")
+
+
 @contextmanager
 def _open_npz(path: Path) -> Iterator[_Stored]:
-    """Open an ``.npz`` behind the header of the array with the probabilities."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     if not zipfile.is_zipfile(path):
@@ -431,11 +533,10 @@ def _open_npz(path: Path) -> Iterator[_Stored]:
         with zipfile.ZipFile(path) as archive:
             member = _member(path, archive)
             with archive.open(member) as file:
-                yield _npy_header(path, member, file)
+                key = member.filename.removesuffix(".npy")
+                yield _npy_header(path, key, member.file_size, file)
     except DAMAGE as error:
-        raise ValueError(
-            f"{path}: not a readable array file ({type(error).__name__}: {error})"
-        ) from None
+        raise _unreadable(path, error) from None
 
 
 def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
@@ -453,11 +554,11 @@ def _member(path: Path, archive: zipfile.ZipFile) -> zipfile.ZipInfo:
     return members[arrays[0]]
 
 
-def _npy_header(path: Path, member: zipfile.ZipInfo, file: IO[bytes]) -> _Stored:
-    """Read the header of an array, whose values must fill the rest of the member.
+def _npy_header(path: Path, key: str, size: int, file: IO[bytes]) -> _Stored:
+    """Read the header of an array, whose values must fill the rest of `size` bytes.
 
     Raises:
-        ValueError: a header that is none, or of another size than the member.
+        ValueError: a header that is none, or of another size.
     """
     try:
         version = np.lib.format.read_magic(file)
@@ -465,16 +566,15 @@ def _npy_header(path: Path, member: zipfile.ZipInfo, file: IO[bytes]) -> _Stored
         if version != (1, 0):
             read = np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except ValueError as error:
+    except (ValueError, tokenize.TokenError) as error:
         raise ValueError(f"{path}: not a readable array file ({error})") from None
-    key = member.filename.removesuffix(".npy")
     stored = _Stored(key, shape, fortran, dtype, file)
     if dtype.hasobject or min(shape, default=1) < 0:
         raise ValueError(f"{path}: its array is of shape {shape} and type {dtype}, not of numbers")
-    if (size := file.tell() + stored.size) != member.file_size:
+    if (needed := file.tell() + stored.size) != size:
         raise ValueError(
-            f"{path}: damaged: its array of shape {shape} takes {size} bytes, the archive holds "
-            f"{member.file_size}"
+            f"{path}: damaged: its array of shape {shape} takes {needed} bytes, the archive holds "
+            f"{size}"
         )
     return stored
 

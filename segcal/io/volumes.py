@@ -4,30 +4,33 @@ Arrays are ``(z, y, x)`` (the order of SimpleITK and nnU-Net), affines map ``(x,
 RAS millimetres (nibabel's). Spacing is the header's voxel size in its unit, which is what SimpleITK
 uses too: ACDC's affines, for one, say 1 mm while the voxels measure 1.4 x 1.4 x 10 mm. A NIfTI
 that states no orientation (both codes 0) gets SimpleITK's: identity in LPS, origin 0.
+
+A NIfTI may state two orientations. Where its sform and qform differ, the one is taken that ITK
+takes: the sform if its code is 1 (scanner) and its axes are at right angles, else the qform; that
+they differ is noted. nibabel always takes the sform, so a file that lies where either form says is
+taken to lie on the reference, as it is: it was made with one tool or the other.
+
+Images (PNG, BMP, TIF) have no size and no place: a pixel measures 1 px, and distances are in px.
 """
 
 from __future__ import annotations
 
-import gzip
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import nibabel as nib
 import nibabel.orientations
-import nibabel.volumeutils
 import numpy as np
-import SimpleITK as sitk  # noqa: N813 - as everybody writes it
 from numpy.typing import NDArray
 
-from segcal.io.files import read_exactly, whole_file
+from segcal.io.files import whole_file
+from segcal.io.formats import LPS, Frame, agrees, bytes_as_they_are, read_file, read_header
 from segcal.io.rounding import round_labels
 
 Array = NDArray[Any]
-NIFTI = (".nii", ".nii.gz")
-MM_PER_UNIT = {"mm": 1.0, "micron": 1e-3, "meter": 1e3, "unknown": 1.0}
-NIFTI_HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
+SCANNER = 1
+"""NIfTI's code of an orientation in the scanner's frame."""
 SINGULAR = 1e-6
 """Determinant of the unit axes below which they span no volume."""
 SKEWED = 1e-3
@@ -46,6 +49,9 @@ class Geometry:
             angles unless the file is sheared.
         stated: whether the file states an orientation; nibabel and SimpleITK make up different
             ones where it does not.
+        unit: of the lengths: ``mm``, or ``px`` of images, which state none.
+        form: what states the orientation; of a NIfTI, ``sform`` or ``qform``.
+        other: where the other form of a NIfTI says that it lies; None if that is the same place.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +59,25 @@ class Geometry:
     origin_mm: tuple[float, float, float]
     direction: NDArray[np.float64]
     stated: bool = True
+    unit: str = "mm"
+    form: str = ""
+    other: Geometry | None = None
+
+    @property
+    def forms(self) -> tuple[Geometry, ...]:
+        """All places where the file is said to lie."""
+        return (self,) if self.other is None else (self, self.other)
+
+    @property
+    def conflict(self) -> str:
+        """What a NIfTI's two forms disagree in, and which is taken; empty if they agree."""
+        if self.other is None:
+            return ""
+        return (
+            f"its {self.form} and its {self.other.form} disagree "
+            f"({'; '.join(self._differences(self.other, 1e-2))}); the {self.form} is taken, as by "
+            f"ITK; rewrite the header with one of them"
+        )
 
     @property
     def affine(self) -> NDArray[np.float64]:
@@ -75,14 +100,23 @@ class Geometry:
     def differences(self, other: Geometry, tolerance: float = 1e-2) -> list[str]:
         """Sentences on what differs from `other`, by more than `tolerance` of a voxel.
 
-        Directions are compared by the angle at which the far corner has moved that much.
+        Directions are compared by the angle at which the far corner has moved that much. Of a
+        NIfTI with two forms that disagree, one that does not differ is enough.
         """
+        found = [a._differences(b, tolerance) for a in self.forms for b in other.forms]
+        return found[0] if all(found) else []
+
+    def _differences(self, other: Geometry, tolerance: float) -> list[str]:
+        if self.unit != other.unit:
+            return [f"unit {self.unit} and {other.unit}"]
         if self.shape != other.shape:
             return [f"size (z, y, x) {self.shape} and {other.shape}"]
         found = []
         spacing = np.asarray(self.spacing_mm)
         if np.any(np.abs(spacing - other.spacing_mm) * self.shape > tolerance * spacing):
-            found.append(f"spacing (z, y, x) {_mm(self.spacing_mm)} and {_mm(other.spacing_mm)} mm")
+            found.append(
+                f"spacing (z, y, x) {_mm(self.spacing_mm)} and {_mm(other.spacing_mm)} {self.unit}"
+            )
         moved = float(np.linalg.norm(np.subtract(self.origin_mm, other.origin_mm)))
         if moved > tolerance * spacing.min():
             found.append(
@@ -106,6 +140,7 @@ class Geometry:
             spacing_mm=tuple(spacing[::-1].tolist()),
             origin_mm=tuple(affine[:3, 3].tolist()),
             direction=affine[:3, :3] / spacing,
+            other=None,
         )
 
 
@@ -125,7 +160,7 @@ class Volume:
 
 
 def read_volume(path: Path) -> Volume:
-    """Read a 2-D, 3-D or 4-D file (NIfTI by nibabel, other formats by SimpleITK).
+    """Read a 2-D, 3-D or 4-D file, see :mod:`segcal.io.formats`.
 
     Trailing axes of length 1 are dropped; a 2-D image gets a z axis of length 1 (spacing 1 mm); a
     fourth axis comes first in the array.
@@ -136,10 +171,7 @@ def read_volume(path: Path) -> Volume:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
-        if path.name.endswith(NIFTI):
-            array, spacing, affine, stated = _read_nifti(path)
-        else:
-            (array, spacing, affine), stated = _read_sitk(path), True
+        array, frame = read_file(path)
     except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
         raise _unreadable(path, error) from None
     array = array.reshape(_significant(array.shape))
@@ -147,7 +179,7 @@ def read_volume(path: Path) -> Volume:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.ndim == 2:
         array = array[:, :, None]
-    geometry, note = _geometry(path, array.shape, spacing, affine, stated)
+    geometry, note = _geometry(path, array.shape, frame)
     return Volume(array.transpose(), geometry, note)
 
 
@@ -160,51 +192,47 @@ def read_geometry(path: Path) -> tuple[Geometry, int]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
-        if path.name.endswith(NIFTI):
-            with _open_nifti(path) as file:
-                header, shape = _nifti_header(file)
-            spacing, affine, stated = _nifti_frame(header)
-        else:
-            (shape, spacing, affine), stated = _sitk_header(path), True
+        shape, frame = read_header(path)
     except Exception as error:  # noqa: BLE001 - as above
         raise _unreadable(path, error) from None
     shape = _significant(shape)
     shape = (*shape, 1) if len(shape) == 2 else shape
-    geometry, _ = _geometry(path, shape, spacing, affine, stated)
+    geometry, _ = _geometry(path, shape, frame)
     return geometry, shape[3] if len(shape) > 3 else 1
 
 
-def _geometry(
-    path: Path,
-    shape: tuple[int, ...],
-    spacing: list[float],
-    affine: NDArray[np.float64],
-    stated: bool,
-) -> tuple[Geometry, str]:
+def _geometry(path: Path, shape: tuple[int, ...], frame: Frame) -> tuple[Geometry, str]:
     """Geometry of a grid of ``shape`` (x, y, z, ...), and what is odd about it."""
     if not 3 <= len(shape) <= 4:
         raise ValueError(f"{path}: expected 2 to 4 axes, got shape {shape}")
-    spacing = [abs(float(s)) for s in [*spacing, 1.0][:3]]
+    spacing = [abs(float(s)) for s in [*frame.spacing, 1.0][:3]]
     if not all(np.isfinite(s) and s > 0 for s in spacing):
-        raise ValueError(f"{path}: voxel sizes {spacing} mm are not all positive")
-    norms = np.linalg.norm(affine[:3, :3], axis=0)
-    if (
-        not np.all(np.isfinite(affine))
-        or np.any(norms == 0)
-        or abs(np.linalg.det(affine[:3, :3] / norms)) < SINGULAR
-    ):
+        raise ValueError(f"{path}: voxel sizes {spacing} {frame.unit} are not all positive")
+    size, mm = tuple(shape[2::-1]), tuple(spacing[::-1])
+    forms = {
+        form: Geometry(
+            shape=size,
+            spacing_mm=mm,
+            origin_mm=(float(affine[0, 3]), float(affine[1, 3]), float(affine[2, 3])),
+            direction=affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0),
+            form=form,
+        )
+        for form, affine in frame.affines.items()
+        if _spans(affine)
+    }
+    if not forms and frame.affines:
         raise ValueError(f"{path}: its affine is singular; repair the header")
-    geometry = Geometry(
-        shape=tuple(shape[2::-1]),
-        spacing_mm=tuple(spacing[::-1]),
-        origin_mm=(float(affine[0, 3]), float(affine[1, 3]), float(affine[2, 3])),
-        direction=affine[:3, :3] / norms,
-        stated=stated,
-    )
-    notes = (
-        [] if stated else ["states no orientation; identity in LPS is assumed, as SimpleITK does"]
-    )
-    if stated and not np.allclose(norms, spacing, rtol=1e-2):
+    notes = list(frame.notes)
+    if not forms:
+        if frame.unit == "mm":
+            notes.append("states no orientation; identity in LPS is assumed, as SimpleITK does")
+        geometry = Geometry(size, mm, (0.0, 0.0, 0.0), LPS[:3, :3], stated=False, unit=frame.unit)
+        return geometry, "; ".join(notes)
+    geometry = _preferred(forms, frame.sform_code)
+    if conflict := geometry.conflict:
+        notes.append(conflict)
+    norms = np.linalg.norm(frame.affines[geometry.form][:3, :3], axis=0)
+    if not np.allclose(norms, spacing, rtol=1e-2):
         notes.append(
             f"voxel size {_mm(tuple(spacing))} mm in the header, {_mm(tuple(norms))} mm in the "
             "affine (x, y, z); the header's is used"
@@ -216,6 +244,27 @@ def _geometry(
             "apart; distances in mm are computed as if they were at right angles"
         )
     return geometry, "; ".join(notes)
+
+
+def _spans(affine: NDArray[np.float64]) -> bool:
+    """Whether the axes of an affine span a volume."""
+    if not np.all(np.isfinite(affine)):
+        return False
+    norms = np.linalg.norm(affine[:3, :3], axis=0)
+    return bool(np.all(norms > 0) and abs(np.linalg.det(affine[:3, :3] / norms)) >= SINGULAR)
+
+
+def _preferred(forms: dict[str, Geometry], sform_code: int) -> Geometry:
+    """Which of a NIfTI's two forms ITK takes, with the other where it lies elsewhere.
+
+    The sform where it states the scanner's frame and has right angles, else the qform.
+    """
+    first, *others = forms.values()
+    if not others or not first.differences(others[0]):
+        return first
+    if sform_code == SCANNER and first.skew <= SKEWED:
+        return replace(first, other=others[0])
+    return replace(others[0], other=first)
 
 
 def find_orientation(
@@ -231,12 +280,13 @@ def find_orientation(
     Raises:
         ValueError: the voxels lie elsewhere, which is said in numbers.
     """
+    if not geometry.differences(reference, tolerance):
+        return None
     orientation = nib.orientations.io_orientation(_turn(geometry, reference))
     same = np.array_equal(orientation, [[0, 1], [1, 1], [2, 1]])
     if same or not (geometry.stated and reference.stated) or np.isnan(orientation).any():
-        if found := geometry.differences(reference, tolerance):
-            raise ValueError(f"{path}: does not lie on the reference: {'; '.join(found)}")
-        return None
+        found = geometry.differences(reference, tolerance)
+        raise ValueError(f"{path}: does not lie on the reference: {'; '.join(found)}")
     if found := geometry.reordered(orientation).differences(reference, tolerance):
         raise ValueError(
             f"{path}: does not lie on the reference, not even with its axes in the same order: "
@@ -285,6 +335,14 @@ def stored_axes(path: Path) -> int:
     return 3 if channels == 1 else 4
 
 
+def stores_bytes(path: Path) -> bool:
+    """Whether a file's values are bytes as they are, by its header; False if that is not known."""
+    try:
+        return bytes_as_they_are(path)
+    except Exception:  # noqa: BLE001 - what reads the file says what is wrong with it
+        return False
+
+
 def read_labels(path: Path) -> Volume:
     """Read a label map ``(z, y, x)``; the array is of an integer type.
 
@@ -305,6 +363,16 @@ def to_labels(path: Path, volume: Volume) -> Volume:
     """
     array = volume.array
     if array.ndim != 3:
+        if volume.geometry.unit == "px":
+            raise ValueError(
+                f"{path}: expected a label map of grey values, got {len(array)} channels; save the "
+                "numbers of the labels, not their colours"
+            )
+        if path.name.endswith(".seg.nrrd"):
+            raise ValueError(
+                f"{path}: its segments lie in {len(array)} layers since they overlap; export them "
+                "as a label map"
+            )
         raise ValueError(
             f"{path}: expected a 3-D label map, got shape {array.shape[::-1]} (x, y, z, ...)"
         )
@@ -318,28 +386,8 @@ def to_labels(path: Path, volume: Volume) -> Volume:
 
 
 def reads_alike(path: Path) -> bool:
-    """Whether every reader takes a NIfTI's grid for what :func:`read_geometry` says.
-
-    They do where the header has three axes, in mm, and states one orientation, whose affine has
-    the header's voxel size. nnU-Net's readers fail, or differ, in other files.
-    """
-    with _open_nifti(path) as file:
-        header, shape = _nifti_header(file)
-    try:
-        stated = [
-            affine
-            for affine in (header.get_sform(coded=True)[0], header.get_qform(coded=True)[0])
-            if affine is not None
-        ]
-    except ValueError:  # a quaternion that is none
-        return False
-    return (
-        len(shape) == 3
-        and header.get_xyzt_units()[0] in ("mm", "unknown")
-        and len(stated) > 0
-        and all(np.allclose(affine, stated[0], rtol=0, atol=1e-4) for affine in stated)
-        and np.allclose(np.linalg.norm(stated[0][:3, :3], axis=0), header.get_zooms(), rtol=1e-4)
-    )
+    """Whether every reader takes a NIfTI's grid for what :func:`read_geometry` says."""
+    return agrees(path)
 
 
 def from_canonical(array: Array, geometry: Geometry, *, reader: str) -> Array:
@@ -366,8 +414,11 @@ def to_canonical(geometry: Geometry, *, reader: str) -> Geometry:
 
 def _to_canonical(geometry: Geometry, reader: str) -> NDArray[Any]:
     affine = geometry.affine
-    if not geometry.stated and reader.startswith("Nibabel"):
-        affine = np.diag([-1.0, 1.0, 1.0, 1.0])
+    if reader.startswith("Nibabel"):
+        if geometry.form == "qform" and geometry.other is not None:
+            affine = geometry.other.affine
+        if not geometry.stated:
+            affine = np.diag([-1.0, 1.0, 1.0, 1.0])
     orientation: NDArray[Any] = nib.orientations.io_orientation(affine)
     return orientation
 
@@ -398,7 +449,7 @@ def write_nifti(path: Path, array: Array, geometry: Geometry) -> None:
     data = array.transpose()
     dtype = _label_type(path, data) if data.dtype.kind in "iub" else np.float32
     image = nib.Nifti1Image(np.ascontiguousarray(data, dtype=dtype), geometry.affine)
-    image.header.set_xyzt_units("mm")
+    image.header.set_xyzt_units("mm" if geometry.unit == "mm" else "unknown")
     with whole_file(path) as temporary:
         nib.save(image, temporary)
 
@@ -412,82 +463,6 @@ def _unreadable(path: Path, error: Exception) -> ValueError:
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
     return ValueError(f"{path}: cannot be read as a volume ({reason})")
-
-
-def _open_nifti(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
-
-
-def _nifti_header(file: IO[bytes]) -> tuple[Any, tuple[int, ...]]:
-    """Header at the beginning of a file, and the shape it states."""
-    start = file.read(4)
-    sizes = (int.from_bytes(start, "little"), int.from_bytes(start, "big"))
-    size = next((n for n in sizes if n in NIFTI_HEADERS), None)
-    if size is None:
-        raise ValueError("no NIfTI header")
-    header = NIFTI_HEADERS[size](start + read_exactly(file, size - 4).tobytes())
-    shape = tuple(int(n) for n in header.get_data_shape())
-    if min(shape, default=0) < 1:
-        raise ValueError(f"a header of shape {shape}, which holds no voxels")
-    return header, shape
-
-
-def _read_nifti(path: Path) -> tuple[Array, list[float], NDArray[np.float64], bool]:
-    """Read a file that is as long as its header says, a compressed one up to its checksum."""
-    with _open_nifti(path) as file:
-        header, shape = _nifti_header(file)
-        dtype, offset = header.get_data_dtype(), int(header.get_data_offset())
-        if path.suffix == ".gz":
-            file.seek(offset)
-            content = read_exactly(file, math.prod(shape) * dtype.itemsize)
-            if file.read(1):
-                raise ValueError(
-                    f"more behind the {offset + content.size} bytes that its header tells of"
-                )
-            raw = content.view(dtype).reshape(shape, order="F")
-        else:
-            raw = np.memmap(path, dtype, "c", offset, shape, order="F")
-    scaled = nib.volumeutils.apply_read_scaling(raw, *header.get_slope_inter())
-    return scaled, *_nifti_frame(header)
-
-
-def _nifti_frame(header: Any) -> tuple[list[float], NDArray[np.float64], bool]:
-    """Voxel size in mm, affine to RAS mm, and whether the header states an orientation."""
-    scale = MM_PER_UNIT.get(header.get_xyzt_units()[0], 1.0)
-    spacing = [scale * float(s) for s in header.get_zooms()[:3]]
-    stated = bool(header["qform_code"] or header["sform_code"])
-    affine = header.get_best_affine() if stated else np.diag([-1.0, -1.0, 1.0, 1.0])
-    affine[:3] *= scale
-    return spacing, affine, stated
-
-
-def _read_sitk(path: Path) -> tuple[Array, list[float], NDArray[np.float64]]:
-    image = sitk.ReadImage(str(path))
-    array = sitk.GetArrayFromImage(image)
-    if image.GetNumberOfComponentsPerPixel() > 1:  # stored last: make them the slowest axis
-        array = np.moveaxis(array, -1, 0)
-    return array.transpose(), *_sitk_frame(image)
-
-
-def _sitk_header(path: Path) -> tuple[tuple[int, ...], list[float], NDArray[np.float64]]:
-    reader = sitk.ImageFileReader()
-    reader.SetFileName(str(path))
-    reader.ReadImageInformation()
-    components = reader.GetNumberOfComponents()
-    shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
-    return shape, *_sitk_frame(reader)
-
-
-def _sitk_frame(image: Any) -> tuple[list[float], NDArray[np.float64]]:
-    """Voxel size in mm and affine to RAS mm, of an image or of a reader that knows its header."""
-    d = image.GetDimension()
-    axes = min(d, 3)
-    affine = np.eye(4)
-    direction = np.asarray(image.GetDirection()).reshape(d, d)[:axes, :axes]
-    affine[:axes, :axes] = direction * np.asarray(image.GetSpacing()[:axes])
-    affine[:axes, 3] = image.GetOrigin()[:axes]
-    affine[:2] *= -1  # LPS to RAS
-    return list(image.GetSpacing()), affine
 
 
 def _label_type(path: Path, data: Array) -> type[np.generic]:

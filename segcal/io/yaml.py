@@ -13,6 +13,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+from segcal.io.files import DEPTH
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -33,6 +35,10 @@ Pattern = Annotated[str | None, AfterValidator(check_pattern)]
 """A regular expression of a config, or None."""
 
 
+LARGEST = 100_000
+"""Values in a config; its files have hundreds."""
+
+
 class Strict(BaseModel):
     """A part of a config: keys that it does not know are refused."""
 
@@ -50,7 +56,39 @@ def config_root() -> Path:
 
 
 class Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as people mean it; YAML 1.1 wants 1.0e-3."""
+    """YAML in which 1e-3 is a number, as people mean it; YAML 1.1 wants 1.0e-3.
+
+    What nests too deeply, or grows too large when its aliases are followed, is refused.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Make a node of what comes next; its size counts aliases as often as they are named.
+
+        Raises:
+            yaml.YAMLError: too deep, too large, or in itself.
+        """
+        self._depth += 1
+        if self._depth > DEPTH:
+            raise yaml.YAMLError(f"nested more than {DEPTH} levels deep")
+        alias = self.check_event(yaml.AliasEvent)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return node
+        if alias and id(node) not in self._sizes:
+            raise yaml.YAMLError("an alias stands for what it lies in")
+        parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        size = self._sizes[id(node)] = 1 + sum(self._sizes[id(part)] for part in parts)
+        if size > LARGEST:
+            raise yaml.YAMLError(f"its aliases stand for more than {LARGEST} values")
+        return node
 
 
 Loader.add_implicit_resolver(
@@ -70,7 +108,7 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path}: not a YAML file ({error})") from None
 
 

@@ -103,6 +103,10 @@ class AdaFocal(LearnedTerm):
             "bins": len(self.gamma),
         }
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Bounds of the gammas."""
+        return {"gamma": self.gamma_bounds}
+
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)

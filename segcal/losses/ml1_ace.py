@@ -11,6 +11,7 @@ from torch import Tensor
 from segcal.binning import equal_width_index
 from segcal.sweep.bins import bin_sums, supports_bins
 from segcal.tensors import (
+    check_channels,
     check_choice,
     check_logits_labels,
     check_num_classes,
@@ -36,6 +37,7 @@ def ml1_ace(
     empty_weight: float = 0.01,
     skip_empty: bool = False,
     include_background: bool = True,
+    per_channel: bool = False,
     ignore_index: int | None = None,
     fused: bool = True,
 ) -> Tensor:
@@ -58,12 +60,14 @@ def ml1_ace(
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``.
+        labels: integer ``(N, *S)``, or see `per_channel`.
         bins: M.
         binning: ``hard`` or ``soft``.
         empty_weight: soft bins of a smaller total weight, in voxels, count as empty.
         skip_empty: the gap of a class that an image does not hold counts as 0.
         include_background: whether class 0 takes part.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; p is the sigmoid
+            of every channel, none of which is background.
         ignore_index: label to leave out.
         fused: use compiled loops where that is possible (see :mod:`segcal.sweep.bins`). False is
             the readable version, which has a second derivative.
@@ -75,17 +79,20 @@ def ml1_ace(
         ValueError: shapes, label values or options that do not fit.
     """
     _check(bins, binning, empty_weight)
-    check_logits_labels(logits, labels, ignore_index=ignore_index)
+    check = check_channels if per_channel else check_logits_labels
+    check(logits, labels, ignore_index=ignore_index)
     with full_precision(logits) as x:
         if not x.numel():
             return x.sum()
-        if fused and supports_bins(x):
+        if fused and not per_channel and supports_bins(x):
             weight, confidence, accuracy = bin_sums(
                 x, labels, bins=bins, soft=binning == "soft", ignore_index=ignore_index
             )
         else:
-            weight, confidence, accuracy = _sums(x, labels, bins, binning, ignore_index)
-        first = 0 if include_background else 1
+            weight, confidence, accuracy = _sums(
+                x, labels, bins, binning, per_channel, ignore_index
+            )
+        first = 0 if include_background or per_channel else 1
         weight, confidence, accuracy = (
             t[:, first:].flatten(0, 1) for t in (weight, confidence, accuracy)
         )
@@ -99,18 +106,27 @@ def ml1_ace(
 
 
 def _sums(
-    x: Tensor, labels: Tensor, bins: int, binning: Binning, ignore_index: int | None
+    x: Tensor,
+    labels: Tensor,
+    bins: int,
+    binning: Binning,
+    per_channel: bool,
+    ignore_index: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight of every bin, and its sums of probability and of hits: float64 ``(N, K, M)`` each.
 
     Of classification, where logits are ``(N, K)``, the batch is the image.
     """
-    p = torch.softmax(x, dim=1)
-    hits = one_hot(labels, x.shape[1], ignore_index=ignore_index, dtype=torch.float64)
-    counted = valid_mask(labels, ignore_index)
+    valid = valid_mask(labels, ignore_index)
+    if per_channel:
+        p, hits, counted = torch.sigmoid(x), ((labels == 1) & valid).double(), valid
+    else:
+        p = torch.softmax(x, dim=1)
+        hits = one_hot(labels, x.shape[1], ignore_index=ignore_index, dtype=torch.float64)
+        counted = valid.unsqueeze(1).expand_as(x)
     if x.ndim == 2:
-        p, hits, counted = p.t()[None], hits.t()[None], counted[None]
-    p, hits, counted = p.flatten(2), hits.flatten(2), counted.flatten(1)[:, None]
+        p, hits, counted = p.t()[None], hits.t()[None], counted.t()[None]
+    p, hits, counted = p.flatten(2), hits.flatten(2), counted.flatten(2)
     p = torch.where(counted, p, 0.0)
     weight = torch.zeros(*p.shape[:2], bins, dtype=torch.float64, device=p.device)
     confidence, accuracy = weight, weight
@@ -149,6 +165,7 @@ class ML1ACE(Term):
         empty_weight: float = 0.01,
         skip_empty: bool = False,
         include_background: bool = True,
+        per_channel: bool = False,
         ignore_index: int | None = None,
         fused: bool = True,
     ) -> None:
@@ -160,6 +177,7 @@ class ML1ACE(Term):
         self.empty_weight = empty_weight
         self.skip_empty = skip_empty
         self.include_background = include_background
+        self.per_channel = per_channel
         self.ignore_index = ignore_index
         self.fused = fused
 
@@ -174,6 +192,7 @@ class ML1ACE(Term):
             empty_weight=self.empty_weight,
             skip_empty=self.skip_empty,
             include_background=self.include_background,
+            per_channel=self.per_channel,
             ignore_index=self.ignore_index,
             fused=self.fused,
         )

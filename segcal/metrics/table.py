@@ -7,7 +7,7 @@ of :data:`CALIBRATION`; nothing else has to be told of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -38,6 +38,8 @@ Direction = Literal["higher", "lower"]
 Groups = Sequence[BinStatistics]
 """Groups of equal mass: of the top label, then of every class."""
 Where = Literal["everywhere", "cases", "pooled"]
+IN_PIXELS = {"mm": "px", "ml": "1000 px"}
+"""What a unit is where a voxel has a size of 1 px."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +49,12 @@ class Metric:
     Attributes:
         key: its name in files, and the beginning of the names of its columns.
         meaning: its definition. ``{bins}``, ``{tace_threshold}`` and ``{nsd_tolerance_mm}`` stand
-            for what an evaluation was asked for. Rows with one meaning are defined together.
-        heading: in the tables of a report; empty leaves it to the files of numbers.
-        brief: in the tables of the console, which have 80 columns; empty leaves it out there.
+            for what an evaluation was asked for, ``{unit}`` for that of its lengths.
+            Rows with one meaning are defined together.
+        heading: its readable name.
+        brief: in the tables of the console, which have 80 columns; empty leaves it out there,
+            unless it is asked for.
+        shown: whether the tables of a report have it without being asked.
         unit: empty for a fraction of 1.
         digits: of it in the tables of a report.
         better: direction of the better values; None where neither is.
@@ -59,13 +64,32 @@ class Metric:
 
     key: str
     meaning: str
-    heading: str = ""
+    heading: str
     brief: str = ""
+    shown: bool = True
     unit: str = ""
     digits: int = 4
     better: Direction | None = "lower"
     compared: bool = False
     in_cases: bool = False
+
+    def unit_of(self, length: str) -> str:
+        """Unit where lengths are in ``mm``, or in ``px`` of images, which state no size."""
+        return self.unit if length == "mm" else IN_PIXELS.get(self.unit, self.unit)
+
+    @property
+    def names(self) -> set[str]:
+        """What it is called by who asks for it, in small letters."""
+        key = self.key.removesuffix(f"_{self.unit}")
+        return {self.key, key, self.heading.lower(), self.heading.lower().replace(" ", "_")}
+
+    def is_shown(self, asked: Collection[str] | None) -> bool:
+        """Whether a table has it.
+
+        Args:
+            asked: keys that are asked for; None is what every table has.
+        """
+        return self.shown if asked is None else self.key in asked
 
 
 @dataclass(frozen=True)
@@ -204,7 +228,7 @@ STRUCTURE: tuple[StructureMetric, ...] = (
         key="hd_mm",
         heading="HD",
         brief="HD",
-        meaning="largest surface distance, mm; a miss and a false alarm are infinite",
+        meaning="largest surface distance, {unit}; a miss and a false alarm are infinite",
         unit="mm",
         digits=2,
         function=lambda pair: hausdorff_of(pair.distances),
@@ -222,6 +246,8 @@ STRUCTURE: tuple[StructureMetric, ...] = (
     ),
     StructureMetric(
         key="hd95_max_directed_mm",
+        heading="HD95 max-directed",
+        shown=False,
         meaning="larger of the two directions' 95th percentiles (MONAI)",
         unit="mm",
         digits=2,
@@ -242,6 +268,8 @@ STRUCTURE: tuple[StructureMetric, ...] = (
     ),
     StructureMetric(
         key="assd_mean_of_means_mm",
+        heading="ASSD mean of means",
+        shown=False,
         meaning="mean of the two directions' mean distances",
         unit="mm",
         digits=2,
@@ -251,8 +279,8 @@ STRUCTURE: tuple[StructureMetric, ...] = (
     StructureMetric(
         key="nsd",
         heading="NSD",
-        meaning="share of both surfaces within {nsd_tolerance_mm:g} mm of the other, by surface "
-        "voxels; 0 where one mask is empty",
+        meaning="share of both surfaces within {nsd_tolerance_mm:g} {unit} of the other, by "
+        "surface voxels; 0 where one mask is empty",
         better="higher",
         digits=3,
         function=lambda pair: nsd_of(pair.distances, tolerance_mm=pair.nsd_tolerance_mm),
@@ -288,7 +316,13 @@ PENALISED: tuple[PenalisedMean, ...] = (
         compared=True,
     ),
     PenalisedMean(
-        key="assd_penalised_mm", of="assd_pooled_mm", meaning=_PENALISED, unit="mm", digits=2
+        key="assd_penalised_mm",
+        of="assd_pooled_mm",
+        heading="ASSD penalised",
+        shown=False,
+        meaning=_PENALISED,
+        unit="mm",
+        digits=2,
     ),
 )
 """Means over the labels of a case in which a miss or a false alarm costs the image diagonal."""
@@ -297,6 +331,8 @@ _MURPHY = "parts of brier over the bins (Murphy), summed over the classes; small
 CALIBRATION: tuple[CalibrationMetric, ...] = (
     CalibrationMetric(
         key="accuracy",
+        heading="accuracy",
+        shown=False,
         meaning="share of voxels whose most likely label is right",
         better="higher",
         function=lambda tally, groups: _share(float(tally.top.hit_sum.sum()), tally),
@@ -376,17 +412,23 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
     ),
     CalibrationMetric(
         key="brier_reliability",
+        heading="Brier reliability",
+        shown=False,
         meaning=_MURPHY,
         function=lambda tally, groups: sum(one.murphy().reliability for one in tally.classes),
     ),
     CalibrationMetric(
         key="brier_resolution",
+        heading="Brier resolution",
+        shown=False,
         meaning=_MURPHY,
         better="higher",
         function=lambda tally, groups: sum(one.murphy().resolution for one in tally.classes),
     ),
     CalibrationMetric(
         key="aece_bound",
+        heading="AECE bound",
+        shown=False,
         meaning="how far the pooled aece can be from that of single voxels",
         function=lambda tally, groups: tally.top_mass.error_bound(len(groups[0].count)),
         where="pooled",

@@ -160,6 +160,10 @@ class CALSHR(LearnedTerm):
         """Number of classes, and which score is compared."""
         return {**super().identity(), "num_classes": self.num_classes, "score": self.score}
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Bounds of the weights."""
+        return {"lam": self.lambda_bounds}
+
     def _excess(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """relu(d - m) ``(N, K, *S)``, 0 where ignored, and the number of valid voxels."""
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)

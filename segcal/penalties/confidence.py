@@ -318,6 +318,10 @@ class Confidence(LearnedTerm):
             **({} if all(self.regions_of_background) else {"inner_background": False}),
         }
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Bounds of the multipliers."""
+        return {"lam": self.bounds}
+
     def decisions(self, logits: Tensor, labels: Tensor) -> Decisions:
         """Check a batch and return what is decided in it, see :func:`decide`."""
         check = check_channels if self.per_channel else check_logits_labels

@@ -20,8 +20,17 @@ from segcal.evaluation.api import Runner
 from segcal.evaluation.engine import default_jobs, run
 from segcal.evaluation.labels import find_labels
 from segcal.evaluation.reading import check_label_map
+from segcal.io.case_patterns import Patterns
 from segcal.io.class_files import find_class_files, read_class_files
-from segcal.io.files import case_name, read_json, remove_leftovers, whole_file, write_json
+from segcal.io.files import (
+    case_name,
+    check_writable,
+    is_array,
+    read_json,
+    remove_leftovers,
+    whole_file,
+    write_json,
+)
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import (
     RECORD_NAME,
@@ -123,7 +132,8 @@ def plan_apply(
     *,
     decide: Decision = "argmax",
     precision: Precision = "same",
-    dataset_json: Path | None = None,
+    dataset_json: Path | LabelSet | None = None,
+    prediction_pattern: str | None = None,
     any_model: bool = False,
 ) -> ApplyJob:
     """Check all that is given, before the first case is read.
@@ -140,6 +150,7 @@ def plan_apply(
             calibrator.
         precision: of what is written; ``same`` is that of the file.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
+        prediction_pattern: see :class:`segcal.io.case_patterns.Patterns`.
         any_model: apply it to predictions of another model, too.
 
     Raises:
@@ -152,11 +163,12 @@ def plan_apply(
         raise ValueError(f"{output}: holds the predictions; name another folder for the calibrated")
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; calibrated predictions need a folder")
+    check_writable(output)
     _check_own(output)
     if decide == "offsets":
         _offsets(saved)
     record = model_of(predictions)
-    sources, members = _sources(predictions, saved.members)
+    sources, members = _sources(predictions, saved.members, prediction_pattern)
     decided = str(record.get("decision", "argmax"))
     sources = [replace(source, decision=decided) for source in sources]
     if "calibrator" in record:  # logits beside it are those before
@@ -175,7 +187,10 @@ def plan_apply(
             f"{predictions}: is what the calibrator was fitted on; its calibration will look "
             "better there than on new cases"
         )
-    label_set = find_labels(dataset_json, predictions, predictions).label_set
+    labels = find_labels(dataset_json, predictions, predictions)
+    label_set = labels.label_set
+    if labels.problem:
+        notes.append(f"going on without label names: {labels.problem}")
     if label_set is not None:
         saved.check_labels(label_set, label_set.num_channels, str(predictions))
     return ApplyJob(
@@ -219,17 +234,19 @@ def _check_own(output: Path) -> None:
             )
 
 
-def _sources(predictions: Path, fitted_members: int) -> tuple[list[ToCalibrate], int]:
+def _sources(
+    predictions: Path, fitted_members: int, pattern: str | None
+) -> tuple[list[ToCalibrate], int]:
     """Predictions by case, and how many networks are averaged in each after calibration."""
-    found, maps = find_predictions(predictions)
+    found, maps = find_predictions(predictions, pattern=Patterns(pattern).prediction)
     found = {k: p for k, p in found.items() if p.is_dir() or holds_probabilities(p)}
     if not found:
         raise ValueError(
             f"{predictions}: holds no probabilities; nnU-Net writes them with --save_probabilities"
         )
     folds = [path for path in sorted(predictions.glob("fold_*")) if path.is_dir()]
-    of_folds = [scan(fold, npz=True) for fold in folds]
-    apart = fitted_members == 1 and len(folds) > 1 and all(of_folds)
+    of_folds = [scan(fold, arrays=True) for fold in folds]
+    apart = pattern is None and fitted_members == 1 and len(folds) > 1 and all(of_folds)
     sources = []
     for name, path in sorted(found.items()):
         members: tuple[Path, ...] = (path,)
@@ -237,9 +254,9 @@ def _sources(predictions: Path, fitted_members: int) -> tuple[list[ToCalibrate],
             if missing := [f.name for f, of in zip(folds, of_folds, strict=True) if name not in of]:
                 raise ValueError(f"{predictions / missing[0]}: holds no {name}.npz")
             members = tuple(of[name] for of in of_folds)
-        npz = path.suffix == ".npz"
-        logits = find_logits(path, name) if npz and not apart else None
-        sources.append(ToCalibrate(name, members, maps.get(name) if npz else None, logits))
+        stem = case_name(path) if is_array(path) else None
+        logits = find_logits(path, stem) if stem and not apart else None
+        sources.append(ToCalibrate(name, members, maps.get(name) if stem else None, logits))
     return sources, len(folds) if apart else 1
 
 
@@ -396,13 +413,13 @@ def _apply(source: ToCalibrate, job: ApplyJob) -> Applied:
 def _read(path: Path, source: ToCalibrate, job: ApplyJob, notes: list[str]) -> _Read:
     regions = job.saved.regions
     if path.is_dir():
-        files = sorted(scan(path, npz=False).values())
+        files = sorted(scan(path, arrays=False).values())
         geometry, _ = read_geometry(files[0])
         array = read_class_files(path, geometry, job.label_set, note=notes.append)
         if array.ndim != 4:
             raise ValueError(f"{path}: holds masks, not probabilities, which calibration is of")
         read = _Read(array, False, geometry)
-    elif path.suffix == ".npz":
+    elif is_array(path):
         stored = read_stored(path)
         geometry = None
         if source.label_map is not None:

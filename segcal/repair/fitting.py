@@ -20,6 +20,8 @@ from segcal.evaluation.engine import default_jobs, run
 from segcal.evaluation.job import Job, named, plan
 from segcal.evaluation.labels import FoundLabels
 from segcal.evaluation.settings import EvaluationSettings
+from segcal.io.case_patterns import Patterns
+from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
 from segcal.posthoc.calibrator import SampledCalibrator
 from segcal.posthoc.decision import Offsets
@@ -76,7 +78,8 @@ def plan_fit(
     predictions: Path,
     references: Path,
     *,
-    dataset_json: Path | None = None,
+    dataset_json: Path | LabelSet | None = None,
+    patterns: Patterns | None = None,
     tolerance: float = 1e-2,
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> Job:
@@ -89,6 +92,7 @@ def plan_fit(
         predictions: folder of validation predictions, or of a model that nnU-Net trained.
         references: folder of their label maps.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
+        patterns: see :func:`segcal.io.pairing.pair`.
         tolerance: how far, in voxels, a prediction may lie off its reference.
         found: called with what the labels mean.
 
@@ -97,7 +101,7 @@ def plan_fit(
     """
     (job,) = plan(
         named([predictions]), references, settings=EvaluationSettings(tolerance=tolerance),
-        dataset_json=dataset_json, found=found,
+        dataset_json=dataset_json, patterns=patterns, found=found,
     )  # fmt: skip
     if "calibrator" not in model_of(predictions):
         return job

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from segcal.evaluation.compare import Difference
-from segcal.evaluation.reported import metric_of
+from segcal.evaluation.reported import metric_of, readable
 
 SHORT, LETTER = 12, 0.09
 """Letters of a method that fit beside a panel, and inches of one more."""
 
 
-def plot_comparison(differences: Sequence[Difference]) -> Figure:
+def plot_comparison(differences: Sequence[Difference], *, unit: str = "mm") -> Figure:
     """Plot mean paired differences to the baseline as points, intervals as bars.
 
     Args:
         differences: those to show, with a mean.
+        unit: of the lengths, ``mm`` or ``px``.
     """
     metrics = list(dict.fromkeys(d.metric for d in differences))
     methods = list(dict.fromkeys(d.method for d in differences))
@@ -41,7 +42,7 @@ def plot_comparison(differences: Sequence[Difference]) -> Figure:
         axis.set_yticks(range(len(methods)), labels)
         axis.set_ylim(-0.6, len(methods) - 0.4)
         axis.locator_params(axis="x", nbins=4)
-        axis.set_title(f"{metric}{_better(metric)}", fontsize=9)
+        axis.set_title(f"{readable(metric, unit)}{_better(metric)}", fontsize=9)
         axis.ticklabel_format(axis="x", useOffset=False, style="plain")
         axis.tick_params(axis="x", labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from segcal.io.files import read_json, write_json
+from segcal.io.files import check_writable, read_json, write_json
 
 MANIFEST = ".segcal-report.json"
 """Lists the files of a report, so that the next one into the folder touches no other."""
@@ -31,10 +31,12 @@ class ReportFolder:
             patterns: of the names that a report may write.
 
         Raises:
-            ValueError: a file in its place, or files of these names that no report wrote.
+            ValueError: a file in its place, one that cannot be written, or files of these names
+                that no report wrote.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path}: is a file; the report needs a folder")
+        check_writable(self.path)
         ours = self._listed()
         for pattern in patterns:
             for found in self.path.glob(pattern):

@@ -70,7 +70,7 @@ def write_repair(repair: Repair, folder: Path) -> Written:
     given = [first.job.predictions, first.job.references]
     check_output(folder, given)
     output = ReportFolder(folder)
-    conventions = first.job.settings.conventions()
+    conventions = first.job.settings.conventions(first.job.unit)
     sections = [_verdict(repair)]
     sections += _sections(output, repair, comparison, "cross-validated", "")
     if repair.test is not None:
@@ -116,16 +116,19 @@ def _sections(
     output: ReportFolder, repair: Repair, comparison: Comparison, where: str, suffix: str
 ) -> list[page.Section]:
     reports = comparison.reports
-    conventions = next(iter(reports.values())).job.settings.conventions()
+    job = next(iter(reports.values())).job
+    conventions = job.settings.conventions(job.unit)
     rows = {name: report.cases for name, report in reports.items()}
     write_csv(output.place(f"comparison{suffix}_cases.csv"), compared_cases(rows))
-    means = tables.method_table(shared_means(rows, shown_columns(comparison)), conventions)
+    shared = shared_means(rows, shown_columns(comparison))
+    means = tables.method_table(shared, conventions, unit=job.unit)
     shown = shown_differences(repair, comparison)
     picture = draw(
-        plot_comparison(shown), f"Differences to the uncalibrated probabilities, {where}"
+        plot_comparison(shown, unit=job.unit),
+        f"Differences to the uncalibrated probabilities, {where}",
     )
     picture.save(output.place(f"comparison{suffix}.png"))
-    differences = tables.difference_table(as_records(shown))
+    differences = tables.difference_table(as_records(shown), unit=job.unit)
     diagrams = _diagrams(repair, comparison, where)
     for name, one in diagrams.items():
         one.save(output.place(f"reliability{suffix}_{name}.png"))

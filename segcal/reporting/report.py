@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ def write_report(
     *,
     images: PathLike | None = None,
     formats: Sequence[str] = (),
+    asked: Collection[str] | None = None,
 ) -> Written:
     """Write the report of a set of predictions, each file replacing that of an earlier run.
 
@@ -83,6 +84,7 @@ def write_report(
         folder: for its files.
         images: folder of the images below the worst cases; None without.
         formats: files of tables to write, too: ``markdown``, ``latex``.
+        asked: keys of the metrics in those files; None takes the usual ones.
 
     Raises:
         ValueError: an unknown format, no folder of images, as :func:`check_output`.
@@ -97,13 +99,16 @@ def write_report(
     notes: list[str] = []
     if len(report.cases):
         write_csv(output.place("cases.csv"), report.cases)
-        printed.append(tables.class_table(report.summary))
-        sections.append(page.table_section(printed[-1]))
+        printed.append(tables.class_table(report.summary, asked))
+        sections.append(page.table_section(tables.class_table(report.summary)))
     if report.calibration:
-        printed.append(tables.calibration_table(report.summary, job.settings.scopes))
+        scopes = job.settings.scopes
+        printed.append(tables.calibration_table(report.summary, scopes, asked))
         diagrams = _diagrams(report)
         _save(output, diagrams)
-        sections.append(_calibration_section(printed[-1], diagrams))
+        sections.append(
+            _calibration_section(tables.calibration_table(report.summary, scopes), diagrams)
+        )
     if len(report.cases):
         if job.settings.compat is not None:
             printed.append(tables.compat_table(report.summary, job.settings.compat))
@@ -113,7 +118,7 @@ def write_report(
         if worst:
             title = "Cases with the lowest DSC"
             sections.append(page.Section(title, notes, pictures=list(worst.values())))
-        cases = tables.case_table(report.cases, report.summary["conventions"])
+        cases = tables.case_table(report.cases, report.summary["conventions"], unit=job.unit)
         note = "Click a heading to sort. All columns are in cases.csv."
         sections.append(page.table_section(cases, note))
     _write_tables(output, printed, forms)
@@ -152,17 +157,18 @@ def write_comparison(
     check_output(folder, [*(job.predictions for job in jobs), jobs[0].references])
     forms = _checked(formats)
     rows = {name: report.cases for name, report in comparison.reports.items()}
-    conventions = jobs[0].settings.conventions()
+    unit = jobs[0].unit
+    conventions = jobs[0].settings.conventions(unit)
     output = ReportFolder(Path(folder))
     write_json(
         output.place("comparison.json"),
         {"differences": as_records(comparison.differences), "conventions": conventions},
     )
     write_csv(output.place("comparison.csv"), compared_cases(rows))
-    picture = draw(plot_comparison(comparison.shown), "Differences between methods")
-    methods = tables.method_table(comparison.means, conventions)
+    picture = draw(plot_comparison(comparison.shown, unit=unit), "Differences between methods")
+    methods = tables.method_table(comparison.means, conventions, unit=unit)
     _save(output, {"comparison.png": picture})
-    differences = tables.difference_table(as_records(comparison.shown))
+    differences = tables.difference_table(as_records(comparison.shown), unit=unit)
     _write_tables(output, [methods, differences], forms)
     sections = [
         page.table_section(
@@ -172,7 +178,7 @@ def write_comparison(
             pictures=[picture],
         ),
         page.table_section(
-            tables.difference_table(as_records(comparison.differences)),
+            tables.difference_table(as_records(comparison.differences), unit=unit),
             "Click a heading to sort. Wilcoxon p is not corrected for the number of comparisons.",
         ),
     ]
@@ -260,8 +266,9 @@ def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], lis
     pictures, notes = {}, []
     for name, score in scores.items():
         arrays = read_case(
-            by_name[str(name)], job.label_set, tolerance=tolerance, reader=job.reader
-        )
+            by_name[str(name)], job.label_set, tolerance=tolerance, reader=job.reader,
+            threshold=job.settings.threshold,
+        )  # fmt: skip
         p, geometry = arrays.probabilities, arrays.reference.geometry
         image, note = None, ""
         if images is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from segcal.evaluation.compare import SharedMean
-from segcal.evaluation.reported import calibration_metrics, metric_of
+from segcal.evaluation.reported import calibration_metrics, metric_of, readable
 from segcal.metrics import table
 from segcal.metrics.table import CalibrationMetric, Metric
 
@@ -83,13 +83,15 @@ class Table:
     sortable: bool = False
 
 
-def class_table(summary: Mapping[str, Any]) -> Table:
+def class_table(summary: Mapping[str, Any], asked: Collection[str] | None = None) -> Table:
     """Overlap and surface distances of every class.
 
     Args:
         summary: content of ``summary.json``.
+        asked: keys of the metrics; None takes the usual ones.
     """
-    printed = _class_columns(_meanings(summary["conventions"]))
+    unit = summary.get("unit", "mm")
+    printed = _class_columns(_meanings(summary["conventions"]), unit, asked)
     columns = [Column("label"), *(column for column, _ in printed)]
     rows = [
         [Cell(name, name), *(cell(block) for _, cell in printed)]
@@ -102,7 +104,9 @@ OfClass = Callable[[Mapping[str, Any]], Cell]
 """Cell of a class, from its numbers in the summary."""
 
 
-def _class_columns(meanings: Mapping[str, str]) -> list[tuple[Column, OfClass]]:
+def _class_columns(
+    meanings: Mapping[str, str], unit: str, asked: Collection[str] | None
+) -> list[tuple[Column, OfClass]]:
     """Columns of the numbers of a class; what is missed stands before the first distance."""
     first = next(row.key for row in table.STRUCTURE if row.distance)
     of_first = [
@@ -123,15 +127,15 @@ def _class_columns(meanings: Mapping[str, str]) -> list[tuple[Column, OfClass]]:
     ]
     for row in table.STRUCTURE:
         printed += of_first if row.key == first else []
-        if row.heading:
+        if row.is_shown(asked):
             found = "; mean over the found" if row.distance else ""
-            column = _column(row, f"{meanings[row.key]}{found}")
+            column = _column(row, f"{meanings[row.key]}{found}", unit)
             field = "mean_of_found" if row.distance else "mean"
             printed.append((column, partial(_of_class, row.key, field, row.digits)))
         for mean in table.PENALISED:
-            if mean.heading and mean.of == row.key:
+            if mean.is_shown(asked) and mean.of == row.key:
                 cell = partial(_of_class, row.key, "penalised_mean", mean.digits)
-                printed.append((_column(mean, meanings["penalised_mean"]), cell))
+                printed.append((_column(mean, meanings["penalised_mean"], unit), cell))
     return printed
 
 
@@ -139,17 +143,20 @@ def _of_class(key: str, field: str, digits: int, block: Mapping[str, Any]) -> Ce
     return _mean({**block[key], "mean": block[key][field]}, digits)
 
 
-def _column(row: Metric, definition: str, name: str = "") -> Column:
-    """Heading of a metric, under its own name or another."""
-    return Column(name or row.heading, definition, row.unit, ARROWS[row.better])
+def _column(row: Metric, definition: str, unit: str, name: str = "") -> Column:
+    """Heading of a metric, with lengths in `unit`, under its own name or another."""
+    return Column(name or row.heading, definition, row.unit_of(unit), ARROWS[row.better])
 
 
-def calibration_table(summary: Mapping[str, Any], scopes: Sequence[str]) -> Table:
+def calibration_table(
+    summary: Mapping[str, Any], scopes: Sequence[str], asked: Collection[str] | None = None
+) -> Table:
     """Calibration errors, a column for every scope.
 
     Args:
         summary: content of ``summary.json``.
         scopes: keys of the scopes.
+        asked: keys of the metrics; None takes the usual ones.
     """
     conventions = summary["conventions"]
     columns = [Column("metric"), *(Column(s, conventions[f"scope {s}"]) for s in scopes)]
@@ -157,7 +164,7 @@ def calibration_table(summary: Mapping[str, Any], scopes: Sequence[str]) -> Tabl
     head = Cell("n", definition="cases with probabilities and a voxel of the scope")
     rows = [[head, *counts]]
     for row in calibration_metrics():
-        if row.heading:
+        if row.is_shown(asked):
             rows += [_calibration_line(row, pooled, summary, scopes) for pooled in row.ways]
     caption = f"Fractions of 1, NLL in nats. {INTERVALS}"
     return Table("calibration", "Calibration", columns, rows, caption)
@@ -201,12 +208,13 @@ def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
     return Table("compat", f"As the evaluation of {compat} counts", columns, rows, caption)
 
 
-def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
+def case_table(rows: pd.DataFrame, conventions: Mapping[str, str], *, unit: str = "mm") -> Table:
     """The cases, one row each; it sorts.
 
     Args:
         rows: of :class:`segcal.evaluation.cohort.Cohort`.
         conventions: what the metrics mean.
+        unit: of the lengths, ``mm`` or ``px``.
     """
     meanings = _meanings(conventions)
     found = {str(column): metric_of(str(column)) for column in rows.columns}
@@ -219,7 +227,7 @@ def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
         definition = meanings[row.key]
         if name in of_case and "/" not in name:
             definition = f"mean over the labels that are defined; {definition}"
-        columns.append(Column(name, definition, better=ARROWS[row.better]))
+        columns.append(Column(readable(name, unit), definition, better=ARROWS[row.better]))
     body = [
         [Cell(str(name), str(name)), *(number_cell(float(row[c]), 4) for c in chosen)]
         for name, row in rows.iterrows()
@@ -227,7 +235,9 @@ def case_table(rows: pd.DataFrame, conventions: Mapping[str, str]) -> Table:
     return Table("cases", "Cases", columns, body, sortable=True)
 
 
-def method_table(means: Sequence[SharedMean], conventions: Mapping[str, str]) -> Table:
+def method_table(
+    means: Sequence[SharedMean], conventions: Mapping[str, str], *, unit: str = "mm"
+) -> Table:
     """Methods as rows, metrics as columns, the best of a column marked.
 
     Means that print alike are alike: all of them are marked. Nothing is marked where all methods
@@ -236,6 +246,7 @@ def method_table(means: Sequence[SharedMean], conventions: Mapping[str, str]) ->
     Args:
         means: of all methods over the cases they share.
         conventions: what the metrics mean.
+        unit: of the lengths, ``mm`` or ``px``.
     """
     meanings = _meanings(conventions)
     methods = list(dict.fromkeys(m.method for m in means))
@@ -244,7 +255,7 @@ def method_table(means: Sequence[SharedMean], conventions: Mapping[str, str]) ->
     columns, cells = [Column("method")], [[Cell(name, name)] for name in methods]
     counts = [Cell("shared cases", definition="in which all methods have the metric")]
     for metric in metrics:
-        column, digits = _method_column(metric, meanings)
+        column, digits = _method_column(metric, meanings, unit)
         shown = [_shared(found.get((name, metric)), digits) for name in methods]
         for row, cell in zip(cells, mark(shown, higher=column.better == "↑"), strict=True):
             row.append(cell)
@@ -257,8 +268,13 @@ def method_table(means: Sequence[SharedMean], conventions: Mapping[str, str]) ->
     return Table("methods", "Methods", columns, [*cells, counts], caption)
 
 
-def difference_table(differences: Sequence[Mapping[str, Any]]) -> Table:
-    """Differences of methods to the baseline, metric by metric; it sorts."""
+def difference_table(differences: Sequence[Mapping[str, Any]], *, unit: str = "mm") -> Table:
+    """Differences of methods to the baseline, metric by metric; it sorts.
+
+    Args:
+        differences: as records.
+        unit: of the lengths, ``mm`` or ``px``.
+    """
     columns = [
         Column("method"), Column("metric"), Column("n", "cases that both have"),
         Column("difference", "mean over those cases, method less baseline"),
@@ -268,7 +284,7 @@ def difference_table(differences: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
         [
             Cell(d["method"], d["method"]),
-            Cell(d["metric"], d["metric"]),
+            Cell(readable(d["metric"], unit), d["metric"]),
             _count(d["n"]),
             number_cell(d["mean"], 4, "+"),
             Cell("-") if d["ci95"] is None
@@ -288,7 +304,7 @@ def _meanings(conventions: Mapping[str, str]) -> dict[str, str]:
     return {part: text for key, text in conventions.items() for part in key.split(", ")}
 
 
-def _method_column(metric: str, meanings: Mapping[str, str]) -> tuple[Column, int]:
+def _method_column(metric: str, meanings: Mapping[str, str], unit: str) -> tuple[Column, int]:
     """Heading of a column of the table of cases, and digits of its values.
 
     Raises:
@@ -298,7 +314,7 @@ def _method_column(metric: str, meanings: Mapping[str, str]) -> tuple[Column, in
     if row is None:
         raise ValueError(f"metric: expected a column of a reported metric, got {metric}")
     scope = metric.removeprefix(row.key).removeprefix("_")
-    return _column(row, meanings[row.key], f"{row.heading} {scope}".strip()), row.digits
+    return _column(row, meanings[row.key], unit, f"{row.heading} {scope}".strip()), row.digits
 
 
 def _shared(mean: SharedMean | None, digits: int) -> Cell:

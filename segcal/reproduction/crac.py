@@ -81,13 +81,12 @@ def tace_ref_of(tally: Tally) -> float:
 TACE_REF = CalibrationMetric(
     key="tace_ref",
     heading="TACE ref",
-    brief="TACE ref",
+    shown=False,
     meaning="CRaC poster: equal-width classwise ECE over p > {tace_threshold:g}, "
     "foreground-labelled voxels",
     function=lambda tally, groups: tace_ref_of(tally),
     where="cases",
     scope="fg",
-    in_cases=True,
 )
 """Row of the table of metrics, beside Nixon's TACE for comparison with published numbers."""
 

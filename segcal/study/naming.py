@@ -17,7 +17,7 @@ KL_MEANING = "KL divergence from the true posterior to the prediction, mean over
 def metric_name(column: str) -> str:
     """Name in tables and figures: near is within five voxels of the labelled foreground."""
     row = metric_of(column)
-    key, heading = (KL, "KL") if row is None else (row.key, row.heading or row.key)
+    key, heading = (KL, "KL") if row is None else (row.key, row.heading)
     scope = column.removeprefix(key).removeprefix("_")
     return f"{heading} {SCOPES.get(scope, scope)}".strip()
 
@@ -50,4 +50,4 @@ def definition(column: str) -> str:
     row = metric_of(column)
     if row is None:
         return KL_MEANING
-    return row.meaning.format(bins=15, tace_threshold=1e-3, nsd_tolerance_mm=2)
+    return row.meaning.format(bins=15, tace_threshold=1e-3, nsd_tolerance_mm=2, unit="mm")

@@ -106,9 +106,9 @@ def files_of(raw: Path) -> dict[str, CaseOf]:
         if not (raw / f"labels{subset}").is_dir() or not (raw / f"images{subset}").is_dir():
             continue
         images: dict[str, dict[str, Path]] = {}
-        for name, path in scan(raw / f"images{subset}", npz=False).items():
+        for name, path in scan(raw / f"images{subset}", arrays=False).items():
             images.setdefault(name[:-5], {})[name[-5:]] = path
-        for name, path in scan(raw / f"labels{subset}", npz=False).items():
+        for name, path in scan(raw / f"labels{subset}", arrays=False).items():
             if name not in images:
                 raise ValueError(f"{path}: no image {name}_0000 in {raw / f'images{subset}'}")
             if name in found:
@@ -245,7 +245,7 @@ def _generate(source: StudySet, root: Path, seed: int) -> PatientSplit:
         root, train=train + wanted.validation, test=test, seed=seed,
         settings=phantom_settings(source),
     )  # fmt: skip
-    inside, outside = (sorted(scan(root / f"labels{s}", npz=False)) for s in SUBSETS)
+    inside, outside = (sorted(scan(root / f"labels{s}", arrays=False)) for s in SUBSETS)
     return PatientSplit(tuple(inside[:train]), tuple(inside[train:]), tuple(outside))
 
 
@@ -272,8 +272,8 @@ def _draw(source: StudySet, root: Path, seed: int, middle: Path) -> PatientSplit
 def _lay_out(root: Path, name: Part, cases: Iterable[str]) -> None:
     """Lay images, label maps and posteriors of a part into folders of their own."""
     subset, cases = PARTS[name], list(cases)
-    labels = scan(root / f"labels{subset}", npz=False)
-    images = scan(root / f"images{subset}", npz=False)
+    labels = scan(root / f"labels{subset}", arrays=False)
+    images = scan(root / f"images{subset}", arrays=False)
     content = {"labels": read_json(root / "dataset.json")["labels"], "file_ending": ".nii.gz"}
     folders = {
         "labels": [labels[case] for case in cases],

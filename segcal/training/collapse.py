@@ -50,6 +50,11 @@ class CollapseWatch:
                 self.missing[k] = 0
             elif y > 0:
                 self.missing[k] += 1
+        return self.collapsed
+
+    @property
+    def collapsed(self) -> list[int]:
+        """Classes that have been labelled but not predicted for `patience` passes or more."""
         watched = range(int(self.background), len(self.missing))
         return [k for k in watched if self.missing[k] >= self.patience]
 

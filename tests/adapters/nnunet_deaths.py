@@ -29,7 +29,7 @@ TRAINER = "nnUNetTrainerCRaC"
 
 def moment_of(event, arguments):
     """What a training is about to do to a file that it leaves behind, in words; or None."""
-    if event == "os.rename":
+    if event == "os.rename" and not str(arguments[1]).endswith(".pyc"):
         return f"put {Path(arguments[1]).name} in its place"
     if event == "os.remove" and Path(arguments[0]).name.startswith("checkpoint"):
         return f"remove {Path(arguments[0]).name}"

@@ -17,9 +17,10 @@ from segcal.adapters.monai.data import (
     resample,
     units,
 )
-from segcal.adapters.monai.dataset import PADDING, CaseFiles
+from segcal.adapters.monai.dataset import PADDING, CaseFiles, check_cases
 from segcal.adapters.monai.experiment import VolumeData
 from segcal.io.volumes import Geometry, write_nifti
+from tests.io.test_formats import FLIPPED, LABELS, two_forms
 
 FLIPS = tuple(
     {
@@ -201,3 +202,12 @@ def test_orders_and_seeds_differ_between_epochs():
     assert not {seed for _, seed in first} & {seed for _, seed in second}
     with pytest.raises(ValueError, match=r"training\.batch_size: .*1 are fewer than the 2"):
         EpochBatches(50, 1, 1, 0, 2)
+
+
+def test_two_forms_that_disagree_are_warned_of(tmp_path):
+    image = two_forms(tmp_path / "i.nii.gz", FLIPPED, 2, np.eye(4), 1, LABELS.astype(np.int16))
+    write_nifti(tmp_path / "l.nii.gz", LABELS, grid(LABELS.shape))
+    case = CaseFiles("a", (image,), tmp_path / "l.nii.gz")
+    with pytest.warns(UserWarning, match=r"i\.nii\.gz: its qform and its sform disagree"):
+        (found,) = check_cases([case], {0, 1, 2, 3})
+    np.testing.assert_array_equal(found.direction, np.eye(3))

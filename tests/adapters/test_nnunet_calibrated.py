@@ -395,6 +395,34 @@ def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys,
     assert read_json(output / RECORD_NAME)["trainer"] == "nnUNetTrainer"
 
 
+class Runs:
+    """What makes a file when it is unpickled."""
+
+    def __reduce__(self):
+        return (Path.touch, (Path("it_ran"),))
+
+
+def test_code_in_checkpoints_is_not_run(trained, tmp_path, monkeypatch):
+    model, images = trained
+    monkeypatch.chdir(tmp_path)
+    path = model / "fold_1" / "checkpoint_final.pth"
+    torch.save({**torch.load(path, weights_only=False), "extra": Runs()}, path)
+    told = "checkpoint_final.pth: holds more than tensors and numbers and is not loaded"
+    assert told in command(*arguments(images, tmp_path / "out", 0, 1))
+    assert not (tmp_path / "out" / "case_0.npz").exists()
+    start = ["nnunet", "train", NAME, "2d", "1", "-device", "cpu"]
+    for how in (
+        ["-tr", "nnUNetTrainerBaseline", "--c"], ["-tr", "nnUNetTrainerBaseline", "--val"],
+        ["-tr", "nnUNetTrainer", "-pretrained_weights", str(path)],
+    ):  # fmt: skip
+        done = CliRunner().invoke(app, [*start, *how])
+        assert done.exit_code == 2, done.output
+        assert told in done.output
+    assert not Path("it_ran").exists()
+    torch.load(path, weights_only=False)  # which is what nnU-Net does
+    assert Path("it_ran").exists()
+
+
 @pytest.mark.parametrize("labels", [CLASSES, HEART], ids=["labels", "regions"])
 @pytest.mark.parametrize("calib", [False, True])
 def test_training_ends_with_a_calibrator(tmp_path, monkeypatch, calib, labels):

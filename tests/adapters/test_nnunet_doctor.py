@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -15,8 +16,10 @@ from segcal.adapters.nnunet.doctor import (
     path_variables,
     processes,
     run_probe,
+    settings,
     trainers,
 )
+from segcal.adapters.nnunet.probe import blocks
 
 WORKS = {"imports": {"torch": None}, "cuda": "a GPU"}
 
@@ -123,3 +126,27 @@ def test_probe_of_this_installation():
 def test_probe_that_breaks(tmp_path):
     (tmp_path / "json.py").write_text("raise SystemExit(3)")  # found before Python's own
     assert "exit code 3" in run_probe({**os.environ, "PYTHONPATH": str(tmp_path)})["failed"]
+
+
+def test_blocks_of_the_plans_are_looked_at(tmp_path, monkeypatch):
+    folder = tmp_path / "Dataset001_A"
+    folder.mkdir()
+    plans = {
+        "configurations": {
+            "2d": {"patch_size": [8, 8]},
+            "good": {"inherits_from": "2d", "segcal": {"crac": {"margin_inner": 3.0}}},
+            "misspelt": {"inherits_from": "2d", "segcal": {"crac": {"margin_iner": 3.0}}},
+        }
+    }
+    (folder / "nnUNetPlans.json").write_text(json.dumps(plans))
+    (folder / "splits_final.json").write_text("[]")
+    (folder / "broken.json").write_text("{")
+    monkeypatch.setenv("nnUNet_preprocessed", str(tmp_path))
+    found = settings({"blocks": blocks()})
+    path = folder / "nnUNetPlans.json"
+    assert [f.verdict for f in found] == ["ok", "stop"]
+    assert found[0].found == f"{path}, good: fits"
+    assert found[1].found.startswith(f"{path}, misspelt: segcal.penalties.crac.CRaC: takes no")
+    assert "takes no margin_iner; it takes num_classes, margin_inner" in found[1].found
+    monkeypatch.delenv("nnUNet_preprocessed")
+    assert blocks() == {}

@@ -260,7 +260,7 @@ def test_channels_are_named_however_nnunet_takes_a_label(trainers, one):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"nacl": {"alpha": 1}}, "unknown nacl; this trainer takes crac, multiplier_source, vol"),
+        ({"nalc": {"alpha": 1}}, "unknown nalc; this trainer takes crac, multiplier_source, vol"),
         ({"multiplier_source": "test"}, "multiplier_source: Input should be 'val_patches', 'fix"),
         ({"volumes_every": 0}, "volumes_every: Input should be greater than or equal to 1"),
         ({"crac": 3.0}, "crac: expected arguments by name"),
@@ -270,6 +270,34 @@ def test_channels_are_named_however_nnunet_takes_a_label(trainers, one):
 def test_settings_that_are_refused(content, message):
     with pytest.raises(ValueError, match=message):
         settings.read_settings(content, settings.parts(load_recipe("crac")))
+
+
+def test_terms_of_other_trainers_are_left_to_them():
+    content = {"crac": {"margin_inner": 3.0}, "nacl": {"alpha": 1}, "epochs": 7, "iterations": 9}
+    for name, arguments in (("crac", {"margin_inner": 3.0}), ("nacl", {"alpha": 1})):
+        placed = settings.parts(load_recipe(name))
+        got, _, of_terms = settings.read_settings(content, placed)
+        assert of_terms == {name: arguments}
+        assert settings.of_other_trainers(content, placed) == [{"crac": "nacl"}.get(name, "crac")]
+        assert (got.epochs, got.iterations) == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"crac": {"margin_inner": 3.0}, "nacl": {}}, ""),
+        ({"multiplier_source": "volumes"}, ""),
+        ({"crac": {"margin_iner": 3.0}}, "takes no margin_iner; it takes num_classes"),
+        ({"nacl": {"alpha": -1.0}, "crac": {}}, "alpha"),
+        ({"crc": {}}, "iterations; is crac meant?"),
+        ({"epochs": 0}, "epochs: Input should be greater than or equal to 1"),
+        (3, "expected an object, got 3"),
+    ],
+)
+def test_what_is_wrong_with_a_block_of_the_plans(content, problem):
+    found = settings.problem_of_block(content)
+    assert problem in found
+    assert bool(problem) == bool(found)
 
 
 def test_nnunet_weighs_dice_like_cross_entropy():
@@ -305,6 +333,16 @@ def test_best_calibrated_epoch_has_a_dice_near_the_best():
     ]
     assert [best.update(e, d) for e, d, _ in epochs] == [c for *_, c in epochs]
     assert (best.ece, best.dice, best.top_dice) == (0.06, 0.89, 0.90)
+
+
+def test_no_epoch_is_best_calibrated_that_finds_nothing():
+    best = BestCalibrated()
+    assert not best.update(0.001, 0.0)
+    assert not best.update(0.001, 0.04)  # below the floor
+    assert not best.update(0.001, 0.30, collapsed=True)
+    assert best.update(0.2, 0.30)
+    assert not best.update(0.1, 0.30, collapsed=True)
+    assert best.update(0.1, 0.30)
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=3))

@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from typer.testing import CliRunner
 
 from segcal.adapters.nnunet import running
 from segcal.adapters.nnunet.running import Budget
+from segcal.commands.main import app
 from segcal.recipes import load_recipe, names
 from tests.adapters.nnunet_data import (
     CASES,
     CLASSES,
+    NAME,
     REGIONS,
     SPLIT,
     Tiny,
@@ -32,17 +35,19 @@ from tests.conftest import close
 from tests.ranks import in_two_processes
 
 TRAINERS = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
-LEARNED = {"CRaC": 2, "CRaCBands": 3, "CRaCRamp": 2, "CALS": 1, "CALSHR": 1, "Confidence": 2}
+LEARNED = {"CRaC": 2, "CRaCBands": 3, "CRaCRamp": 2, "CALS": 1, "CALSHR": 1}
+LEARNED |= {"Confidence": 2, "TwoHeadsConfidence": 2}
 """Rows of multipliers."""
-ROWS_OF_REGIONS = {**LEARNED, "Confidence": 4}
+ROWS_OF_REGIONS = {**LEARNED, "Confidence": 4, "TwoHeadsConfidence": 4}
 """Where channels are regions; voxels are decided to lie inside or outside."""
 RAMPS = {"CRaCRamp", "NACLRamp"}
 TWO_HEADS = {
-    "Confidence": ["probability/svls", "probability/confidence"],
+    "TwoHeadsConfidence": ["probability/svls", "probability/confidence"],
     "TwoHeads": ["probability/svls"],
 }
 IN_PLACE = {"FL", "FLSD", "LS", "SVLS"}
-PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "CRaCBands", "Baseline", *TWO_HEADS, *RAMPS}
+PER_CHANNEL = {"SVLS", "NACL", "MbLS", "CRaC", "CRaCBands", "mL1ACE", "mL1ACESoft", "Confidence"}
+PER_CHANNEL |= {"Baseline", *TWO_HEADS, *RAMPS}
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "plain_progress"),
     pytest.mark.filterwarnings("ignore:.*Received empty chunks:UserWarning"),
@@ -92,6 +97,7 @@ def check(found, short, epochs=2, channels=4):
     term |= {"CALSHR": "cals_hr", "mL1ACESoft": "ml1_ace_soft", "CRaCBands": "crac_bands"}
     added = [] if short in {*IN_PLACE, "Baseline"} else [term.get(short, short.lower())]
     added = [name.removesuffix("ramp") for name in added]
+    added = ["ml1_ace_soft", "confidence"] if short == "Confidence" else added
     base = "decision/base" if short in TWO_HEADS else "base"
     added = TWO_HEADS.get(short, added)
     assert list(lines[0]["train"]) == [base, *added]
@@ -187,7 +193,7 @@ def test_image_kernel_of_several_channels(tiny, configuration):
     assert first["image_l1"] != first["mean"]
 
 
-@pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE", "Confidence"])
+@pytest.mark.parametrize("short", ["CRaC", "BWCR", "FL_CE", "Confidence", "TwoHeadsConfidence"])
 def test_a_training_of_each_kind(tiny, short, pictures):
     tiny()
     check(run(short, "2d", epochs=1), short, epochs=1)
@@ -217,6 +223,17 @@ def test_fold_all_warns(tiny, capsys):
     assert "multipliers are learned" not in capsys.readouterr().out
 
 
+def test_an_order_that_contradicts_the_regions_is_said(tiny, capsys):
+    data = tiny(labels=REGIONS)
+    run("Baseline", "2d", epochs=1)
+    assert "contradicts the regions" not in capsys.readouterr().out
+    path = data.folder / "dataset.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "regions_class_order": [3, 2, 1]}))
+    run("Baseline", "2d", epochs=1)
+    shown = capsys.readouterr().out
+    assert "WARNING: dataset.json: 'regions_class_order' [3, 2, 1] contradicts the reg" in shown
+
+
 def test_a_source_of_multipliers_that_are_not_learned_is_said(tiny, capsys):
     data = tiny(calib=True)
     run("CRaC", "2d", epochs=1)
@@ -239,8 +256,37 @@ def test_settings_are_shown_and_unknown_ones_refused(tiny, capsys):
     assert "'margin_inner': 3.0" in shown
     assert "'multiplier_source': 'val_patches'" in shown
     data.set_plans("wrong", "2d", segcal={"crc": {"margin_inner": 3.0}})
-    with pytest.raises(ValueError, match="unknown crc; this trainer takes crac, multiplier_so"):
+    told = "nnUNetPlans.json, configuration wrong, nnUNetTrainerCRaC: .*unknown crc; this trainer"
+    with pytest.raises(ValueError, match=told):
         trainer("nnUNetTrainerCRaC", "wrong")
+    assert "segcal: the plans say" not in shown
+
+
+def test_a_misspelt_block_is_one_line_and_no_folder(tiny):
+    data = tiny()
+    data.set_plans("wrong", "2d", segcal={"crac": {"margin_iner": 3.0}})
+    start = ["nnunet", "train", NAME, "wrong", "0", "-tr", "nnUNetTrainerCRaC", "-device", "cpu"]
+    done = CliRunner().invoke(app, start)
+    assert done.exit_code == 2, done.output
+    assert isinstance(done.exception, SystemExit)
+    (line,) = [x for x in done.output.splitlines() if x.startswith("Error: ")]
+    assert (
+        "configuration wrong, nnUNetTrainerCRaC: segcal.penalties.crac.CRaC: takes no marg" in line
+    )
+    assert not (data.root / "results").exists()
+
+
+def test_a_block_of_one_trainer_does_not_stop_another(tiny, capsys):
+    data = tiny()
+    block = {"crac": {"margin_inner": 3.0}, "epochs": 1, "iterations": 3}
+    data.set_plans("shared", "2d", segcal=block)
+    from nnunetv2.run.run_training import get_trainer_from_args
+
+    cpu = torch.device("cpu")
+    found = get_trainer_from_args(NAME, "shared", 0, "nnUNetTrainerNACL", device=cpu)
+    assert (found.num_epochs, found.num_iterations_per_epoch) == (1, 3)
+    run("NACL", "shared", epochs=1)
+    assert "the plans say crac for other trainers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("labels", "collapsed"), [(REGIONS, [0, 2]), (CLASSES, [1, 3])])
@@ -267,7 +313,7 @@ def seen_by(monkeypatch, found):
 
 
 @pytest.mark.parametrize("configuration", ["2d", "3d"])
-def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration, pictures):
+def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration, pictures, capsys):
     data = tiny()
     data.set_plans(
         "whole", configuration, segcal={"multiplier_source": "volumes", "volumes_every": 2}
@@ -282,6 +328,9 @@ def test_volumes_count_every_voxel_once(tiny, monkeypatch, configuration, pictur
     expected = torch.bincount(labels.flatten().long())
     got = torch.bincount(torch.cat([y.flatten() for y in seen]))
     assert torch.equal(got, 2 * expected)  # of two passes
+    shown = capsys.readouterr().err
+    assert "segcal: volumes that multipliers learn from: 100%" in shown
+    assert "2/2" in shown
     assert sum(lines[0]["crac"]["count"]) == labels.numel()
     series = found.logger.local_logger.my_fantastic_logging
     assert {len(values) for values in series.values()} == {3}
@@ -476,9 +525,12 @@ def test_a_network_of_two_stages_is_refused(tiny):
         "n_stages": 2, "features_per_stage": [4, 8], "kernel_sizes": [[3, 3]] * 2,
         "strides": [[1, 1], [2, 2]], "n_conv_per_stage": [1, 1], "n_conv_per_stage_decoder": [1],
     }  # fmt: skip
-    tiny().set_plans("two", "2d", architecture=two)
-    with pytest.raises(ValueError, match=r"two stages .* loss is NaN; plan three stages or more"):
+    data = tiny()
+    data.set_plans("two", "2d", architecture=two)
+    with pytest.raises(ValueError, match=r"two stages .* NaN; plan three stages or more, or tur"):
         trainer("nnUNetTrainerCRaC", "two").initialize()
+    data.set_plans("flat", "two", segcal={"deep_supervision": False})  # as the message says
+    trainer("nnUNetTrainerCRaC", "flat").initialize()
 
 
 def rank_main(rank, root, name, configuration):

@@ -6,6 +6,7 @@ import json
 import os
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
 from segcal.adapters.nnunet.checkpoints import plain, read_checkpoint
 from segcal.adapters.nnunet.sharing import as_stock, export_model
-from segcal.adapters.nnunet.warmstart import _results_elsewhere, unlike, warmstart
+from segcal.adapters.nnunet.warmstart import _results_elsewhere, _started, unlike, warmstart
 from segcal.posthoc.temperature import Temperature
 from segcal.repair.saved import SavedCalibrator, read_calibrator, write_calibrator
 
@@ -67,7 +68,19 @@ def test_checkpoint_of_numpy_scalars_becomes_plain(tmp_path):
     assert "segcal" not in stock["init_args"]
     assert stock["segcal"]["trainer_name"] == "nnUNetTrainerCRaC"
     assert stock["segcal"]["training"]["state"]["lam"].tolist() == [1.0]
+    assert "optimizer_state" not in stock
+    assert "grad_scaler_state" not in stock
     assert "segcal" in read["init_args"]  # what was given is left as it was
+    assert "optimizer_state" in read
+
+
+def test_a_warm_start_needs_no_more_than_what_is_exported(tmp_path):
+    torch.save(as_stock(checkpoint()), tmp_path / "checkpoint.pth")
+    weights = {"w": torch.nn.Parameter(torch.ones(2))}
+    new = SimpleNamespace(optimizer=torch.optim.SGD(weights.values(), 0.1), my_init_kwargs=INIT)
+    started = _started(read_checkpoint(tmp_path / "checkpoint.pth"), new, "nnUNetTrainerCRaC", 1)
+    assert (started["current_epoch"], started["grad_scaler_state"]) == (1, None)
+    assert started["optimizer_state"] == new.optimizer.state_dict()
 
 
 def test_plain_keeps_the_rest():
@@ -142,6 +155,11 @@ def model(tmp_path):
         torch.save({**content, **changes}, folder / "fold_3" / "checkpoint_final.pth")
 
     save()
+    for place in ("fold_3/validation", "fold_3"):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / "summary.json").write_text(
+            '{"reference_file": "/home/me/patient.nii.gz"}'
+        )
     return folder, save
 
 
@@ -162,8 +180,9 @@ def test_calibrators_go_along_for_the_stock_trainer(model, tmp_path):
     labels = torch.bernoulli(torch.softmax(logits, 1)[:, 1], generator=generator).long()
     record = {"trainer": "nnUNetTrainerCRaC", "configuration": "2d", "members": 1}
     saved = SavedCalibrator(
-        "temperature", Temperature().fit(3 * logits, labels), ("background", "a"), model=record
-    )
+        "temperature", Temperature().fit(3 * logits, labels), ("background", "a"), model=record,
+        fitted_on={"predictions": "/home/me/fold_3/validation", "references": "/home/me/labelsTr"},
+    )  # fmt: skip
     for place in (folder, folder / "fold_3"):
         write_calibrator(place / "calibrator.json", saved)
     target = export_model(folder, tmp_path / "shared")
@@ -171,6 +190,8 @@ def test_calibrators_go_along_for_the_stock_trainer(model, tmp_path):
         copy = read_calibrator(place / "calibrator.json")
         assert copy.model == {**record, "trainer": "nnUNetTrainer"}
         assert copy.calibrator.state() == saved.calibrator.state()
+        assert copy.fitted_on == {"predictions": "validation", "references": "labelsTr"}
+    assert not any(b"/home/me" in p.read_bytes() for p in target.rglob("*") if p.is_file())
     (folder / "calibrator.json").write_text("{}")
     with pytest.raises(ValueError, match="not a calibrator"):
         export_model(folder, tmp_path / "again")

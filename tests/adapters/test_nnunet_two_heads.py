@@ -144,7 +144,7 @@ def test_what_goes_along_with_a_head(workspace, trained, exported):
     decision, probability = (exported[head] for head in ("decision", "probability"))
     assert (probability / "fold_0" / "calibrator.json").is_file()
     assert not (decision / "fold_0" / "calibrator.json").exists()
-    assert (decision / "fold_0" / "validation" / "summary.json").is_file()
+    assert not (decision / "fold_0" / "validation").exists()
     assert not (probability / "fold_0" / "validation").exists()
     shared = workspace.root / "of_none"
     said = workspace.fail(*SEGCAL, "export", trained.parent, shared)

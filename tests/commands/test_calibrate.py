@@ -152,3 +152,29 @@ def test_two_patients_get_no_marks(tmp_path):
     row = next(line for line in done.output.splitlines() if line.strip().startswith("temperature"))
     assert "*" not in row
     assert "!" not in row
+
+
+def test_patterns_pair_for_fit_and_apply(tmp_path):
+    """A calibrator of paired cases is written under the names of the cases."""
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        p = rng.dirichlet(np.ones(2), SHAPE).transpose(3, 0, 1, 2).astype(np.float32)
+        (tmp_path / "p" / name).mkdir(parents=True)
+        np.savez(tmp_path / "p" / name / "soft.npz", probabilities=p)
+        write_nifti(tmp_path / "gt" / f"of_{name}.nii.gz", p.argmax(0), geometry())
+    calibrator, given = tmp_path / "c.json", ("--prediction-pattern", "{case}/soft.npz")
+    done = run(
+        "fit", tmp_path / "p", tmp_path / "gt", *given, "--reference-pattern", "of_{case}",
+        "--labels", "liver=1", "--method", "temperature", "-o", calibrator, "-p", 1,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "fitted to 2 cases" in done.output
+    out = tmp_path / "out"
+    done = run(
+        "apply", tmp_path / "p", calibrator, *given, "--labels", "liver=1", "-o", out, "-p", 1
+    )
+    assert done.exit_code == 0, done.output
+    assert {path.name for path in out.glob("*.npz")} == {"a.npz", "b.npz"}
+    done = run("apply", tmp_path / "p", calibrator, *given, "-o", "/proc/out")
+    assert done.exit_code == 2
+    assert "/proc/out: nothing can be written into /proc" in done.output

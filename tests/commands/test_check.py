@@ -44,7 +44,7 @@ def test_every_problem_is_listed(folders):
     np.savez(p / "a.npz", probabilities=soft(y, 3)[:, :, :-1])
     np.savez(p / "b.npz", probabilities=soft(y, 3)[:2])
     (p / "c.npz").write_bytes((p / "c.npz").read_bytes()[:100])
-    np.savez(p / "d.npz", softmax=soft(y, 3))
+    np.savez(p / "d.npz", softmax=soft(y, 3)[:, :, :-1])
     moved = replace(geometry(y.shape), origin_mm=(9.0, 0.0, 0.0))
     write_nifti(p / "e.nii.gz", y, moved)  # the label map beside e.npz
     (p / "f.npz").unlink()
@@ -186,3 +186,10 @@ def test_headers_say_what_the_whole_file_says(folders):
                 whole.shape, whole.spacing_mm, whole.origin_mm, whole.stated, channels,
             )  # fmt: skip
             np.testing.assert_array_equal(found.direction, whole.direction)
+
+
+def test_an_order_that_contradicts_the_regions_is_said(tmp_path):
+    region_case(tmp_path, "a", {**REGIONS, "core": [1, 2], "enhancing": 1})
+    done = run(tmp_path)
+    assert done.exit_code == 0
+    assert "'regions_class_order' [1, 2, 3] contradicts the regions" in done.output

@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 from segcal.commands.main import app
 from segcal.datasets import raw
 from tests.datasets.sources import files, labels, lie, save, write_acdc
+from tests.datasets.test_abdomen import write_amos, write_btcv
 from tests.datasets.test_flare import write_21, write_22
-from tests.datasets.test_msd import write_task
+from tests.datasets.test_msd import write_listed, write_task
 
 
 def run(*arguments):
@@ -74,9 +75,33 @@ def test_flare_and_msd(tmp_path):
     assert (tmp_path / "raw/Dataset005_Prostate/dataset.json").is_file()
 
 
+def test_amos_and_btcv(tmp_path):
+    done, text = run("amos", write_amos(tmp_path / "amos22"), tmp_path / "raw")
+    assert done.exit_code == 0, done.output
+    assert "3 MRI scans, which are no part of task 1" in text
+    assert "3 training and 1 test cases" in text
+    assert "splits_final.json $nnUNet_preprocessed/Dataset218_AMOS22CT/" in text
+    done, text = run("amos", tmp_path / "amos22", tmp_path / "raw", "--task", 2)
+    assert done.exit_code == 0, done.output
+    assert "5 training and 2 test cases" in text
+    done, text = run("btcv", write_btcv(tmp_path / "RawData"), tmp_path / "raw")
+    assert done.exit_code == 0, done.output
+    assert "3 training and 1 test cases" in text
+    assert (tmp_path / "raw/Dataset017_BTCV/splits_final.json").is_file()
+
+
+def test_what_no_list_names_is_counted(tmp_path):
+    done, text = run("msd", write_listed(tmp_path / "x"), tmp_path / "raw", "--dataset-id", 17)
+    assert done.exit_code == 0, done.output
+    assert "1 volumes that dataset.json does not list, left out" in text
+    assert "3 training and 3 test cases" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("amos", "empty", "raw"), "expected imagesTr/amos_0001.nii.gz"),
+        (("btcv", "empty", "raw"), "expected img0001.nii.gz and label0001.nii.gz"),
         (("acdc", "none", "raw"), "no such file or folder"),
         (("acdc", "empty", "raw"), "expected ACDC's training/patient001"),
         (("flare", "empty", "raw"), "--release: the names of the files do not tell"),

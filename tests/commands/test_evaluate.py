@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -16,14 +18,16 @@ from typer.testing import CliRunner
 
 from segcal.commands.console import calibration_table, class_table
 from segcal.commands.main import app
-from segcal.evaluation import cohort
+from segcal.evaluation import api, cohort
 from segcal.evaluation.job import STORE
+from segcal.evaluation.reported import readable
 from segcal.evaluation.summary import summarise
 from segcal.io.volumes import write_nifti
 from segcal.reporting import report
 from segcal.reproduction.marginloss import evaluate_case_marginloss
 from tests.conftest import close
 from tests.evaluation.test_cohort import geometry, soft
+from tests.io.test_pairing import write_summary
 
 
 def run(*arguments):
@@ -74,6 +78,22 @@ def test_a_good_run(folders, pictures):
         assert column in header.split(",")
     png = (root / "out" / "reliability.png").read_bytes()
     assert png.startswith(b"\x89PNG")
+
+
+def test_a_fold_s_own_cases_are_all_that_is_wanted(folders):
+    root, y = folders
+    fold = root / "model" / "fold_0" / "validation"
+    fold.parent.mkdir(parents=True)
+    (root / "p").rename(fold)
+    write_nifti(root / "gt" / "of_fold_1.nii.gz", y, geometry(y.shape))
+    for command in (["check"], ["evaluate", "-o", str(root / "out"), "--bootstrap", "0"]):
+        arguments = [*command, str(fold.parent), str(root / "gt")]
+        assert CliRunner().invoke(app, arguments).exit_code == 1
+        write_summary(fold, "a", "b")
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        assert "1 references are of cases that other folds validate on, left out" in done.output
+        (fold / "summary.json").unlink()
 
 
 def test_several_predictions_are_compared(folders, pictures):
@@ -277,7 +297,7 @@ def test_options_reach_the_numbers(folders):
     assert done.exit_code == 0, done.output
     got = summary(root)
     assert got["settings"] == {
-        "bins": 3, "tace_threshold": 0.06, "dilation": 2, "tolerance": 0.01,
+        "threshold": None, "bins": 3, "tace_threshold": 0.06, "dilation": 2, "tolerance": 0.01,
         "nsd_tolerance_mm": 2.0, "chosen": ["fg", "union", "dilated", "all"], "compat": None,
     }  # fmt: skip
     assert "ece_dilated2" in got["metrics"]
@@ -585,6 +605,16 @@ def test_regions_through_files(tmp_path, pictures):
         "overlapping regions from a sigmoid head"
         in summary(tmp_path, "no regions")["cases"]["failed"]["a"]
     )
+
+
+def test_an_order_that_contradicts_the_regions_is_said(tmp_path):
+    region_case(tmp_path, "a", {**REGIONS, "core": [1, 2], "enhancing": 1})
+    done = evaluate(tmp_path, *FAST)
+    assert done.exit_code == 0, done.output
+    assert "'regions_class_order' [1, 2, 3] contradicts the regions" in done.output
+    assert "would be [3, 2, 1]" in done.output
+    with pytest.warns(UserWarning, match="contradicts the regions"):
+        api.evaluate(tmp_path / "p", tmp_path / "gt", bootstrap=0)
 
 
 def test_regions_and_an_ignore_label(tmp_path):
@@ -915,3 +945,238 @@ def test_a_folder_is_called_what_it_is_called(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["evaluate", "predictions", "labels", "-o", "out"])
     assert done.exit_code == 2
     assert "Error: predictions: no such file or folder" in done.output.replace("\n", " ")
+
+
+ODD = ("=1+1", "+a", "-b", "@c", "[bold]", ":smile:", "n" * 248)
+
+
+def test_odd_names_of_cases(folders, pictures):
+    """Formulas, markup, emoji, the longest name: each is in the report, and as it is on screen."""
+    root, y = folders
+    for name in ODD:
+        write_nifti(root / "gt" / f"{name}.nii", y, geometry(y.shape))
+        np.savez(root / "p" / f"{name}.npz", probabilities=soft(y, 3))
+    for name in ("[bold]", ":smile:"):
+        np.savez(root / "p" / f"{name}.npz", probabilities=soft(y, 3)[:, :2])
+    done = evaluate(root, "--processes", 2)
+    assert done.exit_code == 1, done.output
+    assert "FAILED [bold]: " in done.output
+    assert "FAILED :smile:: " in done.output
+    names = [line.split(",")[0] for line in (root / "out" / "cases.csv").read_text().splitlines()]
+    assert sorted(names) == sorted(["case", "a", "b", "n" * 248, "'=1+1", "'+a", "'-b", "'@c"])
+    assert summary(root)["cases"]["evaluated"] == 7
+    assert not list(root.rglob(".segcal-????????-*"))
+
+
+def test_names_of_methods_are_no_markup(folders):
+    root, _ = folders
+    done = run(root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "[bold],[red]x")
+    assert done.exit_code == 0, done.output
+    assert "Differences to [bold]" in done.output
+    assert "[red]x " in done.output
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_work(folders):
+    root, _ = folders
+    done = run(root / "p", root / "gt", "-o", "/proc")
+    assert done.exit_code == 2
+    assert "/proc: nothing can be written into /proc (" in done.output
+    assert "name another folder" in done.output
+    done = run(root / "p", root / "gt", "-o", "/proc/new")
+    assert done.exit_code == 2
+    assert "/proc/new: nothing can be written into /proc (" in done.output
+
+
+def test_a_folder_whose_name_is_no_utf8(folders):
+    root, _ = folders
+    odd = root / os.fsdecode(b"p\xff")
+    (root / "p").rename(odd)
+    done = run(odd, root / "gt", "-o", root / "out")
+    assert done.exit_code == 0, done.output
+    assert summary(root)["cases"]["evaluated"] == 2
+    (odd / os.fsdecode(b"x\xff.npz")).write_bytes(b"")
+    done = run(odd, root / "gt", "-o", root / "out")
+    assert done.exit_code == 2
+    assert r"x\udcff.npz: its name is no UTF-8" in done.output
+
+
+def test_patterns_and_labels_without_a_file(folders):
+    root, y = folders
+    for name in "ab":
+        (root / "gt" / f"{name}.nii.gz").rename(root / "gt" / f"of_{name}.nii.gz")
+    np.savez(root / "p" / "b.npz", probabilities=soft(y, 3)[:2])
+    options = "--labels", "liver=1,spleen=2", "--reference-pattern", "of_{case}.nii.gz"
+    done = evaluate(root, *options)
+    assert done.exit_code == 1, done.output
+    assert list(summary(root)["classes"]) == ["liver", "spleen"]
+    assert "(background included), got 2 (labels: --labels liver=1,spleen=2)" in done.output
+    checked = CliRunner().invoke(app, ["check", str(root / "p"), str(root / "gt"), *options])
+    assert checked.exit_code == 1
+    assert "1 of 2 cases can be evaluated" in checked.output
+    assert "got 2 (labels: --labels liver=1,spleen=2)" in checked.output
+    done = evaluate(root, *options, "--dataset-json", root / "none.json")
+    assert done.exit_code == 2
+    assert "--labels: liver=1,spleen=2: is given beside --dataset-json" in done.output
+    done = evaluate(root, "--prediction-pattern", "a.npz")
+    assert "--prediction-pattern: expected a path in the folder with {case}" in done.output
+
+
+def test_metrics_of_the_tables_are_chosen(folders):
+    root, _ = folders
+    options = "--format", "markdown,latex", "--metrics", "dsc,HD95,ece"
+    done = run(root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "a,b", *options)
+    assert done.exit_code == 0, done.output
+    for text in (
+        done.output,
+        (root / "out" / "a" / "tables.md").read_text(),
+        (root / "out" / "a" / "tables.tex").read_text(),
+    ):
+        for shown in ("DSC", "HD95", "ECE"):
+            assert shown in text
+        for other in ("ASSD", "TACE ", "Brier"):
+            assert other not in text
+    methods = (root / "out" / "tables.md").read_text()
+    assert "| HD95 penalised (mm)" in methods
+    assert "ECE dilated5" in methods
+    assert "TACE" not in methods
+    done = evaluate(root, "--metrics", "dsc,hd96")
+    assert done.exit_code == 2
+    assert "--metrics: expected some of DSC, IoU, HD, HD95, " in done.output
+    assert "got 'hd96'" in done.output
+
+
+def test_names_in_tables_are_for_people(folders):
+    """No key of a column is in a table, and CRaC's TACE only where it is asked for."""
+    root, _ = folders
+    done = run(
+        root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "a,b",
+        "--format", "markdown,latex",
+    )  # fmt: skip
+    texts = [done.output]
+    for folder in (root / "out", root / "out" / "a"):
+        texts += [(folder / name).read_text() for name in ("tables.md", "tables.tex")]
+        texts += re.findall("<table.*?</table>", (folder / "index.html").read_text(), re.DOTALL)
+    for text in texts:
+        shown = re.sub('(title|data-value)="[^"]*"', "", text)
+        body = "\n".join(line for line in shown.splitlines() if ": " not in line)
+        assert not re.search(r"hd95_|assd_|ece_|tace_|dsc/|tace\\_", body)
+    assert "TACE ref" not in done.output
+    assert "TACE ref" in evaluate(root, "--metrics", "tace_ref", out="b").output
+    assert readable("hd95_penalised_mm") == "HD95 penalised (mm)"
+    assert readable("dsc/liver") == "DSC liver"
+    assert readable("cece_fg/core") == "CECE fg core"
+    assert readable("tace_ref") == "TACE ref"
+
+
+@pytest.fixture
+def binary(tmp_path):
+    """A case of one structure, and the probability of its foreground."""
+    y = np.zeros((3, 12, 12), int)
+    y[1, 3:9, 3:9] = 1
+    p = np.where(y == 1, 0.62, 0.07).astype(np.float32)
+    p[1, 3:9, 3:5] = 0.4
+    p[1, 3:9, 9] = 0.55
+    write_nifti(tmp_path / "gt" / "a.nii.gz", y, geometry(y.shape))
+    (tmp_path / "p").mkdir()
+    np.savez(tmp_path / "p" / "a.npz", probabilities=np.stack([1 - p, p]))
+    return tmp_path, y, p
+
+
+def numbers(root, out="out"):
+    got = summary(root, out)
+    return [got["metrics"][key]["mean"] for key in ("dsc", "ece_all", "ece_fg", "brier_all")]
+
+
+def test_one_map_of_foreground(binary):
+    """In a volume, .npy and .npz of three axes: the numbers of both classes."""
+    root, y, p = binary
+    assert evaluate(root).exit_code == 0
+    expected = numbers(root)
+    (root / "p" / "a.npz").unlink()
+    write_nifti(root / "p" / "a.nii.gz", p, geometry(y.shape))
+    done = evaluate(root, out="volume")
+    assert done.exit_code == 0, done.output
+    assert "a.nii.gz: taken for the probability of foreground" in done.output
+    close(numbers(root, "volume"), expected, rtol=1e-6)
+    (root / "p" / "a.nii.gz").unlink()
+    np.save(root / "p" / "a.npy", p)
+    assert evaluate(root, out="npy").exit_code == 0
+    close(numbers(root, "npy"), expected, rtol=1e-6)
+    (root / "p" / "a.npy").unlink()
+    np.savez(root / "p" / "a.npz", softmax=np.stack([1 - p, p]))
+    assert evaluate(root, out="softmax").exit_code == 0
+    assert numbers(root, "softmax") == expected
+    done = evaluate(root, "--labels", "a=1,b=2", out="more")
+    assert "expected 3 classes (background included), got 2" in done.output
+
+
+def test_a_saturated_map_is_no_label_map(binary):
+    root, y, _ = binary
+    near = np.random.default_rng(0).uniform(0, 1e-3, y.shape)
+    (root / "p" / "a.npz").unlink()
+    write_nifti(root / "p" / "a.nii.gz", np.abs(y - near).astype(np.float32), geometry(y.shape))
+    done = evaluate(root)
+    assert done.exit_code == 0, done.output
+    assert "taken for the probability of foreground" in done.output
+    assert summary(root)["metrics"]["dsc"]["mean"] == 1
+    three = evaluate(root, "--labels", "a=1,b=2")
+    assert three.exit_code == 1
+    assert "holds one map of probabilities, where 3 classes are expected" in three.output
+
+
+def test_bytes_are_refused_with_the_remedy(binary):
+    root, y, p = binary
+    (root / "p" / "a.npz").unlink()
+    both = np.stack([1 - p, p])
+    write_nifti(root / "p" / "a.nii.gz", np.rint(255 * both).astype(np.uint8), geometry(y.shape))
+    for command in ("evaluate", "check"):
+        given = [command, str(root / "p"), str(root / "gt")]
+        done = CliRunner().invoke(app, given + ["-o", str(root / "out")] * (command == "evaluate"))
+        assert done.exit_code == 1, done.output
+        assert "got uint8; store value / 255 as float32" in done.output
+
+
+def test_references_in_folders_of_masks(folders):
+    """Overlaps go to the larger label, and an organ without a file has no numbers."""
+    root, y = folders
+    shutil.rmtree(root / "gt")
+    liver, core = y > 0, y == 2
+    for case in "ab":
+        write_nifti(root / "gt" / case / "liver.nii.gz", liver.astype(np.uint8), geometry(y.shape))
+        write_nifti(root / "gt" / case / "core.nii.gz", core.astype(np.uint8), geometry(y.shape))
+    (root / "gt" / "b" / "liver.nii.gz").unlink()
+    done = evaluate(root, "--labels", "liver=1,core=2")
+    assert done.exit_code == 0, done.output
+    assert "which have the largest of their labels: liver < core" in " ".join(done.output.split())
+    assert "no file for label liver, which has no numbers in this case" in done.output
+    rows = pd.read_csv(root / "out" / "cases.csv", index_col="case")
+    assert rows["dsc/liver"].tolist()[0] == 1
+    assert np.isnan(rows["dsc/liver"].tolist()[1])
+    assert rows["dsc/core"].tolist() == [1, 1]
+    checked = ["check", str(root / "p"), str(root / "gt"), "--labels", "liver=1,core=2"]
+    done = CliRunner().invoke(app, checked)
+    assert done.exit_code == 1
+    assert "b: " in done.output
+    assert "no file for label liver" in done.output
+
+
+def test_several_thresholds_are_compared(binary):
+    """DSC by hand: 36 voxels; above 0.5 the 24 of 0.62 and 6 false ones, above 0.3 all and 6."""
+    root, y, _ = binary
+    write_nifti(root / "p" / "a.nii.gz", y, geometry(y.shape))  # a label map beside, not used
+    done = evaluate(root, "--threshold", "0.3,0.5,0.6", "--bootstrap", 0)
+    assert done.exit_code == 0, done.output
+    for t, dsc in (("0.3", 2 * 36 / (42 + 36)), ("0.5", 2 * 24 / (30 + 36)), ("0.6", 48 / 60)):
+        got = json.loads((root / "out" / f"p@{t}" / "summary.json").read_text())
+        close(got["metrics"]["dsc"]["mean"], dsc)
+        assert got["conventions"]["masks"] == f"where the probability is above {t}"
+    assert "Differences to p@0.3" in done.output
+    assert evaluate(root, "--threshold", 0.6, out="one").exit_code == 0
+    close(summary(root, "one")["metrics"]["dsc"]["mean"], 48 / 60)
+    for given in ("x", "1", "0.5,0.5"):
+        done = evaluate(root, "--threshold", given, out="none")
+        assert done.exit_code == 2
+        assert "--threshold: expected" in done.output
+    np.savez(root / "p" / "a.npz", probabilities=soft(y, 3))
+    done = evaluate(root, "--threshold", 0.5, out="three")
+    assert "has 3 classes; a threshold is for foreground against background" in done.output

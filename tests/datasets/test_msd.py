@@ -8,6 +8,8 @@ import shutil
 import nibabel as nib
 import numpy as np
 import pytest
+import SimpleITK as sitk  # noqa: N813
+from PIL import Image
 
 from segcal.datasets.msd import plan_msd, read_task, task_name
 from segcal.datasets.raw import write_dataset
@@ -78,6 +80,52 @@ def test_a_task(tmp_path, layout):
     assert dataset["numTraining"] == 2
     assert dataset["licence"] == "CC-BY-SA 4.0"
     assert not {"training", "test", "modality", "numTest"} & set(dataset)
+
+
+def write_listed(root, name="dataset.json"):
+    """As AMOS22 and MONAI's BTCV are listed: one channel, a validation list, labels of tests."""
+    for place, number in (("Tr", 1), ("Tr", 2), ("Va", 3), ("Va", 4), ("Ts", 5), ("Ts", 6)):
+        save(root / f"images{place}/img{number}.nii.gz", image(number))
+        if number not in (4, 6):
+            save(root / f"labels{place}/label{number}.nii.gz", labels(3, number))
+    save(root / "imagesTr/img9.nii.gz", image(9))  # which no list names
+
+    def entry(place, n):
+        return {"image": f"images{place}/img{n}.nii.gz", "label": f"labels{place}/label{n}.nii.gz"}
+
+    content = {
+        "training": [entry("Tr", 1), entry("Tr", 2)],
+        "validation": [entry("Va", 3), {"image": "imagesVa/img4.nii.gz"}],
+        "test": [entry("Ts", 5), entry("Ts", 6)],
+        "unlabelled": ["imagesU/img7.nii.gz", "imagesU/img8.nii.gz"],
+    }
+    write_json(root / name, {**CONTENT, "modality": {"0": "CT"}, **content})
+    return root
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "dataset_0.json"])
+def test_validation_cases_and_labels_of_test_cases(tmp_path, name):
+    root, folder = write_listed(tmp_path / "btcv", name), tmp_path / "Dataset017_BTCV"
+    sources = find_sources(root)
+    plan = plan_msd(sources, read_task(sources))
+    done = write_dataset(sources, plan, folder)
+    assert (done.training, done.test, done.skipped) == (3, 3, ())
+    assert plan.counts == {
+        "test cases without a label": 2,  # img4 of the validation, img6
+        "volumes that dataset.json does not list, left out": 1,
+        "entries in the list 'unlabelled' of dataset.json, left out": 2,
+    }
+    assert json.loads((folder / "conversion.json").read_text())["left_out"] == plan.counts
+    there = files(folder)
+    assert [f for f in there if f.startswith("labels")] == [
+        "labelsTr/img1.nii.gz", "labelsTr/img2.nii.gz", "labelsTr/img3.nii.gz",
+        "labelsTs/img5.nii.gz",
+    ]  # fmt: skip
+    assert {f"imagesTs/img{n}_0000.nii.gz" for n in (4, 5, 6)} <= set(there)
+    got = nib.load(folder / "labelsTr/img3.nii.gz").get_fdata()
+    np.testing.assert_array_equal(got, labels(3, 3))
+    splits = json.loads((folder / "splits_final.json").read_text())
+    assert splits == [{"train": ["img1", "img2"], "val": ["img3"]}]
 
 
 def test_labels_that_were_divided_are_no_empty_ones(tmp_path):
@@ -171,3 +219,33 @@ def test_real_hippocampi(tmp_path):
         np.testing.assert_array_equal(
             written.get_fdata(), nib.load(source / "labelsTr" / name).get_fdata()
         )
+
+
+def test_a_task_of_images(tmp_path):
+    """Colours are channels, and a pixel becomes 1 mm: nnU-Net reads NIfTI of one slice."""
+    root, rng = tmp_path / "Task11_Roads", np.random.default_rng(0)
+    colours = rng.integers(0, 256, (2, 20, 30, 3)).astype(np.uint8)
+    maps = rng.integers(0, 3, (2, 20, 30)).astype(np.uint8)
+    training = []
+    for number, ending in enumerate(("png", "tif")):
+        for kind, array in (("image", colours[number]), ("label", maps[number])):
+            path = root / f"{kind}sTr" / f"road_{number}.{ending}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(array).save(path)
+        training.append({k: f"./{k}sTr/road_{number}.{ending}" for k in ("image", "label")})
+    modality = {"0": "red", "1": "green", "2": "blue"}
+    write_json(
+        root / "dataset.json", {**CONTENT, "modality": modality, "training": training, "test": []}
+    )
+    done = convert(root, tmp_path / "out")
+    assert (done.training, done.skipped) == (2, ())
+    for number in range(2):
+        for channel in range(3):
+            path = tmp_path / "out" / "imagesTr" / f"road_{number}_{channel:04d}.nii.gz"
+            made = sitk.ReadImage(str(path))
+            expected = colours[number][None, ..., channel]
+            np.testing.assert_array_equal(sitk.GetArrayFromImage(made), expected)
+            assert made.GetSpacing() == (1, 1, 1)
+        made = sitk.ReadImage(str(tmp_path / f"out/labelsTr/road_{number}.nii.gz"))
+        np.testing.assert_array_equal(sitk.GetArrayFromImage(made), maps[number][None])
+    assert "a pixel as 1 mm" in (tmp_path / "out" / "conversion.json").read_text()

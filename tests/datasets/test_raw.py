@@ -280,7 +280,7 @@ def shear_both(root):
 @pytest.mark.parametrize(
     ("change", "array", "affine"),
     [
-        ("labels rounded to integers", labels(3, 0) + np.float32(0.01), AFFINE),
+        ("labels rounded to integers", labels(3, 0) * np.float32(1.01), AFFINE),
         ("the very grid of the image", labels(3, 0), shifted(0.004)),
         ("stored as RPS, re-ordered", labels(3, 0)[::-1], None),
         ("", labels(3, 0).astype(np.float32), AFFINE),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import shutil
 from dataclasses import replace
 
 import nibabel as nib
 import numpy as np
+import pandas as pd
 import pytest
 import SimpleITK as sitk  # noqa: N813
+from PIL import Image
 from scipy import ndimage
 from typer.testing import CliRunner
 
@@ -35,6 +38,7 @@ from segcal.posthoc.decision import regions_to_labels
 from segcal.reproduction.crac import tace_ref
 from tests.conftest import close
 from tests.data_paths import real_data
+from tests.io.test_formats import FLIPPED, by_itk, two_forms
 from tests.io.test_volumes import peak
 from tests.test_tally import expected as one_by_one
 
@@ -390,6 +394,46 @@ def test_memory_does_not_grow_with_the_cases(tmp_path):
     assert off <= pooled["aece_bound_all"] + 1e-9
 
 
+def disc_and_ellipse():
+    """A disc of radius 40, and an ellipse of semi-axes 30 and 44, in 128 x 128 pixels."""
+    y, x = np.mgrid[:128, :128] - 64
+    return (x**2 + y**2 < 40**2).astype(np.uint8), ((x / 30) ** 2 + (y / 44) ** 2 < 1).astype(
+        np.uint8
+    )
+
+
+@pytest.mark.parametrize("axes", ["2-D", "z", "y", "x"])
+def test_one_slice_is_an_image_of_two_axes(tmp_path, axes):
+    """MONAI says 10.0, too; with every pixel taken for surface it was 5.0, and ASSD 0.563."""
+    pair_ = disc_and_ellipse()
+    mm = (1.0, 1.0)
+    p, r = (mask == 1 for mask in pair_)
+    assert hausdorff(p, r, spacing_mm=mm, percentile=95) == 10.0
+    close(assd(p, r, spacing_mm=mm), 5.252, atol=5e-4)
+    for name, mask in zip(("predicted", "labels"), pair_, strict=True):
+        path = tmp_path / name / "a.nii.gz"
+        if axes == "2-D":
+            path.parent.mkdir()
+            nib.save(nib.Nifti1Image(mask.T, np.eye(4)), path)
+            continue
+        array = np.expand_dims(mask, "zyx".index(axes))
+        spacing = [7.0 if axis == axes else 1.0 for axis in "zyx"]
+        write_nifti(path, array, geometry(array.shape, tuple(spacing)))
+    done = run(tmp_path / "predicted", tmp_path / "labels", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    row = pd.read_csv(tmp_path / "out" / "cases.csv").iloc[0]
+    assert row["hd95_pooled_mm/1"] == 10.0
+    close(row["assd_pooled_mm/1"], 5.252, atol=5e-4)
+
+
+def test_a_label_in_one_slice_of_many_has_neighbours_in_the_others():
+    """So all of its voxels are surface, unlike those of an image of one slice."""
+    p, r = (np.pad(mask[None], ((1, 2), (0, 0), (0, 0))) for mask in disc_and_ellipse())
+    row = evaluate_case(p, r, spacing_mm=(2.0, 1.0, 1.0), structures=AB[:1]).row
+    close(row["assd_pooled_mm/a"], assd(p == 1, r == 1, spacing_mm=(2.0, 1.0, 1.0)))
+    close(row["assd_pooled_mm/a"], 0.563, atol=5e-4)
+
+
 @pytest.mark.parametrize("shape", [(3, 3, 3), (3, 4, 5)])
 def test_axis_order_of_npz(tmp_path, shape):
     """npz is (class, z, y, x); a missing transpose would give Dice 1/3 without a shape error."""
@@ -591,3 +635,78 @@ def test_means_over_labels_charge_a_miss():
     close(row["assd_penalised_mm"], (row["assd_pooled_mm/a"] + diagonal) / 2)
     close(row["nsd"], (row["nsd/a"] + 0) / 2)
     close(row["dsc"], (2 * 10 / 50 + 0) / 2)
+
+
+def test_references_in_folders_of_images_are_measured_in_pixels(tmp_path):
+    predicted, reference = disc_and_ellipse()
+    (tmp_path / "l" / "a").mkdir(parents=True)
+    (tmp_path / "p").mkdir()
+    Image.fromarray(reference).save(tmp_path / "l" / "a" / "disc.png")
+    Image.fromarray(predicted).save(tmp_path / "p" / "a.png")
+    done = run(tmp_path / "p", tmp_path / "l", "-o", tmp_path / "out", "--labels", "disc=1")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["unit"] == "px"
+
+
+@pytest.mark.parametrize("ending", ["png", "bmp", "tif"])
+def test_a_data_set_of_images_is_measured_in_pixels(tmp_path, ending):
+    """As nnU-Net's NaturalImage2DIO writes it: label maps, and ``.npz`` of ``(K, 1, y, x)``."""
+    predicted, reference = disc_and_ellipse()
+    for folder, mask in (("p", predicted), ("l", reference)):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(mask).save(tmp_path / folder / f"a.{ending}")
+    np.savez(tmp_path / "p" / "a.npz", probabilities=soft(predicted[None], 2))
+    done = run(tmp_path / "p", tmp_path / "l", "-o", tmp_path / "out", "--format", "markdown")
+    assert done.exit_code == 0, done.output
+    assert "px; HD" in done.output
+    row = pd.read_csv(tmp_path / "out" / "cases.csv").iloc[0]
+    assert row["hd95_pooled_mm/1"] == 10.0
+    close(row["assd_pooled_mm/1"], 5.252, atol=5e-4)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["unit"] == "px"
+    assert summary["cases"]["notes"] == {}
+    assert "distance, px;" in summary["conventions"]["hd_mm"]
+    table = (tmp_path / "out" / "tables.md").read_text()
+    page = (tmp_path / "out" / "index.html").read_text()
+    for text in (table, page):
+        assert "HD95 (px)" in text
+        assert "volume difference (1000 px)" in text
+        assert "(mm)" not in text
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / "p"), str(tmp_path / "l")])
+    assert checked.exit_code == 0, checked.output
+    assert "1 of 1 cases can be evaluated" in checked.output
+
+
+def test_pictures_beside_volumes_are_no_cases(tmp_path):
+    predicted, reference = (mask[None] for mask in disc_and_ellipse())
+    for folder, mask in (("p", predicted), ("l", reference)):
+        write_nifti(tmp_path / folder / "a.nii.gz", mask, geometry(mask.shape))
+        for name in ("a.png", "overview.png"):
+            Image.fromarray(mask[0] * 255).save(tmp_path / folder / name)
+    (found,) = pair(tmp_path / "p", tmp_path / "l").cases
+    assert (found.prediction.name, found.reference.name) == ("a.nii.gz", "a.nii.gz")
+    (tmp_path / "p" / "a.nii.gz").unlink()
+    np.savez(tmp_path / "p" / "a.npz", probabilities=soft(predicted, 2))
+    done = run(tmp_path / "p", tmp_path / "l", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert pd.read_csv(tmp_path / "out" / "cases.csv").iloc[0]["hd95_pooled_mm/1"] == 10.0
+
+
+def test_two_forms_that_disagree_are_warned_of(tmp_path):
+    """A prediction that SimpleITK wrote for such a reference had DSC 0, with exit code 0."""
+    for name in ("l", "p"):
+        (tmp_path / name).mkdir()
+    reference = two_forms(tmp_path / "l" / "a.nii.gz", FLIPPED, 2, np.eye(4), 1)
+    by_itk(tmp_path / "p" / "a.nii.gz", reference)
+    done = run(tmp_path / "p", tmp_path / "l", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    row = pd.read_csv(tmp_path / "out" / "cases.csv").iloc[0]
+    assert [row[f"dsc/{k}"] for k in (1, 2, 3)] == [1, 1, 1]
+    told = "its qform and its sform disagree (origin (0, 0, 0) and (8, 0, 0) mm, 8 mm apart; dir"
+    assert told in done.output
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / "p"), str(tmp_path / "l")])
+    assert checked.exit_code == 0, checked.output
+    assert told in checked.output
+    shutil.copy(reference, tmp_path / "p" / "a.nii.gz")
+    done = run(tmp_path / "p", tmp_path / "l", "-o", tmp_path / "out")
+    assert done.output.count(told) == 2  # of the prediction, too

@@ -84,7 +84,7 @@ def test_case_table_and_plot():
     assert list(rows.index.get_level_values("case")) == ["case0", "case0", "case1", "case1"]
     figure = plot_comparison(compare({"a": a, "b": b}))
     titles = [axis.get_title() for axis in figure.axes]
-    assert titles == ["ece_all (better to the left)", "dsc (better to the right)"]
+    assert titles == ["ECE all (better to the left)", "DSC (better to the right)"]
     assert figure.axes[0].get_yticklabels()[0].get_text() == "b"
     assert plot_comparison([]).axes
 

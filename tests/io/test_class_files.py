@@ -78,7 +78,7 @@ def test_axes_are_reordered_and_other_files_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"liver": Y == 1}, r"no file for label left kidney of dataset\.json; expected left"),
+        ({"liver": P[1]}, r"no file for label left kidney of dataset\.json; expected left"),
         ({"liver": Y > 0, "left_kidney": Y == 2}, f"masks overlap in {(Y == 2).sum()} voxels"),
         ({"liver": Y * 255, "left_kidney": Y == 2}, "expected a mask of 0 and 1, or floating"),
         ({"liver": Y * -128, "left_kidney": Y == 2}, "expected a mask .* int16 from -256 to 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 
@@ -100,10 +101,12 @@ def test_needs_the_pickle_and_a_small_one(tmp_path):
     with pytest.raises(ValueError, match=r"case\.pkl: 67108865 bytes"):
         read_crop(path)
     (tmp_path / "case.pkl").unlink()
-    for softmax in (P, np.ones((2, *SHAPE)) / 2):  # never stretched, and not guessed at
-        np.savez(path, softmax=softmax)
-        with pytest.raises(ValueError, match=r"cropped softmax .* needs case\.pkl beside it"):
-            read_probabilities(path, GEOMETRY)
+    np.savez(path, softmax=P)  # never stretched
+    with pytest.raises(ValueError, match=r"cropped softmax .* needs case\.pkl beside it"):
+        read_probabilities(path, GEOMETRY)
+    whole = np.ones((2, *SHAPE)) / 2  # of the reference's size, it lies where the reference does
+    np.savez(path, softmax=whole)
+    np.testing.assert_array_equal(read_probabilities(path, GEOMETRY), whole)
 
 
 class Runs:
@@ -135,3 +138,23 @@ def test_runs_nothing(tmp_path, way, protocol):
     assert not mark.exists()
     pickle.loads(content)  # an unpickler that trusts does run it
     assert mark.exists()
+
+
+@pytest.mark.parametrize("place", [b"r\xff\xff\xff\x0f", b"p268435455\n"])
+def test_a_place_in_the_memo_takes_no_memory(tmp_path, place):
+    path = case(tmp_path, b"\x80\x04N" + place + b".")
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"case\.pkl: not a plain pickle file \(place 268435455"):
+        read_crop(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("operation", [b"\x96", b"\x8e", b"\x8d"])
+def test_a_length_that_is_not_true_takes_no_memory(tmp_path, operation):
+    path = case(tmp_path, b"\x80\x05" + operation + (1 << 31).to_bytes(8, "little") + b"a.")
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"case\.pkl: not a plain pickle file"):
+        read_crop(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

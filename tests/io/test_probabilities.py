@@ -53,7 +53,7 @@ def test_reads_npz_and_nifti_alike(tmp_path):
         ({"probabilities": P.transpose(0, 2, 1, 3)}, "the axes look permuted"),
         ({"probabilities": P[:2] / P[:2].sum(0)}, "expected 3 classes"),
         ({"probabilities": (P > 0.5).astype(np.uint8)}, "expected floating probabilities"),
-        ({"softmax": P}, r"cropped softmax of nnU-Net v1, which needs case\.pkl beside it"),
+        ({"softmax": P[:, :-1]}, r"cropped softmax of nnU-Net v1, which needs case\.pkl beside it"),
         ({"a": P, "b": P}, "expected nnU-Net's array 'probabilities', got a, b"),
         ({"probabilities": np.array([object()])}, "type object, not of numbers"),
     ],

@@ -52,6 +52,8 @@ addEventListener("load", () => {
   }
   found.resources = performance.getEntriesByType("resource").map(entry => entry.name);
   found.pictures = [...document.images].map(image => image.complete && image.naturalWidth);
+  found.tables = [...document.querySelectorAll(".scroll > table")].map(
+    table => [table.id, table.scrollWidth, table.parentElement.clientWidth]);
   found.width = [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth];
   parent.postMessage(found, "*");
 });
@@ -82,14 +84,14 @@ def output(tmp_path_factory):
     return root / "out"
 
 
-def look(path):
-    """Open a page with the probe in it, at the width of a phone, and return what it found."""
+def look(path, width=WIDTH):
+    """Open a page with the probe in it, as wide as a phone, say, and return what it found."""
     text = path.read_text(encoding="utf-8")
     assert "<head>" in text
     probed = path.with_name("probed.html")
     probed.write_text(text.replace("<head>", "<head>" + PROBE, 1), encoding="utf-8")
     frame = path.with_name("frame.html")
-    frame.write_text(FRAME.format(page=probed.name, width=WIDTH), encoding="utf-8")
+    frame.write_text(FRAME.format(page=probed.name, width=width), encoding="utf-8")
     done = subprocess.run(
         [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=800,1000",
          f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=20000",
@@ -129,6 +131,13 @@ def test_a_phone_has_no_sideways_scrolling(page, request):
     assert body <= WIDTH
 
 
+def test_a_comparison_fits_a_desktop(output):
+    tables = {name: size for name, *size in look(output / "index.html", 1200)["tables"]}
+    assert set(tables) == {"methods", "differences"}
+    for width, room in tables.values():
+        assert width <= room
+
+
 def test_cases_sort_as_people_count(case_page):
     _, up, direction_up, down, direction_down = case_page["sorted"]["cases/case"]
     assert (direction_up, direction_down) == ("ascending", "descending")
@@ -137,7 +146,7 @@ def test_cases_sort_as_people_count(case_page):
 
 
 def test_numbers_sort_and_the_undefined_stay_last(case_page):
-    for name, values in {"cases/dsc": 3, "cases/dsc/2": 2, "cases/ece_all": 3}.items():
+    for name, values in {"cases/DSC": 3, "cases/DSC 2": 2, "cases/ECE all": 3}.items():
         _, up, _, down, _ = case_page["sorted"][name]
         numbers = [float(v) for v in up[:values]]
         assert numbers == sorted(numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,6 +239,8 @@ def check_images(case: CaseFiles) -> Geometry:
 
 
 def _same(path: Path, stored: Geometry, geometry: Geometry, other: Path) -> None:
+    if stored.conflict:
+        warnings.warn(f"{path}: {stored.conflict}", stacklevel=2)
     if found := stored.differences(geometry):
         raise ValueError(f"{path}: does not lie on {other.name}: {'; '.join(found)}")
 
@@ -245,7 +248,7 @@ def _same(path: Path, stored: Geometry, geometry: Geometry, other: Path) -> None
 def _scan(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
-    return scan(folder, npz=False)
+    return scan(folder, arrays=False)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -48,7 +48,8 @@ def build_loss(
     if not np.all(np.isfinite(getattr(host, "weight_factors", 1.0))):
         raise ValueError(
             "a network of two stages leaves deep supervision without a weight, and its loss is "
-            "NaN; plan three stages or more"
+            "NaN; plan three stages or more, or turn it off in the configuration of the plans: "
+            '"segcal": {"deep_supervision": false}'
         )
     terms = build_terms(recipe, only=placed.weights, overrides=arguments, **labels.runtime())
     two = [name for name in terms if terms[name].two_views]

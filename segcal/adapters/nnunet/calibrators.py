@@ -124,5 +124,10 @@ def _shown(summary: Mapping[str, Any]) -> str:
 
 
 def for_trainer(saved: SavedCalibrator, trainer: str) -> SavedCalibrator:
-    """The same for a copy of the model that names another trainer."""
-    return replace(saved, model={**saved.model, "trainer": trainer} if saved.model else {})
+    """The same for a copy of the model that names another trainer, without paths of the fit."""
+    model = {**saved.model, "trainer": trainer} if saved.model else {}
+    fitted_on = {
+        key: Path(value).name if key in ("predictions", "references") else value
+        for key, value in saved.fitted_on.items()
+    }
+    return replace(saved, model=model, fitted_on=fitted_on)

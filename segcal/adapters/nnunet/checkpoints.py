@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import _codecs
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy._core.multiarray import scalar
+
+from segcal.adapters.nnunet.patching import RefusedError, replaced
 
 # What numpy's scalars are pickled as, which nnU-Net's logs hold; numpy 1 had another name for it.
 NUMPY_SCALARS: list[Any] = [
@@ -21,6 +25,42 @@ NUMPY_SCALARS: list[Any] = [
 ]
 
 
+def read_plain(path: Any, *, map_location: Any = None, **_: Any) -> Any:
+    """Return what a checkpoint holds; tensors, numbers and containers are all that is made of it.
+
+    It can stand in for :func:`torch.load`, whose further arguments it ignores.
+
+    Args:
+        path: of the checkpoint.
+        map_location: see :func:`torch.load`.
+
+    Raises:
+        RefusedError: no such file, damaged, or one that holds more, which could run code when it is
+            loaded.
+    """
+    if not Path(path).is_file():
+        raise RefusedError(f"{path}: no such file")
+    try:
+        with torch.serialization.safe_globals(NUMPY_SCALARS):
+            return torch.serialization.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = next((line for line in str(error).splitlines() if "Unsupported" in line), "")
+        raise RefusedError(
+            f"{path}: holds more than tensors and numbers and is not loaded, since that could run "
+            f"code{f' ({reason.strip()})' if reason else ''}; whoever trusts where it is from can "
+            "use nnU-Net's own commands, which load it as it is"
+        ) from None
+    except (RuntimeError, EOFError, OSError) as error:
+        raise RefusedError(f"{path}: not a whole checkpoint ({error})") from None
+
+
+@contextmanager
+def no_code_in_checkpoints() -> Iterator[None]:
+    """Let nnU-Net, which trusts any file, load checkpoints by :func:`read_plain` in this block."""
+    with replaced(torch, "load", read_plain):
+        yield
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint of nnU-Net onto the CPU, as plain values and tensors.
 
@@ -28,19 +68,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ValueError: no such file, damaged, no checkpoint of nnU-Net, or one that holds more than
             numbers, which could run code when it is loaded.
     """
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    try:
-        with torch.serialization.safe_globals(NUMPY_SCALARS):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = next((line for line in str(error).splitlines() if "Unsupported" in line), "")
-        raise ValueError(
-            f"{path}: holds more than tensors and numbers and is not loaded, since that could run "
-            f"code{f' ({reason.strip()})' if reason else ''}"
-        ) from None
-    except (RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{path}: not a whole checkpoint ({error})") from None
+    content = read_plain(path, map_location="cpu")
     needed = {"network_weights", "init_args", "trainer_name", "logging", "current_epoch"}
     if not isinstance(content, dict) or needed - content.keys():
         raise ValueError(f"{path}: not a checkpoint of nnU-Net v2")

@@ -49,6 +49,7 @@ def diagnose(environment: Mapping[str, str]) -> list[Finding]:
         *installation(probed),
         *path_variables(environment),
         *trainers(probed, environment.get(EXT_VARIABLE)),
+        *settings(probed),
         *processes(environment, os.cpu_count() or 1),
         *disks(environment),
     ]
@@ -168,6 +169,17 @@ def trainers(probed: dict[str, Any], variable: str | None) -> list[Finding]:
     found.append(Finding(EXT_VARIABLE, variable))
     found.append(_looked_up("trainers, by nnUNetv2_train", by_variable, "note", export))
     return found
+
+
+def settings(probed: dict[str, Any]) -> list[Finding]:
+    """Whether trainers take what plans say for them under ``segcal``."""
+    advice = "mend the plans, or leave the entry out"
+    return [
+        Finding("entry segcal of plans", f"{place}: {problem}", "stop", advice)
+        if problem
+        else Finding("entry segcal of plans", f"{place}: fits")
+        for place, problem in probed.get("blocks", {}).items()
+    ]
 
 
 def _looked_up(

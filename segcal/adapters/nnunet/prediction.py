@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from segcal import __version__
 from segcal.adapters.nnunet.calibrators import check_continued, find_calibrator
+from segcal.adapters.nnunet.checkpoints import no_code_in_checkpoints, read_checkpoint
 from segcal.adapters.nnunet.exporting import export, logits_path
 from segcal.adapters.nnunet.patching import Aggregation, RefusedError, replaced
 from segcal.heads import head_layer, output_of
@@ -66,13 +67,15 @@ class AveragingPredictor(nnUNetPredictor):
         """Load the folds, remember their names, and find the calibrator.
 
         Raises:
-            RefusedError: a calibrator that cannot be read, or is not one of this model.
+            RefusedError: a checkpoint that is damaged or could run code; a calibrator that cannot
+                be read, or is not one of this model.
         """
         if use_folds is None:
             use_folds = self.auto_detect_available_folds(model_training_output_dir, checkpoint_name)
-        super().initialize_from_trained_model_folder(
-            model_training_output_dir, use_folds, checkpoint_name
-        )
+        with no_code_in_checkpoints():
+            super().initialize_from_trained_model_folder(
+                model_training_output_dir, use_folds, checkpoint_name
+            )
         self.fold_names = tuple(f"fold_{fold}" for fold in use_folds)
         self.checkpoint_name = checkpoint_name
         model = Path(model_training_output_dir)
@@ -267,5 +270,4 @@ class AveragingPredictor(nnUNetPredictor):
 
 def _configuration_of(checkpoint: Path) -> str:
     """Name of the configuration that a checkpoint was trained with; nnU-Net forgets it."""
-    content = torch.load(checkpoint, map_location="cpu", weights_only=False, mmap=True)
-    return str(content["init_args"]["configuration"])
+    return str(read_checkpoint(checkpoint)["init_args"]["configuration"])

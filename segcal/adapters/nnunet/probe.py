@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 
@@ -27,7 +29,7 @@ def probe() -> dict[str, Any]:
 
     Returns:
         By package what its import raised, or None; ``by_variable`` and ``by_registration``: the
-        same by trainer; ``cuda``: name of the GPU, or None.
+        same by trainer; ``blocks``: see :func:`blocks`; ``cuda``: name of the GPU, or None.
     """
     names = ("torch", "timm", "torchvision", "nnunetv2.training.nnUNetTrainer.nnUNetTrainer")
     imports = {name: attempt(partial(importlib.import_module, name)) for name in names}
@@ -47,7 +49,26 @@ def probe() -> dict[str, Any]:
         result["by_variable"] = {n: attempt(partial(find, n)) for n in trainers.__all__}
         registration.register()
         result["by_registration"] = {n: attempt(partial(find, n)) for n in trainers.__all__}
+        result["blocks"] = blocks()
     return result
+
+
+def blocks() -> dict[str, str]:
+    """What is wrong with each ``segcal`` entry of plans that are preprocessed, or nothing."""
+    from segcal.adapters.nnunet.settings import PLANS_KEY, problem_of_block
+    from segcal.io.files import read_json
+
+    found = {}
+    for path in sorted(Path(os.environ.get("nnUNet_preprocessed") or os.devnull).glob("*/*.json")):
+        try:
+            plans = read_json(path)
+            configurations = dict(plans["configurations"])
+        except (KeyError, TypeError, ValueError):
+            continue  # another file of nnU-Net's
+        for name, one in configurations.items():
+            if isinstance(one, dict) and PLANS_KEY in one:
+                found[f"{path}, {name}"] = problem_of_block(one[PLANS_KEY])
+    return found
 
 
 if __name__ == "__main__":

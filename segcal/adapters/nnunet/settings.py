@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from segcal.recipes import Recipe, component_of
+from segcal.recipes import Recipe, build_terms, component_of, load_recipe, names
 
 PLANS_KEY = "segcal"
 WITHOUT_DICE = "_CE"
@@ -122,6 +123,8 @@ class TrainerSettings(BaseModel):
         volumes_every: epochs between two passes over volumes.
         patch_seed: of the fixed patches.
         deep_supervision: nnU-Net's, on or off.
+        epochs: how many there are, unless the command says so; None leaves nnU-Net's.
+        iterations: training iterations an epoch, likewise.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -130,12 +133,16 @@ class TrainerSettings(BaseModel):
     volumes_every: int = Field(default=5, ge=1)
     patch_seed: int = Field(default=0, ge=0)
     deep_supervision: bool = True
+    epochs: int | None = Field(default=None, ge=1)
+    iterations: int | None = Field(default=None, ge=1)
 
 
 def read_settings(
     content: Mapping[str, Any], placed: Parts
 ) -> tuple[TrainerSettings, Parts, dict[str, dict[str, Any]]]:
     """Read the ``segcal`` entry of a plans configuration.
+
+    Terms that only other trainers have are left to those, see :func:`of_other_trainers`.
 
     Args:
         content: the entry.
@@ -155,11 +162,14 @@ def read_settings(
             f'plans, "{PLANS_KEY}": {", ".join(wrong)}: expected arguments by name, e.g. '
             '{"crac": {"margin_inner": 3.0}}'
         )
-    rest = {name: value for name, value in content.items() if name not in given}
+    others = of_other_trainers(content, placed)
+    rest = {name: value for name, value in content.items() if name not in {*given, *others}}
     if unknown := sorted(set(rest) - set(TrainerSettings.model_fields)):
+        takes = [*placed.weights, *TrainerSettings.model_fields]
+        near = get_close_matches(unknown[0], [*takes, *names("losses"), *names("penalties")], 1)
         raise ValueError(
             f'plans, "{PLANS_KEY}": unknown {", ".join(unknown)}; this trainer takes '
-            f"{', '.join([*placed.weights, *TrainerSettings.model_fields])}"
+            f"{', '.join(takes)}{f'; is {near[0]} meant?' if near else ''}"
         )
     arguments: dict[str, dict[str, Any]] = {}
     for name, value in given.items():
@@ -171,9 +181,59 @@ def read_settings(
             raise ValueError(
                 f'plans, "{PLANS_KEY}": {name}: weight: expected a number >= 0, got {weight!r}'
             )
-    others = {k: {n: x for n, x in v.items() if n != "weight"} for k, v in arguments.items()}
+    of_terms = {k: {n: x for n, x in v.items() if n != "weight"} for k, v in arguments.items()}
     try:
-        return TrainerSettings.model_validate(rest), placed.weighed(weights), others
+        return TrainerSettings.model_validate(rest), placed.weighed(weights), of_terms
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ValueError(f'plans, "{PLANS_KEY}": {problems}') from None
+
+
+def of_other_trainers(content: Mapping[str, Any], placed: Parts) -> list[str]:
+    """Names in the ``segcal`` entry of terms that this trainer lacks and others have.
+
+    Args:
+        content: the entry.
+        placed: the trainer's terms.
+    """
+    known = {*names("losses"), *names("penalties")}
+    return [n for n in content if not placed.named(n) and component_of(n) in known]
+
+
+def check_block(
+    content: Mapping[str, Any], recipe: Recipe, **runtime: Any
+) -> tuple[TrainerSettings, Parts, dict[str, dict[str, Any]]]:
+    """Read the ``segcal`` entry of a plans configuration, and try the arguments that it gives.
+
+    Args:
+        content: the entry.
+        recipe: of the trainer.
+        runtime: arguments of terms that are known only now.
+
+    Returns:
+        as :func:`read_settings`.
+
+    Raises:
+        ValueError: an unknown key or argument, or a value that does not fit.
+    """
+    found = read_settings(content, parts(recipe))
+    _, placed, arguments = found
+    build_terms(recipe, only=placed.weights, overrides=arguments, **runtime)
+    return found
+
+
+def problem_of_block(content: Any) -> str:
+    """What would stop the trainers that a ``segcal`` entry is meant for; empty if nothing.
+
+    Args:
+        content: the entry.
+    """
+    recipes = [recipe for recipe in map(load_recipe, names("recipes")) if recipe.trainer]
+    keys = content if isinstance(content, Mapping) else ()
+    meant = [r for r in recipes if any(map(parts(r).named, keys))]
+    try:
+        for recipe in meant or recipes[:1]:
+            check_block(content, recipe, num_classes=4, ignore_index=None, per_channel=None)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -26,7 +26,8 @@ STOCK = "nnUNetTrainer"
 PROVENANCE_KEY = "segcal"
 OF_MODEL = ("dataset.json", "plans.json", "dataset_fingerprint.json")
 OF_FOLD = ("progress.png", "network_architecture.pdf")
-OF_VALIDATION = "validation/summary.json"
+OF_TRAINING = ("optimizer_state", "grad_scaler_state")
+"""What only a training that goes on needs, twice as large as the network."""
 OWN_NETWORKS = (nnUNetTrainer.build_network_architecture, TwoHeadTrainer.build_network_architecture)
 """What makes networks of which stock nnU-Net builds one with the weights of one head."""
 
@@ -42,10 +43,12 @@ def export_model(
 
     Checkpoints name nnU-Net's own trainer and hold tensors and plain values only, so that
     ``torch.load(weights_only=True)`` reads them; what trained them is kept in them, under
-    ``segcal``. Calibrators that lie beside the model or its folds go along, for the stock trainer.
+    ``segcal``, but for the optimizer's state. Paths and measures of the validation, which name
+    folders and cases of whoever trained, are left out. Calibrators that lie beside the model or
+    its folds go along, for the stock trainer.
 
-    Of a network of two heads one is copied: the decision with the measures of its validation, or
-    the probability head with the calibrators, which are its.
+    Of a network of two heads one is copied: the decision, or the probability head with the
+    calibrators, which are its.
 
     Args:
         model: folder of a trained model, with ``plans.json`` and ``fold_X``.
@@ -71,7 +74,6 @@ def export_model(
         checkpoint["network_weights"] = _weights_of(path, checkpoint, head)
         _check_network(path, checkpoint, plans, dataset)
     calibrators = {} if head == "decision" else _calibrators(model, folds)
-    copied = OF_FOLD if head == "probability" else (*OF_FOLD, OF_VALIDATION)
     configuration = content[folds[0]]["init_args"]["configuration"]
     name = f"{STOCK}__{plans['plans_name']}__{configuration}"
     target = results / plans["dataset_name"] / name
@@ -84,7 +86,7 @@ def export_model(
         for fold, checkpoint in content.items():
             (temporary / fold.name).mkdir()
             torch.save(as_stock(checkpoint, head), temporary / fold.name / checkpoint_name)
-            _copy(copied, fold, temporary / fold.name)
+            _copy(OF_FOLD, fold, temporary / fold.name)
         for place, saved in calibrators.items():
             write_calibrator(temporary / place / CALIBRATOR_NAME, saved)
         temporary.chmod(0o755)
@@ -106,7 +108,7 @@ def as_stock(checkpoint: dict[str, Any], head: Head | None = None) -> dict[str, 
     provenance = {"exported_by": __version__, "trainer_name": checkpoint["trainer_name"]}
     provenance |= {} if head is None else {"head": head}
     return {
-        **checkpoint,
+        **{key: value for key, value in checkpoint.items() if key not in OF_TRAINING},
         "init_args": init_args,
         "trainer_name": STOCK,
         PROVENANCE_KEY: {**provenance, "training": state},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +89,13 @@ def tiles(shape: Sequence[int], patch: Sequence[int]) -> Iterator[tuple[Box, Box
 
 
 def volumes(
-    dataset: Any, patch: Sequence[int], transforms: Any
+    dataset: Any, cases: Iterable[str], patch: Sequence[int], transforms: Any
 ) -> Iterator[tuple[Tensor, Tensor, Box]]:
     """Yield images ``(1, C, *S)`` and targets ``(1, R, *S)`` of patches that cover all cases.
 
     Args:
         dataset: nnU-Net's.
+        cases: names of those that are taken.
         patch: patch size; of two axes for a two-dimensional network.
         transforms: nnU-Net's for validation, without deep supervision.
 
@@ -103,7 +104,7 @@ def volumes(
     """
     flat = len(patch) == 2
     size = (1, *patch) if flat else tuple(patch)
-    for case in dataset.identifiers:
+    for case in cases:
         data, seg, previous, _ = dataset.load_case(case)
         for place, keep in tiles(data.shape[1:], size):
             box = [[s.start, s.stop] for s in place]

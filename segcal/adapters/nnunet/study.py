@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 
 from segcal.adapters.nnunet.apart import run_apart
+from segcal.adapters.nnunet.checkpoints import read_checkpoint
 from segcal.adapters.nnunet.plans import small_configuration
 from segcal.adapters.nnunet.settings import PLANS_KEY, WITHOUT_DICE
 from segcal.io.files import read_json, write_json
@@ -110,7 +111,7 @@ class NnunetHost:
                     "validate": False, "save_every": SAVE_EVERY,
                 },
             )  # fmt: skip
-        content = torch.load(fold / FINAL, map_location="cpu", weights_only=False)
+        content = read_checkpoint(fold / FINAL)
         weights = {
             t.data_ptr(): t.numel() for t in content["network_weights"].values()
         }  # once each

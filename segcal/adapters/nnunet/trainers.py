@@ -25,7 +25,9 @@ import torch
 import torch.distributed as dist
 from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from segcal import __version__
 from segcal.adapters.nnunet.best import BestCalibrated
@@ -35,12 +37,18 @@ from segcal.adapters.nnunet.host_loss import Heads
 from segcal.adapters.nnunet.journal import Journal
 from segcal.adapters.nnunet.labels import Labels
 from segcal.adapters.nnunet.loss import PenalisedLoss
-from segcal.adapters.nnunet.patching import replaced
-from segcal.adapters.nnunet.settings import PLANS_KEY, WITHOUT_DICE, parts, read_settings
+from segcal.adapters.nnunet.patching import RefusedError, replaced
+from segcal.adapters.nnunet.settings import (
+    PLANS_KEY,
+    WITHOUT_DICE,
+    check_block,
+    of_other_trainers,
+)
 from segcal.adapters.nnunet.sources import calibration_cases_of, patches, volumes
 from segcal.adapters.nnunet.workers import workers_end_with_us
 from segcal.heads import TwoHeadLayer, add_probability_head, head_layer
 from segcal.io.files import remove_leftovers, whole_file
+from segcal.io.label_sets import label_set_of
 from segcal.recipes import load_recipe, names
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
@@ -68,12 +76,13 @@ class CalibratedTrainer(nnUNetTrainer):
         dataset_json: dict[str, Any],
         device: torch.device = torch.device("cuda"),  # noqa: B008 - nnU-Net's signature
     ) -> None:
+        self._read_block(plans, configuration, dataset_json)  # before nnU-Net makes a folder
         super().__init__(plans, configuration, fold, dataset_json, device)
-        placed = parts(load_recipe(self.recipe))
-        self.settings, self.parts, self._arguments = read_settings(
-            self.configuration_manager.configuration.get(PLANS_KEY, {}), placed
-        )
         self.enable_deep_supervision = self.settings.deep_supervision
+        if self.settings.epochs is not None:
+            self.num_epochs = self.settings.epochs
+        if self.settings.iterations is not None:
+            self.num_iterations_per_epoch = self.settings.iterations
         self.calibration_cases: list[str] = []
         self.val_cases: list[str] = []
         self.best_calibrated = BestCalibrated()
@@ -86,15 +95,38 @@ class CalibratedTrainer(nnUNetTrainer):
         )
         self.journal = Journal(self, self.channel_names)
 
-    def _build_loss(self) -> PenalisedLoss:
-        self._check_device_and_batch()
-        labels = Labels(
-            self.label_manager.num_segmentation_heads,
-            per_channel=self.label_manager.has_regions,
-            ignore_index=self.label_manager.ignore_label,
-            channels=len(self.dataset_json.get("channel_names") or self.dataset_json["modality"]),
+    def _read_block(
+        self, plans: dict[str, Any], configuration: str, dataset_json: dict[str, Any]
+    ) -> None:
+        """Read what the plans say for segcal's trainers.
+
+        Raises:
+            RefusedError: something that does not fit.
+        """
+        manager = PlansManager(plans)
+        content = manager.get_configuration(configuration).configuration.get(PLANS_KEY, {})
+        known = manager.get_label_manager(dataset_json)
+        self._labels = Labels(
+            known.num_segmentation_heads,
+            per_channel=known.has_regions,
+            ignore_index=known.ignore_label,
+            channels=len(dataset_json.get("channel_names") or dataset_json["modality"]),
         )
         recipe = load_recipe(self.recipe)
+        try:
+            self.settings, self.parts, self._arguments = check_block(
+                content, recipe, **self._labels.runtime()
+            )
+        except ValueError as error:
+            raise RefusedError(
+                f"{manager.plans_name}.json, configuration {configuration}, "
+                f"{type(self).__name__}: {error}"
+            ) from error
+        self._of_others = of_other_trainers(content, self.parts)
+
+    def _build_loss(self) -> PenalisedLoss:
+        self._check_device_and_batch()
+        labels, recipe = self._labels, load_recipe(self.recipe)
         self.penalty_settings = describe_terms(recipe, self.parts, self._arguments, labels)
         host = super()._build_loss()
         loss = build_loss(host, labels, recipe, self.parts, self._arguments, dice=self.dice)
@@ -162,6 +194,14 @@ class CalibratedTrainer(nnUNetTrainer):
         settings = self.settings.model_dump()
         self.print_to_log_file(f"segcal settings: {settings}")
         self.logger.update_config({"segcal": {**settings, **self.penalty_settings}})
+        if self._of_others:
+            self.print_to_log_file(
+                f"segcal: the plans say {', '.join(self._of_others)} for other trainers; this one "
+                "has no such term"
+            )
+        labels = label_set_of(self.dataset_json, "dataset.json")
+        if why := labels.contradiction():
+            self.print_to_log_file(f"WARNING: {why}")
         source = self.settings.multiplier_source
         if not self.loss.learns and (self.calibration_cases or source != "val_patches"):
             self.print_to_log_file(
@@ -260,8 +300,11 @@ class CalibratedTrainer(nnUNetTrainer):
         ece, dice = (
             float(self.logger.get_value(key, step=-1)) for key in ("segcal_val_ece", "ema_fg_dice")
         )
-        if self.best_calibrated.update(ece, dice):
-            self.print_to_log_file(f"segcal: new best ECE of validation patches: {ece:.4f}")
+        if self.best_calibrated.update(ece, dice, collapsed=bool(self.collapse_watch.collapsed)):
+            self.print_to_log_file(
+                f"segcal: lowest ECE among epochs near the best Dice: {ece:.4f}, of validation "
+                f"patches; kept as {BEST_NAME}"
+            )
             self._save_last_epoch(BEST_NAME)
 
     def _save_last_epoch(self, name: str) -> None:
@@ -309,7 +352,11 @@ class CalibratedTrainer(nnUNetTrainer):
         )
         patch = self.configuration_manager.patch_size
         if self.settings.multiplier_source == "volumes":
-            yield from volumes(dataset, patch, transforms)
+            shown = tqdm(
+                dataset.identifiers, "segcal: volumes that multipliers learn from",
+                disable=self.local_rank != 0,
+            )  # fmt: skip
+            yield from volumes(dataset, shown, patch, transforms)
             return
         loader = nnUNetDataLoader(
             dataset,

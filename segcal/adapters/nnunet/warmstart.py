@@ -168,7 +168,7 @@ def _started(
     return {
         "network_weights": checkpoint["network_weights"],
         "optimizer_state": trainer.optimizer.state_dict(),
-        "grad_scaler_state": checkpoint["grad_scaler_state"],
+        "grad_scaler_state": checkpoint.get("grad_scaler_state"),  # an exported model has none
         "logging": {key: values[:first_epoch] for key, values in checkpoint["logging"].items()},
         "_best_ema": None,
         "current_epoch": first_epoch,

@@ -109,9 +109,10 @@ def check_new(path: Path, *, overwrite: bool = False) -> None:
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
         raise ValueError(f"{path}: not an .npz of plain arrays ({error})") from None
+    return {name: one for name, one in arrays.items() if isinstance(one, np.ndarray)}
 
 
 def _medmnist(

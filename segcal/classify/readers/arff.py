@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,60 +24,97 @@ SPARSE = re.compile(rf"\s*(\d+)\s+{VALUE}")
 """A value of a row, after its column where rows are sparse, and what ends it."""
 ATTRIBUTE = re.compile(rf"@attribute\s+(?:{QUOTED}|([^\s'\"]\S*))\s+(.+)", re.IGNORECASE)
 NUMERIC = re.compile(r"(numeric|real|int|integer)\b", re.IGNORECASE)
+MEKA = re.compile(r"\s-C\s+([-+]?\d+)")
+"""How many of the columns are labels, in the name of the relation."""
+NO_NUMBER = -(2.0**100)
+"""Stands for what is no number, and so no label either."""
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 TRUTH = {"false": 0.0, "true": 1.0}
 
 
-def read_arff(path: str | Path, labels: int | Sequence[str] | str | Path) -> Samples:
-    """Read a table of numbers and labels.
+def read_arff(path: str | Path, labels: int | Sequence[str] | str | Path | None = None) -> Samples:
+    """Read a table of numbers, categories and labels.
+
+    A declared list of at most two numbers, such as ``{0,1}``, is a column of numbers; of any other
+    list every value gets a column of 0 and 1 (one-hot), a missing one none.
 
     Args:
         path: ``.arff`` or ``.arff.gz``; of sparse rows, columns that are not named are 0, or the
             first value that is declared.
         labels: how many of the last columns are labels (of the first ones, if negative); or their
-            names; or Mulan's XML file that names them. A missing value is an unknown label.
+            names; or Mulan's XML file that names them; None looks for MEKA's ``-C n`` in the
+            relation's name (n first columns, or last ones if negative), then for an XML file of
+            the table's name beside it. A missing value is an unknown label.
 
     Raises:
-        ValueError: naming the file: not readable, features that are no numbers, labels other than
-            0 and 1 (false and true), or no column of that name.
+        ValueError: naming the file: not readable, text among the features, labels other than 0 and
+            1 (false and true), or no column of that name.
     """
     path = Path(path)
     lines = enumerate(io.StringIO(_text(path), newline=None), 1)
     try:
-        columns = _header(lines)
+        relation, columns = _header(lines)
     except ValueError as error:
         raise ValueError(f"{path}: not an ARFF file of numbers and labels ({error})") from None
+    if labels is None:
+        labels = _said_labels(path, relation)
     chosen = _label_columns(path, list(columns), labels)
     labelled = set(chosen)
-    features = [name for name in columns if name not in labelled]
-    if wrong := [name for name in features if columns[name] is not None]:
-        raise ValueError(f"{path}: features that are no numbers: {', '.join(wrong[:5])}")
+    categories = {
+        name: values
+        for name, values in columns.items()
+        if values and name not in labelled and not _numeric(values)
+    }
     try:
-        rows = np.array(list(_rows(lines, columns)), np.float32).reshape(-1, len(columns))
+        rows = np.array(list(_rows(lines, columns, categories)), np.float32)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    rows = rows.reshape(-1, len(columns))
     of = {name: rows[:, i] for i, name in enumerate(columns)}
-    inputs = np.stack([of[name] for name in features], 1)
+    inputs = np.concatenate(
+        [
+            _one_hot(of[name], len(categories[name])) if name in categories else of[name][:, None]
+            for name in columns
+            if name not in labelled
+        ],
+        1,
+    )
     targets = np.stack([_label(path, name, of[name]) for name in chosen], 1)
     return Samples(inputs, targets, tuple(chosen)).check(str(path))
 
 
-def _header(lines: Iterator[tuple[int, str]]) -> dict[str, tuple[str, ...] | None]:
-    """Values of each column that are declared, None of numbers, up to ``@data``."""
+def _header(lines: Iterator[tuple[int, str]]) -> tuple[str, dict[str, tuple[str, ...] | None]]:
+    """Name of the relation, and values of each column that are declared, None of numbers."""
+    relation = ""
     columns: dict[str, tuple[str, ...] | None] = {}
     for number, line in lines:
         content = line.strip()
         word = content.split(maxsplit=1)[0].lower() if content else "%"
         if word == "@data" and columns:
-            return columns
+            return relation, columns
         if found := ATTRIBUTE.fullmatch(content):
             name = _unquoted(*found.groups()[:3])
             if name in columns:
                 raise ValueError(f"line {number}: {name} is declared twice")
             columns[name] = _declared(number, found[4])
-        elif not word.startswith("%") and word != "@relation":
+        elif word == "@relation":
+            relation = content
+        elif not word.startswith("%"):
             raise ValueError(f"line {number}: expected @attribute NAME TYPE or @data")
     raise ValueError("expected @attribute NAME TYPE, then @data")
+
+
+def _said_labels(path: Path, relation: str) -> int | Path:
+    """What the table itself says about its labels."""
+    if found := MEKA.search(relation):
+        return -int(found[1])  # MEKA counts from the first column, and from the last if negative
+    xml = path.with_name(path.name.removesuffix(".gz").removesuffix(".arff") + ".xml")
+    if xml.is_file():
+        return xml
+    raise ValueError(
+        f"{path}: labels: say how many of the last columns are labels (of the first, if negative), "
+        f"or their names; no -C n of MEKA's is in @relation, and no {xml.name} of Mulan's beside it"
+    )
 
 
 def _declared(number: int, kind: str) -> tuple[str, ...] | None:
@@ -88,11 +125,30 @@ def _declared(number: int, kind: str) -> tuple[str, ...] | None:
     return None
 
 
+def _numeric(values: Sequence[str]) -> bool:
+    """Whether a list of values is a number that has one or two of them."""
+    return len(values) <= 2 and all(_number(value) != NO_NUMBER for value in values)
+
+
+def _one_hot(places: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """A column for each of the places in a list ``(N, count)``; of NaN all are 0."""
+    return (places[:, None] == np.arange(count)).astype(np.float32)
+
+
 def _rows(
-    lines: Iterator[tuple[int, str]], columns: Mapping[str, tuple[str, ...] | None]
+    lines: Iterator[tuple[int, str]],
+    columns: Mapping[str, tuple[str, ...] | None],
+    categories: Collection[str],
 ) -> Iterator[NDArray[np.float32]]:
-    read = [_reader(values) for values in columns.values()]
-    first = np.array([_number("0" if v is None else v[0]) for v in columns.values()], np.float32)
+    """Rows of numbers, of categories their places in the list."""
+    read = [_reader(values, name in categories) for name, values in columns.items()]
+    first = np.array(
+        [
+            0.0 if values is None or name in categories else _number(values[0])
+            for name, values in columns.items()
+        ],
+        np.float32,
+    )
     for number, line in lines:
         content = line.strip()
         if not content or content.startswith("%"):
@@ -145,8 +201,11 @@ def _unquoted(single: str | None, double: str | None, plain: str | None) -> str:
     return re.sub(r"\\(.)", lambda found: ESCAPES.get(found[1], found[1]), quoted)
 
 
-def _reader(values: tuple[str, ...] | None) -> Callable[[str], float]:
-    return float if values is None else {value: _number(value) for value in values}.__getitem__
+def _reader(values: tuple[str, ...] | None, category: bool) -> Callable[[str], float]:
+    if values is None:
+        return float
+    read = {v: float(i) if category else _number(v) for i, v in enumerate(values)}
+    return read.__getitem__
 
 
 def _text(path: Path) -> str:
@@ -199,4 +258,4 @@ def _number(value: str) -> float:
     try:
         return TRUTH[value.lower()] if value.lower() in TRUTH else float(value)
     except ValueError:
-        return -2.0  # neither 0 nor 1
+        return NO_NUMBER

@@ -60,8 +60,8 @@ def find_slice_cases(root: Path, patient: str | None = None) -> list[SliceCase]:
         images, labels = root / f"images{side}", root / f"labels{side}"
         if not (images.is_dir() and labels.is_dir()):
             continue
-        there = scan(images, npz=False)
-        for name, label in scan(labels, npz=False).items():
+        there = scan(images, arrays=False)
+        for name, label in scan(labels, arrays=False).items():
             image = there.get(f"{name}_0000", there.get(name))
             if image is None:
                 raise ValueError(f"{images}: holds no {name}_0000 for {label}")

@@ -59,6 +59,44 @@ def test_labels_of_a_table_as_arff(tmp_path):
         assert read.targets.tolist() == [[1, 0], [0, -1]]
 
 
+def test_declared_numbers_and_categories(tmp_path):
+    """A {0,1} is a number, other lists get a column a value; a missing category has none."""
+    path = tmp_path / "a.arff"
+    path.write_text(
+        "@relation a\n@attribute flag {0,1}\n@attribute no {1.5}\n@attribute up {true,false}\n"
+        "@attribute zone {1,2,3}\n@attribute hue {red,'light blue'}\n@attribute y {0,1}\n@data\n"
+        "1,1.5,false,3,'light blue',1\n0,1.5,true,1,red,0\n1,1.5,true,?,red,1\n"
+    )
+    read = read_arff(path, 1)
+    assert read.inputs.tolist() == [
+        [1, 1.5, 0, 0, 0, 1, 0, 1], [0, 1.5, 1, 1, 0, 0, 1, 0], [1, 1.5, 1, 0, 0, 0, 1, 0],
+    ]  # fmt: skip
+    assert read.targets.tolist() == [[1], [0], [1]]
+    path.write_text(path.read_text().partition("@data")[0] + "@data\n{}\n{3 2, 4 'light blue'}\n")
+    first = [0, 1.5, 1, 1, 0, 0, 1, 0]  # of what is not named
+    assert read_arff(path, 1).inputs.tolist() == [first, [0, 1.5, 1, 0, 1, 0, 0, 1]]
+    path.write_text(path.read_text().replace("{3 2,", "{3 4,"))
+    with pytest.raises(ValueError, match="line 10: '4' is no value that its column has"):
+        read_arff(path, 1)
+
+
+@pytest.mark.parametrize(("said", "labels"), [("2", ["tempo", "key"]), ("-2", ["happy", "sad"])])
+def test_labels_that_meka_names(tmp_path, said, labels):
+    path = tmp_path / "music.arff"
+    text = ARFF.replace("relation music", f"relation 'Music: -C {said} -split-number 400'")
+    text = text.partition("1.5,2")[0] + "1,0,1,0\n0,1,0,1\n"
+    path.write_text(text)
+    assert read_arff(path).names == tuple(labels)
+    assert read_arff(path).targets.tolist()[0] == [1, 0]
+
+
+def test_labels_that_a_file_beside_names(tmp_path):
+    (tmp_path / "music.xml").write_text('<labels><label name="sad"></label></labels>')
+    (tmp_path / "music.arff.gz").write_bytes(gzip.compress(ARFF.encode()))
+    assert read_arff(tmp_path / "music.arff.gz").names == ("sad",)
+    assert read_arff(tmp_path / "music.arff.gz").inputs.tolist() == [[1.5, 2, 1], [-3, 40, 0]]
+
+
 def test_labels_in_the_first_columns(tmp_path):
     path = tmp_path / "a.arff"
     path.write_text("@relation a\n@attribute l numeric\n@attribute x numeric\n@data\n1,7\n0,8\n")
@@ -72,7 +110,7 @@ def test_labels_in_the_first_columns(tmp_path):
     [
         (ARFF, 4, "labels 4 of 4 columns leave none"),
         (ARFF, ["angry"], "has no column angry"),
-        (ARFF, ["sad"], "features that are no numbers: happy"),
+        (ARFF, None, r"no -C n of MEKA's is in @relation, and no music\.xml of Mulan's beside it"),
         (ARFF, [], "music.arff: labels: expected names, .* got 0 of 4"),
         (ARFF, ["happy", "happy"], "expected names, each once"),
         (ARFF, ["tempo", "key", "happy", "sad"], "that leave features; got 4 of 4"),

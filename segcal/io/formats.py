@@ -1,0 +1,283 @@
+"""Formats of volumes: what a file holds, and how its header says it lies, format by format.
+
+NIfTI (also as ``.hdr`` and ``.img``, and Analyze) and FreeSurfer's ``.mgz`` are read by nibabel,
+PNG, BMP and TIF by Pillow, others (MetaImage, NRRD, GIPL) by SimpleITK. Arrays and shapes are in
+the order of the file, ``(x, y, z, ...)``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import nibabel as nib
+import nibabel.volumeutils
+import numpy as np
+import SimpleITK as sitk  # noqa: N813 - as everybody writes it
+from numpy.typing import NDArray
+from PIL import Image
+
+from segcal.io.files import is_image, read_exactly
+from segcal.io.streams import check_header, check_stream, count_behind, is_gzip, open_unpacked
+
+Array = NDArray[Any]
+Affine = NDArray[np.float64]
+NIFTI = (".nii", ".nii.gz", ".hdr", ".img", ".hdr.gz", ".img.gz")
+MGH = (".mgz", ".mgh")
+NIFTI_HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
+MM_PER_UNIT = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
+"""By NIfTI's code: unknown, m, mm, um."""
+UNIT_BITS = 7
+LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
+"""Affine of SimpleITK where a file states no orientation."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a header says about the grid of the voxels.
+
+    Attributes:
+        spacing: voxel size along x, y, z, or fewer axes, in `unit`.
+        affines: from indices to RAS, by the name of what states them; of a NIfTI, ``sform`` and
+            ``qform``. Empty where nothing does.
+        sform_code: NIfTI's.
+        unit: ``mm``, or ``px`` of images, which have no size.
+        notes: what is odd.
+    """
+
+    spacing: list[float]
+    affines: Mapping[str, Affine] = field(default_factory=dict)
+    sform_code: int = 0
+    unit: str = "mm"
+    notes: tuple[str, ...] = ()
+
+
+def read_file(path: Path) -> tuple[Array, Frame]:
+    """Values of a file, and how they lie; as long as its header says, up to its checksum.
+
+    Raises:
+        Exception: whatever a damaged file makes the readers raise.
+    """
+    if path.name.endswith(NIFTI):
+        return _read_nifti(path)
+    if path.name.endswith(MGH):
+        return _read_mgh(path)
+    if is_image(path):
+        return _read_image(path)
+    return _read_itk(path)
+
+
+def read_header(path: Path) -> tuple[tuple[int, ...], Frame]:
+    """Shape ``(x, y, z, ...)`` of a file, and how it lies, from its header alone.
+
+    Raises:
+        Exception: as :func:`read_file`, but for damage behind the header.
+    """
+    if path.name.endswith(NIFTI):
+        with open_unpacked(_beside(path, ".hdr")) as file:
+            header, shape = _nifti_header(file)
+        return shape, _nifti_frame(header)
+    if path.name.endswith(MGH):
+        with open_unpacked(path) as file:
+            image = nib.MGHImage.from_stream(file)
+        return image.shape, _mgh_frame(image)
+    if is_image(path):
+        with Image.open(path) as image:
+            _check_single(image)
+            bands = len(image.getbands())
+            return (*image.size, *((1, bands) if bands > 1 else ())), Frame([1.0, 1.0], unit="px")
+    shape, frame, _ = _itk_header(path)
+    return shape, frame
+
+
+def bytes_as_they_are(path: Path) -> bool:
+    """Whether the header of a file says that its values are bytes, and that none is scaled.
+
+    Raises:
+        Exception: as :func:`read_header`.
+    """
+    if path.name.endswith(NIFTI):
+        with open_unpacked(_beside(path, ".hdr")) as file:
+            header, _ = _nifti_header(file)
+        plain = header.get_slope_inter() in ((None, None), (1.0, 0.0))
+        return bool(plain and header.get_data_dtype() == np.uint8)
+    if path.name.endswith(MGH):
+        with open_unpacked(path) as file:
+            return bool(nib.MGHImage.from_stream(file).get_data_dtype() == np.uint8)
+    if is_image(path):
+        with Image.open(path) as image:
+            return image.mode in ("L", "P", "RGB", "RGBA")
+    return _itk_reader(path).GetPixelID() in (sitk.sitkUInt8, sitk.sitkVectorUInt8)
+
+
+def agrees(path: Path) -> bool:
+    """Whether every reader takes a NIfTI's grid for what segcal does.
+
+    They do where the header has three axes, in mm, and states one orientation, whose affine has
+    the header's voxel size. nnU-Net's readers fail, or differ, in other files.
+    """
+    with open_unpacked(path) as file:
+        header, shape = _nifti_header(file)
+    frame = _nifti_frame(header)
+    stated = list(frame.affines.values())
+    return (
+        len(shape) == 3
+        and path.name.endswith(".gz") == is_gzip(path)
+        and MM_PER_UNIT.get(_unit_code(header)) == 1.0
+        and not frame.notes
+        and len(stated) > 0
+        and all(np.allclose(affine, stated[0], rtol=0, atol=1e-4) for affine in stated)
+        and np.allclose(np.linalg.norm(stated[0][:3, :3], axis=0), header.get_zooms(), rtol=1e-4)
+    )
+
+
+def _beside(path: Path, ending: str) -> Path:
+    """The ``.hdr`` or ``.img`` of a NIfTI of two files; `path` itself of one."""
+    if path.name.endswith((".nii", ".nii.gz")):
+        return path
+    stem = re.sub(r"\.(hdr|img)(\.gz)?$", "", path.name)
+    found = [path.with_name(f"{stem}{ending}{packed}") for packed in ("", ".gz")]
+    other = next((one for one in found if one.is_file()), None)
+    if other is None:
+        raise ValueError(f"a NIfTI of two files, but there is no {found[0].name} beside it")
+    return other
+
+
+def _nifti_header(file: IO[bytes]) -> tuple[Any, tuple[int, ...]]:
+    """Header at the beginning of a file, and the shape it states."""
+    start = file.read(4)
+    sizes = (int.from_bytes(start, "little"), int.from_bytes(start, "big"))
+    size = next((n for n in sizes if n in NIFTI_HEADERS), None)
+    if size is None:
+        raise ValueError("no NIfTI header")
+    content = start + read_exactly(file, size - 4).tobytes()
+    analyze = size == 348 and content[344:348] == bytes(4)
+    header = (nib.Spm99AnalyzeHeader if analyze else NIFTI_HEADERS[size])(content)
+    shape = tuple(int(n) for n in header.get_data_shape())
+    if min(shape, default=0) < 1:
+        raise ValueError(f"a header of shape {shape}, which holds no voxels")
+    return header, shape
+
+
+def _read_nifti(path: Path) -> tuple[Array, Frame]:
+    with open_unpacked(_beside(path, ".hdr")) as file:
+        header, shape = _nifti_header(file)
+    frame, dtype, offset = (
+        _nifti_frame(header), header.get_data_dtype(), int(header.get_data_offset()),
+    )  # fmt: skip
+    voxels, size = _beside(path, ".img"), math.prod(shape) * dtype.itemsize
+    if is_gzip(voxels):
+        with open_unpacked(voxels) as file:
+            file.seek(offset)
+            raw = read_exactly(file, size).view(dtype).reshape(shape, order="F")
+            behind = count_behind(file, offset + size)
+    else:
+        raw = np.memmap(voxels, dtype, "c", offset, shape, order="F")
+        behind = voxels.stat().st_size - offset - size
+    if behind:
+        note = "holds more behind the voxels that its header tells of, which is left out"
+        frame = Frame(**{**vars(frame), "notes": (*frame.notes, note)})
+    slope, inter = header.get_slope_inter()
+    return nib.volumeutils.apply_read_scaling(raw, slope, inter), frame
+
+
+def _unit_code(header: Any) -> int:
+    return int(header["xyzt_units"]) & UNIT_BITS
+
+
+def _nifti_frame(header: Any) -> Frame:
+    if isinstance(header, nib.Spm99AnalyzeHeader):
+        return Frame([float(s) for s in header.get_zooms()[:3]])
+    notes = []
+    scale = MM_PER_UNIT.get(_unit_code(header))
+    if scale is None:
+        notes.append(
+            f"states a unit of length of the unknown code {_unit_code(header)}, read as mm"
+        )
+        scale = 1.0
+    affines = {}
+    if header["sform_code"] > 0:
+        affines["sform"] = header.get_sform()
+    if header["qform_code"] > 0:
+        try:
+            affines["qform"] = header.get_qform()
+        except ValueError:  # a quaternion that is none
+            if not affines:
+                raise
+            notes.append("its qform is no rotation; the sform is used")
+    for affine in affines.values():
+        affine[:3] *= scale
+    spacing = [scale * float(s) for s in header.get_zooms()[:3]]
+    return Frame(spacing, affines, int(header["sform_code"]), notes=tuple(notes))
+
+
+def _read_mgh(path: Path) -> tuple[Array, Frame]:
+    with open_unpacked(path) as file:
+        image = nib.MGHImage.from_stream(file)
+        array = np.asanyarray(image.dataobj)
+        count_behind(file, array.nbytes)
+    return array, _mgh_frame(image)
+
+
+def _mgh_frame(image: Any) -> Frame:
+    stated = {"affine": np.array(image.affine)} if image.header["goodRASFlag"] > 0 else {}
+    return Frame([float(s) for s in image.header.get_zooms()[:3]], stated)
+
+
+def _check_single(image: Image.Image) -> None:
+    if (frames := getattr(image, "n_frames", 1)) > 1:
+        raise ValueError(f"{frames} images in one file, expected one; write a stack as a volume")
+
+
+def _read_image(path: Path) -> tuple[Array, Frame]:
+    """Read a 2-D image; colours are channels, a palette's are left as their numbers."""
+    with Image.open(path) as image:
+        image.verify()  # the checksums, which reading alone passes over
+    with Image.open(path) as image:
+        _check_single(image)
+        array = np.asarray(image)
+        notes = ("read as the numbers of its palette",) if image.mode == "P" else ()
+    frame = Frame([1.0, 1.0], unit="px", notes=notes)
+    return array.transpose(1, 0, 2)[:, :, None] if array.ndim > 2 else array.transpose(), frame
+
+
+def _read_itk(path: Path) -> tuple[Array, Frame]:
+    _, frame, size = _itk_header(path)
+    check_stream(path, size)
+    image = sitk.ReadImage(str(path))
+    array = sitk.GetArrayFromImage(image)
+    if image.GetNumberOfComponentsPerPixel() > 1:  # stored last: make them the slowest axis
+        array = np.moveaxis(array, -1, 0)
+    return array.transpose(), frame
+
+
+def _itk_reader(path: Path) -> Any:
+    """ITK's reader of a file, which has read the header."""
+    check_header(path)
+    reader = sitk.ImageFileReader()
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    return reader
+
+
+def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
+    """Shape, frame, and bytes of the voxels."""
+    reader = _itk_reader(path)
+    components = reader.GetNumberOfComponents()
+    shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
+    kind = sitk.GetPixelIDValueAsString(reader.GetPixelID())
+    bits = re.search(r"(\d+)-bit", kind)
+    itemsize = (int(bits[1]) // 8 if bits else 1) * (2 if "complex" in kind else 1)
+    d = reader.GetDimension()
+    axes = min(d, 3)
+    affine = np.eye(4)
+    direction = np.asarray(reader.GetDirection()).reshape(d, d)[:axes, :axes]
+    affine[:axes, :axes] = direction * np.asarray(reader.GetSpacing()[:axes])
+    affine[:axes, 3] = reader.GetOrigin()[:axes]
+    affine[:2] *= -1  # LPS to RAS
+    frame = Frame(list(reader.GetSpacing()), {"header": affine})
+    return shape, frame, math.prod(shape) * itemsize

@@ -1,0 +1,172 @@
+"""Compressed streams of volumes, checked to their end: ITK goes on where one is damaged."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import IO, cast
+
+from segcal.io.files import CHUNK
+
+GZIP = b"\x1f\x8b"
+ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
+MOST_HEADER = 1 << 20
+"""Bytes of a header of text, at most."""
+MOST_LINE = 1000
+"""Bytes of a line of an NRRD's header, at most: its reader dies of longer ones it does not know."""
+GIPL_HEADER = 256
+AXES = [b"%d" % n for n in range(1, 10)]
+MOST_BEHIND = 1 << 20
+"""Bytes behind the voxels that are passed over, at least; as many as lie before, if more."""
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether a file begins as gzip does, whatever it is called."""
+    with path.open("rb") as file:
+        return file.read(2) == GZIP
+
+
+def open_unpacked(path: Path) -> IO[bytes]:
+    """Open a file, or what is in it where it is a gzip."""
+    return cast("IO[bytes]", gzip.open(path)) if is_gzip(path) else path.open("rb")
+
+
+def count_behind(file: IO[bytes], size: int) -> int:
+    """Count the bytes behind the first `size` bytes of a file, up to its checksum.
+
+    What lies behind the end of a gzip, and is none, is passed over.
+
+    Raises:
+        ValueError: far more than somebody may have left there.
+        OSError: a gzip that is damaged.
+    """
+    behind = 0
+    try:
+        while chunk := file.read(CHUNK):
+            behind += len(chunk)
+            if behind > max(size, MOST_BEHIND):
+                raise ValueError(f"more behind the {size} bytes that its header tells of")
+    except gzip.BadGzipFile as error:
+        if "Not a gzipped file" not in str(error):  # the checksum was good, another file follows
+            raise
+        behind += 1
+    return behind
+
+
+def check_header(path: Path) -> None:
+    """Check that the header of a MetaImage or NRRD has no line that ITK would die of.
+
+    Raises:
+        ValueError: it has one.
+    """
+    if path.name.endswith((".mha", ".mhd")):
+        with path.open("rb") as file:
+            axes = _metaimage_fields(file).get("ndims", b"")
+        if axes not in AXES:
+            raise ValueError(f"expected NDims of 1 to 9 in its header, got {axes[:20]!r}")
+    if not path.name.endswith((".nrrd", ".nhdr")):
+        return
+    with path.open("rb") as file:
+        while file.tell() < MOST_HEADER and (line := file.readline(MOST_HEADER).rstrip(b"\r\n")):
+            if len(line) > MOST_LINE and not line.startswith(b"#") and b":=" not in line:
+                raise ValueError(f"a line of {len(line)} bytes in its header")
+
+
+def check_stream(path: Path, size: int) -> None:
+    """Check that the voxels of a file of ITK's formats are whole, where ITK does not.
+
+    Args:
+        path: of the file, or of its header.
+        size: bytes of the voxels.
+
+    Raises:
+        ValueError: a file that is too short, a stream that is damaged, too short or too long;
+            compressed slices.
+        OSError: the file of the voxels cannot be read.
+    """
+    if is_gzip(path):
+        with gzip.open(path) as file:
+            while file.read(CHUNK):
+                pass
+    elif path.name.endswith((".mha", ".mhd")):
+        _check_metaimage(path, size)
+    elif path.name.endswith((".nrrd", ".nhdr")):
+        _check_nrrd(path, size)
+    elif path.name.endswith(".gipl") and (there := path.stat().st_size - GIPL_HEADER) < size:
+        raise ValueError(f"ends after {max(there, 0)} of the {size} bytes of its voxels")
+
+
+def _check_metaimage(path: Path, size: int) -> None:
+    """Check what ``CompressedData = True`` announces; the voxels are the last field's."""
+    with path.open("rb") as file:
+        fields = _metaimage_fields(file)
+        if fields.get("compresseddata", b"")[:1] not in (b"T", b"t", b"1"):
+            return
+        stated = fields.get("compresseddatasize", b"0")
+        length = int(stated) if stated.isdigit() else 0
+        _check_zlib(path, file, fields.get("elementdatafile", b""), size, length)
+
+
+def _metaimage_fields(file: IO[bytes]) -> dict[str, bytes]:
+    """Fields of a header, up to the last one, behind which the voxels may begin."""
+    fields: dict[str, bytes] = {}
+    while "elementdatafile" not in fields and file.tell() < MOST_HEADER:
+        if not (line := file.readline(MOST_HEADER)):
+            break
+        key, _, value = line.partition(b"=")
+        fields[_word(key)] = value.strip()
+    return fields
+
+
+def _check_nrrd(path: Path, size: int) -> None:
+    """Check what ``encoding: gzip`` announces; the voxels are behind the first empty line."""
+    with path.open("rb") as file:
+        fields = {}
+        while file.tell() < MOST_HEADER and (line := file.readline(MOST_HEADER).rstrip(b"\r\n")):
+            key, _, value = line.partition(b":")
+            fields[_word(key)] = value.strip()
+        if _word(fields.get("encoding", b"")) not in ("gzip", "gz"):
+            return
+        skipped = fields.get("byteskip", b"0")
+        size += int(skipped) if skipped.isdigit() else 0
+        elsewhere = fields.get("datafile", b"LOCAL")
+        if fields.get("lineskip", b"0") != b"0":
+            raise ValueError("lines to be skipped before compressed data, which are not read")
+        _check_zlib(path, file, elsewhere, size, 0)
+
+
+def _word(text: bytes) -> str:
+    """Name of a field as it is compared: its letters."""
+    return text.decode("latin-1").replace(" ", "").strip().lower()
+
+
+def _check_zlib(path: Path, file: IO[bytes], elsewhere: bytes, size: int, length: int) -> None:
+    """Check the stream at `file`, or in the file whose name a header gives."""
+    name = elsewhere.decode("utf-8", "replace")
+    if name.upper() == "LOCAL":
+        _measure(file, size, length)
+        return
+    if name.upper().startswith("LIST") or "%" in name:
+        raise ValueError("compressed data in several files, which are not read; write it as one")
+    with (path.parent / name).open("rb") as other:
+        _measure(other, size, length)
+
+
+def _measure(file: IO[bytes], size: int, length: int) -> None:
+    """Unpack a stream to its end, where zlib compares the checksum, and forget the content."""
+    stream, unpacked, read = zlib.decompressobj(ZLIB_OR_GZIP), 0, 0
+    while not stream.eof:
+        chunk = stream.unconsumed_tail
+        if not chunk:
+            chunk = file.read(min(CHUNK, length - read) if length else CHUNK)
+            read += len(chunk)
+        try:
+            unpacked += len(stream.decompress(chunk, CHUNK) if chunk else stream.flush())
+        except zlib.error as error:
+            raise ValueError(f"its compressed data is damaged ({error}); copy it again") from None
+        if unpacked > size or not (chunk or stream.eof):
+            break
+    if unpacked != size or not stream.eof:
+        what = "is longer than" if unpacked > size else f"ends after {unpacked} of"
+        raise ValueError(f"its compressed data {what} the {size} bytes that its header tells of")
