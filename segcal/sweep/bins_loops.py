@@ -61,12 +61,12 @@ class Bins(NamedTuple):
     """The bins.
 
     Attributes:
-        count: M.
+        number: M.
         tolerance: :func:`segcal.binning.edge_tolerance` of hard bins.
         soft: they are soft.
     """
 
-    count: int
+    number: int
     tolerance: float
     soft: bool
 
@@ -127,7 +127,7 @@ def _set_probabilities(logits, at, largest, norm, probs):
 def _set_cells(p, label, bins, cells, share):
     """Set the cell of every p, and f; selections are such that NaN has a cell."""
     T = p.dtype.type
-    zero, half, count, top = T(0), T(0.5), T(bins.count), T(bins.count - 1)
+    zero, half, count, top = T(0), T(0.5), T(bins.number), T(bins.number - 1)
     if bins.soft:
         for x in range(p.shape[0]):
             position = p[x] * count - half
@@ -139,11 +139,11 @@ def _set_cells(p, label, bins, cells, share):
             cells[x] = np.int32(count if position < zero else left)
     else:
         for x in range(p.shape[0]):
-            m = np.ceil(np.float64(np.float32(p[x])) * bins.count - bins.tolerance) - 1.0
+            m = np.ceil(np.float64(np.float32(p[x])) * bins.number - bins.tolerance) - 1.0
             m = m if m > 0.0 else 0.0
-            cells[x] = np.int32(m if m < bins.count - 1.0 else bins.count - 1.0)
+            cells[x] = np.int32(m if m < bins.number - 1.0 else bins.number - 1.0)
             share[x] = zero
-    nothing = np.int32(bins.count + 1)
+    nothing = np.int32(bins.number + 1)
     for x in range(p.shape[0]):
         cells[x] = nothing if label[x] == NOTHING else cells[x]
 
@@ -177,7 +177,7 @@ def _add_hits(label, cells, share, per_lane, table):
 @njit(inline="always")
 def _sum_stretch(logits, codes, bins, at, buffers, table, hits):
     """Add the voxels at ``(n, 0, start, stop)``."""
-    width, per_lane = at[3] - at[2], bins.count + EXTRA_CELLS
+    width, per_lane = at[3] - at[2], bins.number + EXTRA_CELLS
     label, floats, cells = codes[at[0], at[2] : at[3]], buffers.floats, buffers.cells[:width]
     largest, norm = floats[LARGEST, :width], floats[NORM, :width]
     share, own = floats[SHARE, :width], floats[OWN, :width]
@@ -207,7 +207,7 @@ def sum_block(logits, codes, bins, per_block, all_sums, all_hits, block):
         all_hits: float64 ``(N, blocks / N, K, M + 2, HIT_SLOTS)``, likewise.
         block: number of the block.
     """
-    classes, size, per_lane = logits.shape[1], logits.shape[3], bins.count + EXTRA_CELLS
+    classes, size, per_lane = logits.shape[1], logits.shape[3], bins.number + EXTRA_CELLS
     n, part = block // all_sums.shape[1], block % all_sums.shape[1]
     buffers = _buffers(logits, 0)
     table = np.zeros((classes, LANES * per_lane * SLOTS))

@@ -134,7 +134,8 @@ def sum_bins(logits: Tensor, codes: Tensor, bins: Bins) -> tuple[Tensor, Tensor]
     n, k, _ = logits.shape
     per_image, per_block = _bin_blocks(logits, bins)
     sums, hits = (
-        np.empty((n, per_image, k, bins.count + EXTRA_CELLS, slots)) for slots in (SLOTS, HIT_SLOTS)
+        np.empty((n, per_image, k, bins.number + EXTRA_CELLS, slots))
+        for slots in (SLOTS, HIT_SLOTS)
     )
     arguments = logits.unsqueeze(2).numpy(), codes.numpy(), bins, per_block, sums, hits
     _in_parallel(lambda block: sum_block(*arguments, block), n * per_image)
@@ -169,7 +170,7 @@ def _bin_blocks(logits: Tensor, bins: Bins) -> tuple[int, int]:
     """Blocks of an image, and stretches of a block: no more blocks than tables have room for."""
     n, k, voxels = logits.shape
     stretches = -(-voxels // STRETCH)
-    table = 8 * k * (bins.count + EXTRA_CELLS) * (SLOTS + HIT_SLOTS)
+    table = 8 * k * (bins.number + EXTRA_CELLS) * (SLOTS + HIT_SLOTS)
     most = max(1, min(-(-voxels // BLOCK_VOXELS), TABLE_BYTES // (n * table)))
     per_block = -(-stretches // most)
     return -(-stretches // per_block), per_block
