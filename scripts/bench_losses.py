@@ -37,6 +37,7 @@ from rich.table import Table
 
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.dice import SoftDiceLoss
+from segcal.losses.ml1_ace import ML1ACE
 from segcal.objective import Objective
 from segcal.penalties.cals import CALS
 from segcal.penalties.confidence import Confidence
@@ -69,6 +70,10 @@ def candidates(k: int, device: str, axes: int) -> dict[str, Loss]:
                 term.lam.fill_(0.2)
             objective = Objective({"ce": CrossEntropy(k), "penalty": term})
             found[f"CE + {name}" + ("" if fused else ", readable")] = objective
+    for fused in (True, False):
+        end = "" if fused else ", readable"
+        found["mL1-ACE" + end] = ML1ACE(k, fused=fused)
+        found["mL1-ACE, soft bins" + end] = ML1ACE(k, binning="soft", fused=fused)
     dice = {"dice": SoftDiceLoss(k), "ce": CrossEntropy(k)}
     found["Dice + CE"] = Objective(dice)
     found["Dice + CE + CRaC"] = Objective({**dice, "crac": CRaC(k, lambda0=0.2).to(device)})

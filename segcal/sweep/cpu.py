@@ -1,7 +1,7 @@
 """The sweep on CPUs: brings a plan to the compiled loops, and shares them out to threads.
 
 What is computed, and how, is said in :mod:`segcal.sweep.loops`, and for the penalty on log-odds in
-:mod:`segcal.sweep.confidence_loops`.
+:mod:`segcal.sweep.confidence_loops`, for sums by bin in :mod:`segcal.sweep.bins_loops`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.sweep.bins_loops import (
+    EXTRA_CELLS,
+    HIT_SLOTS,
+    SLOTS,
+    Bins,
+    pull_block,
+    sum_block,
+)
 from segcal.sweep.confidence_loops import ConfidenceNumbers, confidence_block, largest_block
-from segcal.sweep.loops import Numbers, split, sweep_block
+from segcal.sweep.loops import BLOCK_VOXELS, STRETCH, Numbers, split, sweep_block
 from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, ConfidencePlan, SweepPlan
+
+TABLE_BYTES = 2**25
+"""About as much memory the sums by bin of all blocks take at most, if one per image is less."""
 
 
 def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -106,6 +117,63 @@ def run_confidence(
         torch.from_numpy(statistics.sum(0)),
         gradient if plan.gradient else None,
     )
+
+
+def sum_bins(logits: Tensor, codes: Tensor, bins: Bins) -> tuple[Tensor, Tensor]:
+    """Sum probabilities and hits by cell.
+
+    Args:
+        logits: float32 or float64 ``(N, K, V)``, contiguous.
+        codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
+        bins: M of them.
+
+    Returns:
+        sums of :mod:`segcal.sweep.bins_loops`, float64 ``(N, K, M + 2, SLOTS)`` and, of the hits,
+        ``(N, K, M + 2, HIT_SLOTS)``.
+    """
+    n, k, _ = logits.shape
+    per_image, per_block = _bin_blocks(logits, bins)
+    sums, hits = (
+        np.empty((n, per_image, k, bins.number + EXTRA_CELLS, slots))
+        for slots in (SLOTS, HIT_SLOTS)
+    )
+    arguments = logits.unsqueeze(2).numpy(), codes.numpy(), bins, per_block, sums, hits
+    _in_parallel(lambda block: sum_block(*arguments, block), n * per_image)
+    return torch.from_numpy(sums.sum(1)), torch.from_numpy(hits.sum(1))
+
+
+def pull_bins(logits: Tensor, codes: Tensor, bins: Bins, lines: Tensor) -> Tensor:
+    """Gradient like `logits` ``(N, K, V)`` of a loss of what :func:`sum_bins` found.
+
+    Args:
+        logits: as there, like the next two.
+        codes: see there.
+        bins: see there.
+        lines: ``(N, K, 2, M + 2, LINE)`` of the logits' type, see :func:`pull_block`.
+    """
+    per_image, per_block = _bin_blocks(logits, bins)
+    gradient = torch.empty_like(logits)
+    arguments = (
+        logits.unsqueeze(2).numpy(),
+        codes.numpy(),
+        bins,
+        per_block,
+        per_image,
+        lines.contiguous().flatten(2).numpy(),
+        gradient.unsqueeze(2).numpy(),
+    )
+    _in_parallel(lambda block: pull_block(*arguments, block), len(logits) * per_image)
+    return gradient
+
+
+def _bin_blocks(logits: Tensor, bins: Bins) -> tuple[int, int]:
+    """Blocks of an image, and stretches of a block: no more blocks than tables have room for."""
+    n, k, voxels = logits.shape
+    stretches = -(-voxels // STRETCH)
+    table = 8 * k * (bins.number + EXTRA_CELLS) * (SLOTS + HIT_SLOTS)
+    most = max(1, min(-(-voxels // BLOCK_VOXELS), TABLE_BYTES // (n * table)))
+    per_block = -(-stretches // most)
+    return -(-stretches // per_block), per_block
 
 
 def _in_parallel(work: Callable[[int], None], blocks: int) -> None:
