@@ -272,12 +272,12 @@ def _say_plan(
     say(console, f"{len(found)} cells: " + ", ".join(f"{n} {s}" for s, n in states.items()))
     if study.cost is not None:
         gpu = study.cost.gpu_minutes
-        also = "" if gpu is None else f", or {gpu:g} minutes of a GPU"
-        say(console, f"All of them take about {study.cost.cpu_hours:g} hours of a CPU core{also}.")
+        also = "" if gpu is None else f", or {gpu:g} min of a GPU"
+        say(console, f"All of them take about {study.cost.cpu_hours:g} h of a CPU core{also}.")
     known = [(c, _seconds(s.result)) for c, s in found.items() if s.result]
     left = sum(_expected(c, known) for c, s in found.items() if s.state != "done")
     if known and left:
-        say(console, f"By the cells that are done, {left / 3600:.1f} hours are left.")
+        say(console, f"By the cells that are done, {left / 3600:.1f} h are left.")
     say(console, f"Output: {study.folder}")
 
 
