@@ -22,6 +22,7 @@ from segcal.sweep.terms import (
     OverlapTerm,
     Penalty,
     Residual,
+    Swept,
 )
 from segcal.tensors import check_logits
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
@@ -43,6 +44,10 @@ class _SharedSweep(NamedTuple):
     cross_entropy: CrossEntropyTerm
     penalty: Penalty | None = None
     overlap: OverlapTerm | None = None
+
+
+def _alike(one: Swept, other: Swept) -> bool:
+    return (one.num_classes, one.ignore_index) == (other.num_classes, other.ignore_index)
 
 
 class Objective(nn.Module):
@@ -240,7 +245,7 @@ class Objective(nn.Module):
                 continue
             found = _SharedSweep((name, "", ""), loss)
             for other, one in described:
-                if one is None or one.ignore_index != loss.ignore_index:
+                if one is None or not _alike(one, loss):
                     continue
                 of_penalty = isinstance(one, Residual | ConfidenceTerm)
                 if of_penalty and found.penalty is None and supports(logits, one):

@@ -204,8 +204,8 @@ class _Sweep(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "the fused sweep has no second derivative; build the penalty with fused=False, "
-                "which is the readable version"
+                "the fused sweep has no second derivative; build penalties and soft Dice with "
+                "fused=False, which are the readable versions"
             )
         (gradient,) = ctx.saved_tensors
         if grad is None:

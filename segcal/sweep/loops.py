@@ -443,9 +443,9 @@ def _write_gradient(g, k, factor, with_ce, label, pull, e, norm, weight):
     zero, code = g.dtype.type(0), np.uint8(k)
     if with_ce:
         for x in range(g.shape[0]):
-            p = factor * pull[x] if label[x] != NOTHING else zero
             hit = weight[x] if label[x] == code else zero
-            g[x] = p + e[x] * norm[x] - hit
+            slope = factor * pull[x] + e[x] * norm[x] - hit
+            g[x] = slope if label[x] != NOTHING else zero
     else:
         for x in range(g.shape[0]):
             g[x] = factor * pull[x] if label[x] != NOTHING else zero

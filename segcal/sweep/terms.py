@@ -92,6 +92,11 @@ class Residual:
     ignore_index: int | None = None
     clip: tuple[float, float] = (-math.inf, math.inf)
 
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.lam.shape[1]
+
     def __post_init__(self) -> None:
         most = 1 if self.patch is None else 2
         if not 1 <= len(self.margins) <= most:
@@ -120,6 +125,11 @@ class ConfidenceTerm:
     clip: float
     kernel_size: KernelSize = 3
     ignore_index: int | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.lam.shape[1]
 
 
 Penalty = Residual | ConfidenceTerm
@@ -154,11 +164,8 @@ class Together:
             )
 
     def _shared(self) -> set[tuple[int, int | None]]:
-        losses = (self.cross_entropy, self.overlap)
-        found = {(one.num_classes, one.ignore_index) for one in losses if one is not None}
-        if self.penalty is not None:
-            found.add((self.penalty.lam.shape[1], self.penalty.ignore_index))
-        return found
+        parts = (self.penalty, self.cross_entropy, self.overlap)
+        return {(one.num_classes, one.ignore_index) for one in parts if one is not None}
 
     @property
     def num_classes(self) -> int:
