@@ -243,18 +243,19 @@ class Objective(nn.Module):
         for name, loss in described:
             if not isinstance(loss, CrossEntropyTerm):
                 continue
-            found = _SharedSweep((name, "", ""), loss)
-            for other, one in described:
-                if one is None or not _alike(one, loss):
-                    continue
-                of_penalty = isinstance(one, Residual | ConfidenceTerm)
-                if of_penalty and found.penalty is None and supports(logits, one):
-                    found = found._replace(names=(name, other, found.names[2]), penalty=one)
-                of_overlap = isinstance(one, OverlapTerm)
-                if of_overlap and found.overlap is None and supports_overlap(logits):
-                    found = found._replace(names=(*found.names[:2], other), overlap=one)
-            if found.penalty is not None or found.overlap is not None:
-                return found
+            beside = [(n, d) for n, d in described if d is not None and _alike(d, loss)]
+            penalties = [
+                (n, d)
+                for n, d in beside
+                if isinstance(d, Residual | ConfidenceTerm) and supports(logits, d)
+            ]
+            overlaps = [
+                (n, d) for n, d in beside if isinstance(d, OverlapTerm) and supports_overlap(logits)
+            ]
+            if penalties or overlaps:
+                penalty, overlap = (*penalties, ("", None))[0], (*overlaps, ("", None))[0]
+                names = (name, penalty[0], overlap[0])
+                return _SharedSweep(names, loss, penalty[1], overlap[1])
         return None
 
     def forward(self, logits: Tensor, labels: Tensor, image: Tensor | None = None) -> Tensor:

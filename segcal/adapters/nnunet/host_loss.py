@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
@@ -82,7 +82,7 @@ class HostDice(Term):
         super().__init__()
         self.host: Any = host
         self.num_classes = num_classes
-        self.ignore_index = self.host.ignore_label
+        self.ignore_index = cast(int | None, host.ignore_label)
 
     def swept(self) -> OverlapTerm | None:
         """Describe it to :mod:`segcal.sweep`; None of a Dice of another kind.

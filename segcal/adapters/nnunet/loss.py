@@ -87,9 +87,10 @@ class PenalisedLoss(nn.Module):
         self.rest = take_apart(self.host, self.labels.num_classes)
         self.joined: Objective | None = None
         if self.rest is not None:
-            terms, weights = dict(self.rest.terms), dict(self.rest.weights)
+            terms: dict[str, nn.Module] = {**self.rest.terms}
+            weights = dict(self.rest.weights)
             if one is not None:
-                terms |= dict(one.terms)
+                terms |= one.terms.items()
                 weights |= one.in_force
             self.joined = Objective(terms, weights)
 
