@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from segcal.evaluation.reading import image_of_box
 from segcal.io.class_files import check_class_files, class_geometry
 from segcal.io.files import is_array
 from segcal.io.label_sets import LabelSet
@@ -76,6 +77,7 @@ def check_case(
             check_class_files(case.reference, reference, label_set, tolerance=tolerance)
         else:
             reference, channels = read_geometry(case.reference)
+            reference = image_of_box(case, reference) or reference
     except ValueError as error:
         return [str(error)]
     if channels > 1:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from segcal.evaluation.case import Structure
 from segcal.io.class_files import class_geometry, missing_classes, read_class_files
+from segcal.io.files import is_array, is_segmentation
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import DECISION_HEAD, Case
 from segcal.io.probabilities import holds_probabilities, read_foreground, read_probabilities
@@ -19,7 +20,10 @@ from segcal.io.volumes import (
     Geometry,
     Volume,
     check_place,
+    grid_around,
+    put_into,
     put_on,
+    read_geometry,
     read_labels,
     read_volume,
     to_labels,
@@ -83,7 +87,7 @@ def read_case(
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
-    reference = _read_reference(case.reference, label_set, tolerance, note)
+    reference = _read_reference(case, label_set, tolerance, note)
     if reference.note:
         note(f"{case.reference.name}: {reference.note}")
     ignore_index = None if label_set is None else label_set.ignore_index
@@ -122,10 +126,13 @@ def _above(
     return (probabilities[1] > threshold).astype(np.int32)
 
 
-def _read_reference(path: Path, label_set: LabelSet | None, tolerance: float, note: Note) -> Volume:
+def _read_reference(case: Case, label_set: LabelSet | None, tolerance: float, note: Note) -> Volume:
     """Labels of a file, or of a folder of a mask per class."""
+    path = case.reference
     if path.is_file():
-        return read_labels(path)
+        volume = read_labels(path)
+        image = image_of_box(case, volume.geometry)
+        return volume if image is None else put_into(path, volume, image)
     geometry = class_geometry(path, label_set)
     labels = read_class_files(
         path, geometry, label_set, tolerance=tolerance, note=note, overlaps=True
@@ -133,6 +140,14 @@ def _read_reference(path: Path, label_set: LabelSet | None, tolerance: float, no
     if labels.ndim == 4:
         raise ValueError(f"{path}: expected masks of 0 and 1, got probabilities")
     return Volume(labels, geometry)
+
+
+def image_of_box(case: Case, reference: Geometry) -> Geometry | None:
+    """Grid of a prediction's image, where the reference is the box of segments alone in it."""
+    path = case.prediction
+    if not is_segmentation(case.reference) or path.is_dir() or is_array(path):
+        return None
+    return grid_around(reference, read_geometry(path)[0])
 
 
 def _with_files(

@@ -21,7 +21,7 @@ import SimpleITK as sitk  # noqa: N813 - as everybody writes it
 from numpy.typing import NDArray
 from PIL import Image
 
-from segcal.io.files import is_image, read_exactly
+from segcal.io.files import is_image, is_segmentation, read_exactly
 from segcal.io.streams import check_header, check_stream, count_behind, is_gzip, open_unpacked
 
 Array = NDArray[Any]
@@ -32,6 +32,8 @@ NIFTI_HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
 MM_PER_UNIT = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
 """By NIfTI's code: unknown, m, mm, um."""
 UNIT_BITS = 7
+CONVERSION = "Segmentation_ConversionParameters"
+"""Entry of a header of 3D Slicer's segments."""
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """Affine of SimpleITK where a file states no orientation."""
 
@@ -47,6 +49,7 @@ class Frame:
         sform_code: NIfTI's.
         unit: ``mm``, or ``px`` of images, which have no size.
         notes: what is odd.
+        image: shape ``(x, y, z)`` and affine of the image that this is a box of, if it is stated.
     """
 
     spacing: list[float]
@@ -54,6 +57,7 @@ class Frame:
     sform_code: int = 0
     unit: str = "mm"
     notes: tuple[str, ...] = ()
+    image: tuple[tuple[int, ...], Affine] | None = None
 
 
 def read_file(path: Path) -> tuple[Array, Frame]:
@@ -279,5 +283,25 @@ def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
     affine[:axes, :axes] = direction * np.asarray(reader.GetSpacing()[:axes])
     affine[:axes, 3] = reader.GetOrigin()[:axes]
     affine[:2] *= -1  # LPS to RAS
-    frame = Frame(list(reader.GetSpacing()), {"header": affine})
+    image = _segmented_image(reader) if is_segmentation(path) else None
+    frame = Frame(list(reader.GetSpacing()), {"header": affine}, image=image)
     return shape, frame, math.prod(shape) * itemsize
+
+
+def _segmented_image(reader: Any) -> tuple[tuple[int, ...], Affine] | None:
+    """Grid of the image that 3D Slicer's segments are of: it stores the box alone that they fill.
+
+    The header has it as 16 numbers of the affine (RAS) and the first and last index of each axis.
+    """
+    if not reader.HasMetaDataKey(CONVERSION):
+        return None
+    match = re.search(r"Reference image geometry\|([^|]*)\|", reader.GetMetaData(CONVERSION))
+    try:
+        numbers = np.array([float(n) for n in match[1].split(";") if n] if match else [])
+    except ValueError:
+        return None
+    if len(numbers) != 22 or not np.isfinite(numbers).all():
+        return None
+    affine, ends = numbers[:16].reshape(4, 4), numbers[16:].reshape(3, 2)
+    affine[:3, 3] += affine[:3, :3] @ ends[:, 0]
+    return tuple(int(n) + 1 for n in ends[:, 1] - ends[:, 0]), affine

@@ -13,6 +13,7 @@ import nibabel as nib
 import numpy as np
 import pandas as pd
 import pytest
+import SimpleITK as sitk  # noqa: N813
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -27,6 +28,7 @@ from segcal.reporting import report
 from segcal.reproduction.marginloss import evaluate_case_marginloss
 from tests.conftest import close
 from tests.evaluation.test_cohort import geometry, soft
+from tests.io.test_formats import BOXED, box_of_segments, oblique
 from tests.io.test_pairing import write_summary
 
 
@@ -1180,3 +1182,30 @@ def test_several_thresholds_are_compared(binary):
     np.savez(root / "p" / "a.npz", probabilities=soft(y, 3))
     done = evaluate(root, "--threshold", 0.5, out="three")
     assert "has 3 classes; a threshold is for foreground against background" in done.output
+
+
+@pytest.mark.parametrize("boxed", ["reference", "prediction", "both"])
+@pytest.mark.parametrize("stated", [True, False])
+def test_segments_of_slicer_are_compared_in_the_whole_image(tmp_path, boxed, stated):
+    """Segments are stored as the box that they fill: the numbers are those of the label maps."""
+    for folder in ("p", "gt", "boxed_p", "boxed_gt"):
+        (tmp_path / folder).mkdir()
+    rolled = np.roll(BOXED, 1, 2)
+    for folder, array in (("p", rolled), ("gt", BOXED)):
+        sitk.WriteImage(oblique(array), str(tmp_path / folder / "a.nii.gz"))
+        box_of_segments(tmp_path / f"boxed_{folder}/a.seg.nrrd", oblique(array), stated)
+    gt = "gt" if boxed == "prediction" else "boxed_gt"
+    p = "p" if boxed == "reference" else "boxed_p"
+    if boxed == "both" and not stated:
+        done = run(tmp_path / p, tmp_path / gt, "-o", tmp_path / "out")
+        assert done.exit_code == 1
+        assert "lie outside of the image that they are compared on" in " ".join(done.output.split())
+        return
+    rows = []
+    for number, (predictions, references) in enumerate((("p", "gt"), (p, gt))):
+        output = tmp_path / f"out{number}"
+        assert run(tmp_path / predictions, tmp_path / references, "-o", output).exit_code == 0
+        rows.append(pd.read_csv(output / "cases.csv"))
+    pd.testing.assert_frame_equal(*rows)
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / p), str(tmp_path / gt)])
+    assert checked.exit_code == 0, checked.output

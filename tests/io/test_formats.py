@@ -358,6 +358,79 @@ def test_segments_that_overlap_are_refused_in_words(tmp_path):
         read_labels(path)
 
 
+def box_of_segments(path, image, extent=True):
+    """What 3D Slicer stores of a label map: the box of its foreground, and where the image lies."""
+    index = np.argwhere(sitk.GetArrayFromImage(image))[:, ::-1]
+    low, size = index.min(0), np.ptp(index, axis=0) + 1
+    box = sitk.RegionOfInterest(image, size.tolist(), low.tolist())
+    if extent:
+        matrix = np.eye(4)
+        matrix[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
+        matrix[:3, 3] = image.GetOrigin()
+        matrix[:2] *= -1
+        ends = [n for length in image.GetSize() for n in (0, length - 1)]
+        numbers = ";".join(map(str, [*matrix.ravel(), *ends]))
+        said = f"Oversampling factor|1|What.&Reference image geometry|{numbers};|Which image.&"
+        box.SetMetaData("Segmentation_ConversionParameters", said)
+    sitk.WriteImage(box, str(path), useCompression=True)
+    return path
+
+
+def oblique(array):
+    image = sitk.GetImageFromArray(array)
+    image.SetSpacing((1.25, 1.5, 8.0))
+    image.SetOrigin((-10, 20, 30))
+    turn = sitk.Euler3DTransform()
+    turn.SetRotation(0.1, -0.2, 0.3)
+    image.SetDirection(turn.GetMatrix())
+    return image
+
+
+BOXED = np.zeros_like(LABELS)
+BOXED[1:4, 2:5, 3:7] = LABELS[1:4, 2:5, 3:7] + 1
+
+
+@pytest.mark.parametrize("extent", [True, False], ids=["image stated", "not stated"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_segments_stored_as_their_box_are_put_into_the_image(tmp_path, extent, turned):
+    image = oblique(BOXED)
+    path = box_of_segments(tmp_path / "a.seg.nrrd", image, extent)
+    sitk.WriteImage(sitk.DICOMOrient(image, "RPI") if turned else image, str(tmp_path / "r.nii.gz"))
+    reference = read_labels(tmp_path / "r.nii.gz")
+    assert stored_axes(path) == 3
+    assert check_place(path, reference.geometry) == 1
+    volume = read_labels(path)
+    assert volume.array.shape == ((5, 6, 9) if extent else (3, 3, 4))
+    array, done = put_on(path, volume, reference.geometry)
+    np.testing.assert_array_equal(array, reference.array)
+    assert ("re-ordered" in done) == turned
+    if extent:
+        np.testing.assert_array_equal(volume.array, BOXED)
+        assert read_geometry(path)[0].differences(volume.geometry) == []
+
+
+def test_segments_outside_of_the_image_are_refused(tmp_path):
+    path = box_of_segments(tmp_path / "a.seg.nrrd", oblique(BOXED), extent=False)
+    sitk.WriteImage(oblique(BOXED)[:, :, :3], str(tmp_path / "r.nrrd"))
+    at = read_geometry(tmp_path / "r.nrrd")[0]
+    with pytest.raises(ValueError, match=r"a\.seg\.nrrd: 12 voxels of its segments lie outside"):
+        put_on(path, read_labels(path), at)
+    moved = oblique(BOXED)
+    moved.SetOrigin((-10.5, 20, 30))
+    sitk.WriteImage(moved, str(tmp_path / "r.nrrd"))
+    with pytest.raises(ValueError, match=r"a\.seg\.nrrd: does not lie on the reference: size"):
+        check_place(path, read_geometry(tmp_path / "r.nrrd")[0])
+
+
+@pytest.mark.parametrize("said", ["1;2;3;", "x;", ";".join(["nan"] * 22), "0;" * 22, "1e9;" * 22])
+def test_an_image_that_a_header_states_wrongly_is_not_believed(tmp_path, said):
+    path = box_of_segments(tmp_path / "a.seg.nrrd", oblique(BOXED), extent=False)
+    image = sitk.ReadImage(str(path))
+    image.SetMetaData("Segmentation_ConversionParameters", f"Reference image geometry|{said}|.&")
+    sitk.WriteImage(image, str(path))
+    assert read_labels(path).array.shape == (3, 3, 4)
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
