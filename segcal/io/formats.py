@@ -234,7 +234,11 @@ def _mgh_frame(image: Any) -> Frame:
 
 def _check_single(image: Image.Image) -> None:
     if (frames := getattr(image, "n_frames", 1)) > 1:
-        raise ValueError(f"{frames} images in one file, expected one; write a stack as a volume")
+        raise ValueError(
+            f"{frames} images in one file, expected one; a stack of slices states no distance "
+            "between them: write it as a volume with its spacing, .nii.gz or .nrrd, or each image "
+            "as a file"
+        )
 
 
 def _read_image(path: Path) -> tuple[Array, Frame]:

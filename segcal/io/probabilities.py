@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from segcal.io.files import is_array, read_exactly
+from segcal.io.files import is_array, is_image, is_segmentation, read_exactly
 from segcal.io.nnunet_v1 import KEY, Crop, read_crop
 from segcal.io.rounding import LABEL_ROUNDING
 from segcal.io.volumes import (
@@ -125,10 +125,13 @@ def stored_channels(path: Path) -> int:
 def holds_probabilities(path: Path) -> bool:
     """Whether a prediction is probabilities (``.npz``, 4-D) or a label map (2-D, 3-D).
 
+    Channels of an image are colours, and those of 3D Slicer's segments layers.
+
     Raises:
         ValueError: not a file that can be read.
     """
-    return is_array(path) or stored_axes(path) > 3
+    labels = is_image(path) or is_segmentation(path)
+    return is_array(path) or (stored_axes(path) > 3 and not labels)
 
 
 def _channels(shape: tuple[int, ...], regions: bool) -> int:

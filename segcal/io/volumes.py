@@ -435,10 +435,7 @@ def to_labels(path: Path, volume: Volume) -> Volume:
     array = volume.array
     if array.ndim != 3:
         if volume.geometry.unit == "px":
-            raise ValueError(
-                f"{path}: expected a label map of grey values, got {len(array)} channels; save the "
-                "numbers of the labels, not their colours"
-            )
+            return _uncoloured(path, volume)
         if is_segmentation(path):
             raise ValueError(
                 f"{path}: its segments lie in {len(array)} layers since they overlap; export them "
@@ -454,6 +451,25 @@ def to_labels(path: Path, volume: Volume) -> Volume:
     elif array.dtype.kind == "b":
         array = array.astype(np.uint8)
     return Volume(np.ascontiguousarray(array), volume.geometry, volume.note)
+
+
+def _uncoloured(path: Path, volume: Volume) -> Volume:
+    """The grey values of a label map that was saved with channels of colour, all of them equal.
+
+    Raises:
+        ValueError: colours, which are told.
+    """
+    array = volume.array[:3] if len(volume.array) > 2 else volume.array[:1]  # without opacity
+    if (array == array[0]).all():
+        note = "; ".join(filter(None, (volume.note, "grey values saved as colours")))
+        return Volume(np.ascontiguousarray(array[0]), volume.geometry, note)
+    colours = np.unique(array.reshape(3, -1), axis=1).T
+    shown = ", ".join(f"{k} for {tuple(map(int, c))}" for k, c in enumerate(colours[:4]))
+    raise ValueError(
+        f"{path}: expected a label map of grey values, got {len(volume.array)} channels with "
+        f"{len(colours)} colours (red, green, blue); save the number of its label in place of "
+        f"each colour, e.g. {shown}{', ...' if len(colours) > 4 else ''}"
+    )
 
 
 def reads_alike(path: Path) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import SimpleITK as sitk  # noqa: N813
+from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -1209,3 +1210,24 @@ def test_segments_of_slicer_are_compared_in_the_whole_image(tmp_path, boxed, sta
     pd.testing.assert_frame_equal(*rows)
     checked = CliRunner().invoke(app, ["check", str(tmp_path / p), str(tmp_path / gt)])
     assert checked.exit_code == 0, checked.output
+
+
+def test_labels_saved_as_colours(tmp_path):
+    y = np.zeros((12, 12), np.uint8)
+    y[2:6, 2:6], y[6:9, 6:9] = 1, 2
+    for folder, mode in (("p", "RGB"), ("gt", "RGBA"), ("bad", "RGB")):
+        (tmp_path / folder).mkdir()
+        grey = y if folder != "bad" else y * np.uint8(100)
+        Image.fromarray(grey).convert(mode).save(tmp_path / folder / "a.png")
+    done = run(tmp_path / "p", tmp_path / "gt", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert set(pd.read_csv(tmp_path / "out" / "cases.csv")["dsc"]) == {1.0}
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / "p"), str(tmp_path / "gt")])
+    assert checked.exit_code == 0, checked.output
+    colours = np.stack([y * 100, y * 0, y * 0], -1).astype(np.uint8)
+    Image.fromarray(colours).save(tmp_path / "bad" / "a.png")
+    done = run(tmp_path / "bad", tmp_path / "gt", "-o", tmp_path / "out2")
+    assert done.exit_code == 1
+    said = " ".join(done.output.split())
+    assert "3 colours (red, green, blue); save the number of its label in place of each" in said
+    assert "1 for (100, 0, 0), 2 for (200, 0, 0)" in said

@@ -327,11 +327,22 @@ def test_modes_of_images(tmp_path):
     colours = np.stack([PIXELS, PIXELS * 2, PIXELS * 3], -1)
     Image.fromarray(colours).save(path)
     np.testing.assert_array_equal(read_volume(path).array[:, 0], np.moveaxis(colours, -1, 0))
-    with pytest.raises(ValueError, match=r"a\.png: expected a label map of grey values, got 3"):
+    for mode, ending in (("RGB", "png"), ("RGBA", "png"), ("LA", "png"), ("RGB", "bmp")):
+        grey = tmp_path / f"g.{ending}"
+        Image.fromarray(PIXELS).convert(mode).save(grey)
+        volume = read_labels(grey)
+        np.testing.assert_array_equal(volume.array[0], PIXELS)
+        assert volume.note == "grey values saved as colours"
+    red = np.stack([PIXELS // 2 * 255, PIXELS * 0, PIXELS * 0], -1)
+    Image.fromarray(red).save(path)
+    with pytest.raises(
+        ValueError,
+        match=r"a\.png: .* got 3 channels with 2 colours .*, e\.g\. 0 for \(0, 0, 0\), 1 for",
+    ):
         read_labels(path)
     frames = [Image.fromarray(PIXELS)] * 3
     frames[0].save(tmp_path / "s.tif", save_all=True, append_images=frames[1:])
-    with pytest.raises(ValueError, match=r"s\.tif: .* 3 images in one file, expected one"):
+    with pytest.raises(ValueError, match=r"s\.tif: .* 3 images in one file.* write it as a volume"):
         read_volume(tmp_path / "s.tif")
 
 
