@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +32,7 @@ NIFTI_HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
 MM_PER_UNIT = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
 """By NIfTI's code: unknown, m, mm, um."""
 UNIT_BITS = 7
+BEHIND = "holds more behind the voxels that its header tells of, which is left out"
 CONVERSION = "Segmentation_ConversionParameters"
 """Entry of a header of 3D Slicer's segments."""
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
@@ -183,8 +184,7 @@ def _read_nifti(path: Path) -> tuple[Array, Frame]:
         raw = np.memmap(voxels, dtype, "c", offset, shape, order="F")
         behind = voxels.stat().st_size - offset - size
     if behind:
-        note = "holds more behind the voxels that its header tells of, which is left out"
-        frame = Frame(**{**vars(frame), "notes": (*frame.notes, note)})
+        frame = replace(frame, notes=(*frame.notes, BEHIND))
     slope, inter = header.get_slope_inter()
     return nib.volumeutils.apply_read_scaling(raw, slope, inter), frame
 
@@ -255,7 +255,8 @@ def _read_image(path: Path) -> tuple[Array, Frame]:
 
 def _read_itk(path: Path) -> tuple[Array, Frame]:
     _, frame, size = _itk_header(path)
-    check_stream(path, size)
+    if check_stream(path, size):
+        frame = replace(frame, notes=(*frame.notes, BEHIND))
     image = sitk.ReadImage(str(path))
     array = sitk.GetArrayFromImage(image)
     if image.GetNumberOfComponentsPerPixel() > 1:  # stored last: make them the slowest axis

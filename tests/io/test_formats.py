@@ -271,6 +271,34 @@ def test_bytes_behind_the_voxels_are_left_out(tmp_path):
         read_labels(tmp_path / "d.nii.gz")
 
 
+@pytest.mark.parametrize("name", [*COMPRESSED, "a.seg.nrrd"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_bytes_behind_the_voxels_of_itks_formats_are_told(tmp_path, name, packed):
+    path = written(tmp_path / name, useCompression=packed)
+    assert read_labels(path).note == ""
+    voxels = next((p for p in tmp_path.iterdir() if p != path), path)
+    with voxels.open("ab") as file:
+        file.write(b"and more")
+    volume = read_labels(path)
+    np.testing.assert_array_equal(volume.array, LABELS)
+    assert volume.note == "holds more behind the voxels that its header tells of, which is left out"
+
+
+@pytest.mark.parametrize("name", ["a.mha", "a.mhd"])
+@pytest.mark.parametrize("kind", ["LONG", "ULONG"])
+def test_a_metaimage_of_long_has_four_bytes_a_voxel(tmp_path, name, kind):
+    """Of one with 8, which old programs wrote, ITK took every other half for a voxel."""
+    for dtype in ("i4", "i8"):
+        path = written(tmp_path / name, LABELS.astype(dtype))
+        content = path.read_bytes()
+        old = b"MET_INT" if dtype == "i4" else b"MET_LONG_LONG"
+        path.write_bytes(content.replace(old, f"MET_{kind}".encode()))
+        if dtype == "i4":
+            np.testing.assert_array_equal(read_labels(path).array, LABELS)
+    with pytest.raises(ValueError, match=f"8 bytes, but MET_{kind} means 4; state MET_{kind}_LONG"):
+        read_labels(path)
+
+
 GEOMETRY_OF_LABELS = type(GEOMETRY)(
     LABELS.shape, GEOMETRY.spacing_mm, GEOMETRY.origin_mm, GEOMETRY.direction
 )
