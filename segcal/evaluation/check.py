@@ -14,7 +14,7 @@ from segcal.io.files import is_array, is_image, is_segmentation
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
 from segcal.io.probabilities import check_classes, check_npz, not_floating, stored_channels
-from segcal.io.volumes import Geometry, check_place, read_geometry, stores_bytes
+from segcal.io.volumes import Geometry, check_place, read_geometry, value_type
 
 
 def count_channels(case: Case) -> int | None:
@@ -123,6 +123,6 @@ def _check_volume(
     if is_image(path) or is_segmentation(path):
         _check_single(path, channels)
     elif channels > 1:
-        if stores_bytes(path):
+        if value_type(path) == np.uint8:
             raise ValueError(not_floating(str(path), np.dtype(np.uint8)))
         check_classes(str(path), channels, **_channels(label_set))

@@ -15,7 +15,7 @@ from segcal.io.class_files import class_geometry, missing_classes, read_class_fi
 from segcal.io.files import is_array, is_segmentation
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import DECISION_HEAD, Case
-from segcal.io.probabilities import holds_probabilities, read_foreground, read_probabilities
+from segcal.io.probabilities import FEW, holds_probabilities, read_foreground, read_probabilities
 from segcal.io.volumes import (
     Geometry,
     Volume,
@@ -115,7 +115,10 @@ def _above(
     """Label map of the voxels of a probability above a threshold."""
     order = None if label_set is None or not label_set.regions else label_set.class_order
     if probabilities is None:
-        raise ValueError(f"{path}: is a label map, to which no threshold can be applied")
+        raise ValueError(
+            f"{path}: is a label map, to which no threshold can be applied; probabilities "
+            "are floating values from 0 to 1"
+        )
     if order is not None:
         return regions_to_labels(probabilities, order, [threshold] * len(order))
     if len(probabilities) != 2:
@@ -303,6 +306,8 @@ def _check_labels(
         hint = "renumber the labels to those"
         if unknown == [WHITE]:
             hint = f"store a mask of 0 and {WHITE} as 0 and 1"
+        elif said := _scaled(found, allowed):
+            hint = said
         raise ValueError(
             f"{path}: labels {unknown[:5]} are not among the classes "
             f"{', '.join(map(str, sorted(allowed)))}; {hint}, or if one of them means 'ignore', "
@@ -311,8 +316,20 @@ def _check_labels(
     return found
 
 
+def _scaled(found: set[int], labels: set[int]) -> str:
+    """Say what to do if values look like whole numbers that probabilities of foreground became."""
+    if len(found) <= FEW or labels != {0, 1} or not 1 < max(found) <= WHITE or min(found) < 0:
+        return ""
+    most = WHITE if max(found) > 100 else 100
+    return (
+        f"if they are probabilities of foreground from 0 to {most}, store value / {most} as float32"
+    )
+
+
 def _check_common(case: Case, reference: set[int], prediction: set[int], note: Note) -> None:
-    """Say that label maps have no label in common, and refuse one of 0 and 255 beside 0 and 1."""
+    """Say that label maps have no label in common, and refuse what is no label map."""
+    if said := _scaled(prediction, {0, *reference}):
+        raise ValueError(f"{case.prediction}: holds {len(prediction)} values; {said}")
     of_reference, predicted = sorted(reference - {0}), sorted(prediction - {0})
     if not of_reference or not predicted or reference & prediction - {0}:
         return

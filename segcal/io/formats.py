@@ -99,8 +99,8 @@ def read_header(path: Path) -> tuple[tuple[int, ...], Frame]:
     return shape, frame
 
 
-def bytes_as_they_are(path: Path) -> bool:
-    """Whether the header of a file says that its values are bytes, and that none is scaled.
+def stored_type(path: Path) -> np.dtype[Any]:
+    """Type of the values of a file, by its header: float64 of those that a header scales.
 
     Raises:
         Exception: as :func:`read_header`.
@@ -108,15 +108,27 @@ def bytes_as_they_are(path: Path) -> bool:
     if path.name.endswith(NIFTI):
         with open_unpacked(_beside(path, ".hdr")) as file:
             header, _ = _nifti_header(file)
-        plain = header.get_slope_inter() in ((None, None), (1.0, 0.0))
-        return bool(plain and header.get_data_dtype() == np.uint8)
+        scaled = header.get_slope_inter() not in ((None, None), (1.0, 0.0))
+        return np.dtype(np.float64) if scaled else header.get_data_dtype()
     if path.name.endswith(MGH):
         with open_unpacked(path) as file:
-            return bool(nib.MGHImage.from_stream(file).get_data_dtype() == np.uint8)
+            return nib.MGHImage.from_stream(file).get_data_dtype()
     if is_image(path):
         with Image.open(path) as image:
-            return image.mode in ("L", "P", "RGB", "RGBA")
-    return _itk_reader(path).GetPixelID() in (sitk.sitkUInt8, sitk.sitkVectorUInt8)
+            wide = {"F": np.float32, "I": np.int32}
+            return np.dtype(wide.get(image.mode, np.uint16 if "16" in image.mode else np.uint8))
+    kind = sitk.GetPixelIDValueAsString(_itk_reader(path).GetPixelID())
+    letter = "f" if "float" in kind else "u" if "unsigned" in kind else "i"
+    return np.dtype(f"{letter}{_bits(kind) // 8}")
+
+
+def write_image(path: Path, array: Array) -> None:
+    """Write ``(y, x)`` as the image that the name says: uint8, uint16 or float32, as it can hold.
+
+    Raises:
+        OSError: a format that cannot hold the type.
+    """
+    Image.fromarray(array).save(path)
 
 
 def agrees(path: Path) -> bool:
@@ -247,7 +259,7 @@ def _read_image(path: Path) -> tuple[Array, Frame]:
         image.verify()  # the checksums, which reading alone passes over
     with Image.open(path) as image:
         _check_single(image)
-        array = np.asarray(image)
+        array = np.array(image)  # which can be written to, as torch wants it
         notes = ("read as the numbers of its palette",) if image.mode == "P" else ()
     frame = Frame([1.0, 1.0], unit="px", notes=notes)
     return array.transpose(1, 0, 2)[:, :, None] if array.ndim > 2 else array.transpose(), frame
@@ -279,8 +291,7 @@ def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
     components = reader.GetNumberOfComponents()
     shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
     kind = sitk.GetPixelIDValueAsString(reader.GetPixelID())
-    bits = re.search(r"(\d+)-bit", kind)
-    itemsize = (int(bits[1]) // 8 if bits else 1) * (2 if "complex" in kind else 1)
+    itemsize = _bits(kind) // 8 * (2 if "complex" in kind else 1)
     d = reader.GetDimension()
     axes = min(d, 3)
     affine = np.eye(4)
@@ -291,6 +302,12 @@ def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
     image = _segmented_image(reader) if is_segmentation(path) else None
     frame = Frame(list(reader.GetSpacing()), {"header": affine}, image=image)
     return shape, frame, math.prod(shape) * itemsize
+
+
+def _bits(kind: str) -> int:
+    """Bits of a number of one of ITK's types, by its name."""
+    bits = re.search(r"(\d+)-bit", kind)
+    return int(bits[1]) if bits else 8
 
 
 def _segmented_image(reader: Any) -> tuple[tuple[int, ...], Affine] | None:

@@ -28,8 +28,8 @@ import nibabel.orientations
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.io.files import is_segmentation, whole_file
-from segcal.io.formats import LPS, Frame, agrees, bytes_as_they_are, read_file, read_header
+from segcal.io.files import is_image, is_segmentation, whole_file
+from segcal.io.formats import LPS, Frame, agrees, read_file, read_header, stored_type, write_image
 from segcal.io.rounding import round_labels
 
 Array = NDArray[Any]
@@ -406,12 +406,12 @@ def stored_axes(path: Path) -> int:
     return 3 if channels == 1 else 4
 
 
-def stores_bytes(path: Path) -> bool:
-    """Whether a file's values are bytes as they are, by its header; False if that is not known."""
+def value_type(path: Path) -> np.dtype[Any] | None:
+    """Type of the values of a file, by its header, or None if that cannot be read."""
     try:
-        return bytes_as_they_are(path)
+        return stored_type(path)
     except Exception:  # noqa: BLE001 - what reads the file says what is wrong with it
-        return False
+        return None
 
 
 def read_labels(path: Path) -> Volume:
@@ -539,6 +539,27 @@ def write_nifti(path: Path, array: Array, geometry: Geometry) -> None:
     image.header.set_xyzt_units("mm" if geometry.unit == "mm" else "unknown")
     with whole_file(path) as temporary:
         nib.save(image, temporary)
+
+
+def write_volume(path: Path, array: Array, geometry: Geometry) -> None:
+    """Write ``(z, y, x)`` as an image if it is called like one, else as NIfTI; whole or not at all.
+
+    Raises:
+        ValueError: as :func:`write_nifti`; what an image of that format cannot hold.
+    """
+    if not is_image(path):
+        write_nifti(path, array, geometry)
+        return
+    if array.shape != geometry.shape or len(array) != 1:
+        raise ValueError(f"{path}: array {array.shape} does not fit an image")
+    dtype = _label_type(path, array) if array.dtype.kind in "iub" else np.float32
+    with whole_file(path) as temporary:
+        try:
+            write_image(temporary, array[0].astype(dtype))
+        except (OSError, TypeError) as error:
+            raise ValueError(
+                f"{path}: such values cannot be written as an image ({error})"
+            ) from None
 
 
 def _significant(shape: tuple[int, ...]) -> tuple[int, ...]:
