@@ -29,6 +29,7 @@ from segcal.io.volumes import (
     to_labels,
 )
 from segcal.posthoc.decision import decide_argmax, regions_to_labels
+from segcal.tensors import MANY, holds_masks
 
 Note = Callable[[str], None]
 WHITE = 255
@@ -208,16 +209,20 @@ def _read_prediction(
         probabilities = foreground
     class_order = label_set.class_order if label_set is not None and regions else None
     prediction = decide_argmax(probabilities, class_order=class_order)
+    kept = probabilities
+    if probabilities[0].size >= MANY and holds_masks(probabilities):
+        note(f"{case.prediction.name}: taken for a label map, so its calibration is left out")
+        kept = None
     if case.label_map is None:
         if case.decision == DECISION_HEAD:
             note(
                 f"{case.prediction.name}: the mask of the decision head is not beside it, so "
                 "overlap and surfaces are those of the probabilities' argmax"
             )
-        return prediction, probabilities
+        return prediction, kept
     label_map = _read_on(case.label_map, at, tolerance, note)
     _compare(case, prediction, label_map, note)
-    return label_map, probabilities
+    return label_map, kept
 
 
 def _structures(

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from segcal.io.files import is_array, is_image, is_segmentation, read_exactly
+from segcal.io.files import ARRAY_ENDINGS, is_array, is_image, is_segmentation, read_exactly
 from segcal.io.nnunet_v1 import KEY, Crop, read_crop
 from segcal.io.rounding import LABEL_ROUNDING
 from segcal.io.volumes import (
@@ -194,6 +194,8 @@ def read_foreground(
 def not_floating(name: str, dtype: Any) -> str:
     """Say that values are of another type than probabilities have, and what to do."""
     remedy = "; store value / 255 as float32 if they go from 0 to 255" if dtype == np.uint8 else ""
+    if name.endswith(ARRAY_ENDINGS):
+        remedy += "; labels are read from volumes, .nii.gz say"
     return f"{name}: expected floating probabilities, got {dtype}{remedy}"
 
 
