@@ -209,7 +209,7 @@ def _read_prediction(
         probabilities = foreground
     class_order = label_set.class_order if label_set is not None and regions else None
     prediction = decide_argmax(probabilities, class_order=class_order)
-    kept = probabilities
+    kept: NDArray[Any] | None = probabilities
     if probabilities[0].size >= MANY and holds_masks(probabilities):
         note(f"{case.prediction.name}: taken for a label map, so its calibration is left out")
         kept = None

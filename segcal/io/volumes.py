@@ -255,16 +255,16 @@ def put_into(path: Path, volume: Volume, image: Geometry) -> Volume:
         return volume
     stop = [i + n for i, n in zip(start, array.shape[-3:], strict=True)]
     inside = [(max(i, 0), min(j, n)) for i, j, n in zip(start, stop, image.shape, strict=True)]
-    part = array[
-        (..., *(slice(i - a, max(i, j) - a) for (i, j), a in zip(inside, start, strict=True)))
-    ]
+    z, y, x = (slice(i - a, max(i, j) - a) for (i, j), a in zip(inside, start, strict=True))
+    part = array[..., z, y, x]
     if lost := int(np.count_nonzero(array)) - int(np.count_nonzero(part)):
         raise ValueError(
             f"{path}: {lost} voxels of its segments lie outside of the image that they "
             "are compared on; export them as a label map in the geometry of that image"
         )
     whole = np.zeros((*array.shape[:-3], *image.shape), array.dtype)
-    whole[(..., *(slice(i, max(i, j)) for i, j in inside))] = part
+    z, y, x = (slice(i, max(i, j)) for i, j in inside)
+    whole[..., z, y, x] = part
     return Volume(whole, image, volume.note)
 
 
