@@ -210,6 +210,7 @@ def plan_apply(
         notes.append(f"going on without label names: {labels.problem}")
     if label_set is not None:
         saved.check_labels(label_set, label_set.num_channels, str(predictions))
+        notes += filter(None, [label_set.contradiction()])
     return ApplyJob(
         predictions,
         output,
