@@ -257,10 +257,12 @@ class LearnedTerm(Term):
                 continue
             low, high = ranges.get(name, (-math.inf, math.inf))
             above = value.double() >= low - SLACK * abs(low)
-            wrong = value[~(above & (value.double() <= high + SLACK * abs(high)))]
+            inside = above & (value.double() <= high + SLACK * abs(high))
+            wrong = value[~(inside & torch.isfinite(value))]
             if wrong.numel():
+                wanted = f"numbers from {low:g} to {high:g}" if name in ranges else "finite numbers"
                 raise ValueError(
-                    f"{prefix}{name}: expected numbers from {low:g} to {high:g}, got "
+                    f"{prefix}{name}: expected {wanted}, got "
                     f"{float(wrong.flatten()[0]):g} in the state to be loaded; build the "
                     f"{type(self).__name__} with the settings that the state was saved with, or "
                     "start anew"

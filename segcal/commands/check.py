@@ -70,7 +70,7 @@ def check(
     wrong = {name: problems for name, problems in found.items() if problems}
     for name, problems in wrong.items():
         for problem in problems:
-            say(console, f"{name}: {problem}{source_of(known, problem)}", "red")
+            say(console, f"{name}: {problem}{source_of(known.label_set, problem)}", "red")
     for case in pairing.cases:
         for note in odd_headers(case):
             say(console, f"Note on {case.name}: {note}", "yellow")

@@ -383,7 +383,7 @@ def say_labels(console: Console, labels: FoundLabels) -> None:
 
 def _say_problems(console: Console, cohort: Cohort, labels: FoundLabels) -> None:
     for name, why in cohort.failed.items():
-        say(console, f"FAILED {name}: {why}{source_of(labels, why)}", "red")
+        say(console, f"FAILED {name}: {why}{source_of(labels.label_set, why)}", "red")
     for name, texts in list(cohort.notes.items())[:MAX_NOTES]:
         say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
     if len(cohort.notes) > MAX_NOTES:

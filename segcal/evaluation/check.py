@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from segcal.evaluation.reading import image_of_box
 from segcal.io.class_files import check_class_files, class_geometry
-from segcal.io.files import is_array
+from segcal.io.files import is_array, is_image, is_segmentation
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
 from segcal.io.probabilities import check_classes, check_npz, not_floating, stored_channels
-from segcal.io.volumes import Geometry, check_place, read_geometry, stores_bytes
+from segcal.io.volumes import Geometry, check_place, read_geometry, value_type
 
 
 def count_channels(case: Case) -> int | None:
@@ -76,10 +77,10 @@ def check_case(
             check_class_files(case.reference, reference, label_set, tolerance=tolerance)
         else:
             reference, channels = read_geometry(case.reference)
+            reference = image_of_box(case, reference) or reference
     except ValueError as error:
         return [str(error)]
-    if channels > 1:
-        problems.append(f"{case.reference}: expected a label map, got {channels} channels")
+    attempt(lambda: _check_single(case.reference, channels))
     if case.prediction.is_dir():
         attempt(
             lambda: check_class_files(case.prediction, reference, label_set, tolerance=tolerance)
@@ -106,8 +107,12 @@ def _check_npz(
 
 
 def _check_label_map(path: Path, reference: Geometry, tolerance: float) -> None:
-    channels = check_place(path, reference, tolerance)
-    if channels > 1:
+    _check_single(path, check_place(path, reference, tolerance))
+
+
+def _check_single(path: Path, channels: int) -> None:
+    """Refuse a label map of several channels; grey values may be saved as those of colours."""
+    if channels > 1 and not is_image(path):
         raise ValueError(f"{path}: expected a label map, got {channels} channels")
 
 
@@ -115,7 +120,9 @@ def _check_volume(
     path: Path, reference: Geometry, label_set: LabelSet | None, tolerance: float
 ) -> None:
     channels = check_place(path, reference, tolerance)
-    if channels > 1:
-        if stores_bytes(path):
+    if is_image(path) or is_segmentation(path):
+        _check_single(path, channels)
+    elif channels > 1:
+        if value_type(path) == np.uint8:
             raise ValueError(not_floating(str(path), np.dtype(np.uint8)))
         check_classes(str(path), channels, **_channels(label_set))

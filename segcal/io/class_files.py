@@ -168,9 +168,11 @@ def _label_map(
             if not (distance <= MASK_ROUNDING).all() or merged(array, distance):
                 return None, 0
         elif (values := (array.min(), array.max()))[0] < 0 or values[1] > 1:
+            low, high = values
+            hint = f"; store a mask as 0 and 1, probabilities as value / {high} in float32"
             raise ValueError(
                 f"{path}: expected a mask of 0 and 1, or floating probabilities, got {array.dtype} "
-                f"from {values[0]} to {values[1]}"
+                f"from {low} to {high}{hint if low == 0 else ''}"
             )
         twice += int(np.count_nonzero(mask & taken))
         labels[mask] = k

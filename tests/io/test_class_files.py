@@ -80,7 +80,7 @@ def test_axes_are_reordered_and_other_files_left_out(tmp_path):
     [
         ({"liver": P[1]}, r"no file for label left kidney of dataset\.json; expected left"),
         ({"liver": Y > 0, "left_kidney": Y == 2}, f"masks overlap in {(Y == 2).sum()} voxels"),
-        ({"liver": Y * 255, "left_kidney": Y == 2}, "expected a mask of 0 and 1, or floating"),
+        ({"liver": Y * 255, "left_kidney": Y == 2}, "510; store a mask as 0 and 1, .*/ 510"),
         ({"liver": Y * -128, "left_kidney": Y == 2}, "expected a mask .* int16 from -256 to 0"),
         ({"liver": 0.6 + 0 * P[1], "left_kidney": 0.7 + 0 * P[2]}, "in 60 voxels .* up to 1.3"),
         ({"liver": P[1], "left_kidney": Y == 2}, "left kidney.nii.gz: expected floating"),
