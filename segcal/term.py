@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +34,10 @@ Reduce = Callable[[Tensor], Tensor]
 STATE_VERSION = 2
 SLACK = 1e-6
 """How far a state may lie outside its range, of the range's ends: it may have been float32."""
+
+
+FINITE = (-1e300, 1e300)
+"""Range of numbers of a state that have no other."""
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
@@ -255,10 +258,9 @@ class LearnedTerm(Term):
             value = state_dict.get(f"{prefix}{name}")
             if not isinstance(value, Tensor) or name == "_extra_state":
                 continue
-            low, high = ranges.get(name, (-math.inf, math.inf))
+            low, high = ranges.get(name, FINITE)
             above = value.double() >= low - SLACK * abs(low)
-            inside = above & (value.double() <= high + SLACK * abs(high))
-            wrong = value[~(inside & torch.isfinite(value))]
+            wrong = value[~(above & (value.double() <= high + SLACK * abs(high)))]
             if wrong.numel():
                 wanted = f"numbers from {low:g} to {high:g}" if name in ranges else "finite numbers"
                 raise ValueError(
