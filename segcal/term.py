@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from segcal.sweep.terms import CrossEntropyTerm, Penalty
+from segcal.sweep.terms import Swept
 
 __all__ = [
     "Capabilities",
@@ -93,7 +93,7 @@ class Capabilities(Protocol):
     per_channel: bool
     ignore_index: int | None
 
-    def swept(self) -> CrossEntropyTerm | Penalty | None:
+    def swept(self) -> Swept | None:
         """Describe the term to :mod:`segcal.sweep`; None where that cannot compute it."""
 
 
@@ -128,7 +128,7 @@ class Term(nn.Module):
             if meant and name not in CAPABILITIES:
                 raise TypeError(f"{cls.__name__}: declares {name}; is {meant[0]} meant?")
 
-    def swept(self) -> CrossEntropyTerm | Penalty | None:
+    def swept(self) -> Swept | None:
         """Describe the term to :mod:`segcal.sweep`; None where that cannot compute it."""
         return None
 

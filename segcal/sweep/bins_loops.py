@@ -42,9 +42,9 @@ import numpy as np
 from numba import njit
 
 from segcal.compiling import compiled
-from segcal.sweep.loops import STRETCH, of_class, set_largest
+from segcal.sweep.loops import STRETCH, of_class, set_exponentials, set_largest
 from segcal.sweep.terms import NOTHING
-from segcal.sweep.vector_math import EXACT, exponential
+from segcal.sweep.vector_math import EXACT
 
 LANES = 4
 SLOTS = 4
@@ -108,15 +108,8 @@ def _buffers(logits, classes_of_slopes):
 @njit(forceinline=True, fastmath=EXACT)
 def _set_probabilities(logits, at, largest, norm, probs):
     """Set the softmax of a stretch."""
-    zero = norm.dtype.type(0)
     set_largest(logits, at, largest)
-    for x in range(norm.shape[0]):
-        norm[x] = zero
-    for k in range(logits.shape[1]):
-        plane, e = of_class(logits, k, at), probs[k, : norm.shape[0]]
-        for x in range(norm.shape[0]):
-            e[x] = exponential(plane[x] - largest[x])
-            norm[x] += e[x]
+    set_exponentials(logits, at, largest, probs, norm)
     for k in range(logits.shape[1]):
         e = probs[k, : norm.shape[0]]
         for x in range(norm.shape[0]):
