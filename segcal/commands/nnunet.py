@@ -170,6 +170,9 @@ def predict(
     label map is theirs, and saved logits stay as they were. A calibrator of single folds calibrates
     each fold before they are averaged, one of an ensemble their mean. One that was fitted to
     another model is refused before the first case.
+
+    Nothing of a model is run that is not nnU-Net's: checkpoints that hold code are refused, and
+    networks of other packages, unless SEGCAL_NETWORKS=PACKAGE,... names those.
     """
     _predict(context.args, Aggregation(average.value, save_logits, per_fold, calibrator, any_model))
 

@@ -164,7 +164,8 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
 
     Raises:
         ValueError: see :func:`check_train`.
-        RefusedError: a checkpoint to start or go on from that is damaged or could run code.
+        RefusedError: a checkpoint to start or go on from that is damaged or could run code, or
+            plans that could.
     """
     budget = budget or Budget()
     check_train(arguments, budget)
@@ -185,24 +186,25 @@ def train_rank(budget: Budget, rank: int, *arguments: Any) -> None:
 def _prepared(budget: Budget) -> Iterator[Any]:
     """Yield nnU-Net's module of training, which finds our trainers and gives them the budget.
 
-    Checkpoints that a training starts or goes on from run no code.
+    Checkpoints that a training starts or goes on from run no code, nor do its plans.
     """
     if budget.seed is not None:
         os.environ["nnUNet_n_proc_DA"] = "0"  # read when nnU-Net is imported
     ensure_env()
     from nnunetv2.run import run_training
 
-    from segcal.adapters.nnunet.checkpoints import no_code_in_checkpoints
+    from segcal.adapters.nnunet.foreign_code import no_foreign_code
     from segcal.adapters.nnunet.registration import register
     from segcal.adapters.nnunet.workers import workers_end_with_us
 
     register()
     find_trainer = run_training.get_trainer_from_args
-    plainly = no_code_in_checkpoints()
+    plainly = no_foreign_code()
 
     def with_budget(*args: Any, **kwargs: Any) -> Any:
         trainer = find_trainer(*args, **kwargs)
         budget.apply(trainer)
+        trainer.initialize = plainly(trainer.initialize)
         trainer.load_checkpoint = plainly(trainer.load_checkpoint)
         return trainer
 
@@ -230,8 +232,8 @@ def predict(
 
     Raises:
         ValueError: see :func:`check_predict`.
-        RefusedError: a checkpoint that is damaged or could run code, or a calibrator that is not
-            one of the model, before the first case.
+        RefusedError: a checkpoint that is damaged or could run code, plans that could, or a
+            calibrator that is not one of the model, before the first case.
     """
     aggregation = aggregation or Aggregation()
     check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)
