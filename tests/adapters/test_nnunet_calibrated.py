@@ -438,7 +438,7 @@ Path("it_ran").touch()
         (("arch_kwargs",), {"norm_op": "strange.Norm"}, "'strange.Norm'"),
         (
             ("arch_kwargs",),
-            {"nonlin": "torch.nn.modules.module.torch.os.mkdir", "nonlin_kwargs": {"path": "it_ran"}},
+            {"nonlin": "torch.nn.functional.torch.os.mkdir", "nonlin_kwargs": {"path": "it_ran"}},
             "expected an nn.Module, got builtin",
         ),
     ],
