@@ -195,6 +195,7 @@ def _prepared(budget: Budget) -> Iterator[Any]:
 
     from segcal.adapters.nnunet.foreign_code import no_foreign_code
     from segcal.adapters.nnunet.registration import register
+    from segcal.adapters.nnunet.trainers import CalibratedTrainer, warn_of_labels
     from segcal.adapters.nnunet.workers import workers_end_with_us
 
     register()
@@ -204,6 +205,8 @@ def _prepared(budget: Budget) -> Iterator[Any]:
     def with_budget(*args: Any, **kwargs: Any) -> Any:
         trainer = find_trainer(*args, **kwargs)
         budget.apply(trainer)
+        if not isinstance(trainer, CalibratedTrainer):  # which says it when it starts
+            warn_of_labels(trainer)
         trainer.initialize = plainly(trainer.initialize)
         trainer.load_checkpoint = plainly(trainer.load_checkpoint)
         return trainer
