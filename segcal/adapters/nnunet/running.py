@@ -19,7 +19,7 @@ from typing import Any
 
 from segcal.adapters.nnunet.discovery import ensure_env, require_paths
 from segcal.adapters.nnunet.patching import Aggregation, replaced
-from segcal.io.files import read_json
+from segcal.io.files import check_writable, read_json
 from segcal.io.pairing import RECORD_NAME
 from segcal.recipes import names
 
@@ -100,12 +100,14 @@ def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
     """Check what can be checked before nnU-Net starts.
 
     Raises:
-        ValueError: nnU-Net's path variables are not set; a calibrator is asked for that is unknown
-            or would be fitted to what is not the model's.
+        ValueError: nnU-Net's path variables are not set, or nothing can be written into its
+            results; a calibrator is asked for that is unknown or would be fitted to what is not the
+            model's.
     """
     if _asks_for_help(arguments):
         return
     require_paths("nnUNet_preprocessed", "nnUNet_results")
+    check_writable(Path(os.environ["nnUNet_results"]))
     method = None if budget is None else budget.calibrate
     if method is None:
         return
@@ -129,8 +131,9 @@ def check_predict(
     """Check what can be checked before nnU-Net starts.
 
     Raises:
-        ValueError: nnU-Net's path variables are not set; a prediction that was started with
-            another average or checkpoint is to be continued.
+        ValueError: nnU-Net's path variables are not set, or nothing can be written into the
+            output; a prediction that was started with another average or checkpoint is to be
+            continued.
     """
     if _asks_for_help(arguments):
         return
@@ -143,6 +146,8 @@ def check_predict(
     if not from_modelfolder:
         parser.add_argument("-c")  # which would pass for the beginning of -chk
     known, _ = parser.parse_known_args([str(a) for a in arguments])
+    if known.o is not None:
+        check_writable(known.o)
     if not known.continue_prediction or known.o is None or not (known.o / RECORD_NAME).exists():
         return
     before = read_json(known.o / RECORD_NAME)

@@ -20,7 +20,7 @@ from segcal.adapters.nnunet.foreign_code import no_foreign_code
 from segcal.adapters.nnunet.registration import register
 from segcal.adapters.nnunet.trainers import TwoHeadTrainer
 from segcal.heads import Head, one_head
-from segcal.io.files import TEMPORARY, read_json
+from segcal.io.files import TEMPORARY, check_writable, read_json
 from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, read_calibrator, write_calibrator
 
 STOCK = "nnUNetTrainer"
@@ -65,6 +65,7 @@ def export_model(
             model of that name in `results`, or a calibrator that cannot be read; a network of two
             heads and none is named, or of one and one is.
     """
+    check_writable(results)
     plans, dataset = (_read_of_model(model, name) for name in ("plans.json", "dataset.json"))
     folds = sorted(path.parent for path in model.glob(f"fold_*/{checkpoint_name}"))
     if not folds:
