@@ -72,7 +72,7 @@ def _known(folder: Path, label_set: LabelSet | None) -> LabelSet:
     if label_set is None:
         raise ValueError(
             f"{folder}: holds one file per class; a dataset.json is needed to say which label "
-            "each of them is"
+            "each of them is, or --labels NAME=VALUE,..."
         )
     if label_set.regions:
         raise ValueError(

@@ -1068,6 +1068,11 @@ def test_names_in_tables_are_for_people(folders):
         body = "\n".join(line for line in shown.splitlines() if ": " not in line)
         assert not re.search(r"hd95_|assd_|ece_|tace_|dsc/|tace\\_", body)
     assert "TACE ref" not in done.output
+    page = root / "out" / "index.html"
+    assert "TACE ref" not in page.read_text()
+    methods = root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "a,b"
+    assert run(*methods, "--metrics", "tace_ref").exit_code == 0
+    assert "TACE ref" in page.read_text()
     alone = evaluate(root, "--metrics", "tace_ref,volume_difference", out="b").output
     assert "TACE ref" in alone
     assert re.search(r"\nml *\n", alone)
