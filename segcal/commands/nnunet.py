@@ -320,10 +320,11 @@ def doctor() -> None:
         table.add_row(Text(f.verdict, style=colour[f.verdict]), Text(f.what), Text(f.found))
     console = open_console()
     console.print(table)
-    for f in findings:
-        if f.advice:
-            say(console, f"{f.what}: {f.advice}", colour[f.verdict])
-    stops = [f.what for f in findings if f.verdict == "stop"]
+    for text, verdict in dict.fromkeys(
+        (f"{f.what}: {f.advice}", f.verdict) for f in findings if f.advice
+    ):
+        say(console, text, colour[verdict])
+    stops = dict.fromkeys(f.what for f in findings if f.verdict == "stop")
     if stops:
         console.print(Text(f"A training would not work: {', '.join(stops)}.", style="red"))
         raise typer.Exit(1)
