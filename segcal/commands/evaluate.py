@@ -173,7 +173,8 @@ def evaluate(
         typer.Option(
             rich_help_panel=READING,
             help="Masks are where the probability of foreground, or of a region, is above this, "
-            "whatever label map lies beside; several, with commas, are compared: 0.3,0.5.",
+            "whatever label map lies beside: 0.5. Several, with commas, get tables and a folder "
+            "each, and are compared: 0.3,0.5. Classes that exclude each other have none.",
         ),
     ] = None,
     tolerance: Annotated[

@@ -68,6 +68,7 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
     console = open_console()
     with user_errors({**OPTIONS, "engine": "--engine", "scheduler": "--scheduler"}):
         from segcal.evaluation.api import runner_of
+        from segcal.io.files import check_writable
         from segcal.reporting.folder import ReportFolder
         from segcal.study.plan import cells, load_study
         from segcal.study.report import FILES, REPORT
@@ -78,6 +79,7 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
         found = cells(study)
         hosts = _hosts({cell.host for cell in found})
         if not options.report_only:
+            check_writable(study.folder)
             check(found, hosts)
         before = statuses(found)
         if options.dry_run:

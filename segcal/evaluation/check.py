@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from segcal.evaluation.reading import image_of_box
-from segcal.io.class_files import check_class_files, class_geometry
+from segcal.io.class_files import check_class_files, class_geometry, note_missing
 from segcal.io.files import is_array, is_image, is_segmentation
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
@@ -30,18 +30,19 @@ def count_channels(case: Case) -> int | None:
     return channels if channels > 1 else None
 
 
-def odd_headers(case: Case) -> list[str]:
-    """Sentences on headers of a case that readers take differently."""
+def oddities(case: Case, label_set: LabelSet | None) -> list[str]:
+    """Sentences on what the evaluation of a case notes: readers at odds, organs without a file."""
     notes = []
     for path in (case.reference, case.label_map, case.prediction):
-        if path is None or path.is_dir() or is_array(path):
+        if path is None or is_array(path):
             continue
         try:
-            conflict = read_geometry(path)[0].conflict
+            if path.is_dir():
+                notes += note_missing(path, label_set)
+            elif conflict := read_geometry(path)[0].conflict:
+                notes.append(f"{path}: {conflict}")
         except ValueError:  # which stops the evaluation, and is told as such
             continue
-        if conflict:
-            notes.append(f"{path}: {conflict}")
     return notes
 
 

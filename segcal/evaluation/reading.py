@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.evaluation.case import Structure
-from segcal.io.class_files import class_geometry, missing_classes, read_class_files
+from segcal.io.class_files import class_geometry, missing_classes, note_missing, read_class_files
 from segcal.io.files import is_array, is_segmentation
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import DECISION_HEAD, Case
@@ -161,8 +161,8 @@ def _with_files(
     for path in (case.prediction, case.reference):
         if path.is_dir() and label_set is not None:
             missing = missing_classes(path, label_set)
-            for name in missing:
-                note(f"{path}: no file for label {name}, which has no numbers in this case")
+            for text in note_missing(path, label_set):
+                note(text)
             structures = [one for one in structures if one.name not in missing]
     return structures
 

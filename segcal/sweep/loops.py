@@ -494,7 +494,7 @@ def _share_among_largest(logits, gradient, at, factor, label, largest, ties, sha
         for x in range(ties.shape[0]):
             ties[x] += one if plane[x] == largest[x] else zero
     for x in range(ties.shape[0]):
-        each = factor * share[x] / ties[x]
+        each = factor * share[x] / (ties[x] if ties[x] > zero else one)  # a NaN equals nothing
         share[x] = each if label[x] != NOTHING else zero
     for k in range(logits.shape[1]):
         plane, g = of_class(logits, k, at), of_class(gradient, k, at)

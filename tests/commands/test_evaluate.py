@@ -1038,6 +1038,10 @@ def test_metrics_of_the_tables_are_chosen(folders):
             assert shown in text
         for other in ("ASSD", "TACE ", "Brier"):
             assert other not in text
+    for remark in ("HD95: pooled", "pooled: ECE of all voxels together"):
+        assert remark in " ".join(done.output.split())
+    for remark in ("CECE", "pen.: "):  # of what is not there
+        assert remark not in done.output
     methods = (root / "out" / "tables.md").read_text()
     assert "| HD95 penalised (mm)" in methods
     assert "ECE dilated5" in methods
@@ -1064,7 +1068,14 @@ def test_names_in_tables_are_for_people(folders):
         body = "\n".join(line for line in shown.splitlines() if ": " not in line)
         assert not re.search(r"hd95_|assd_|ece_|tace_|dsc/|tace\\_", body)
     assert "TACE ref" not in done.output
-    assert "TACE ref" in evaluate(root, "--metrics", "tace_ref", out="b").output
+    page = root / "out" / "index.html"
+    assert "TACE ref" not in page.read_text()
+    methods = root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "a,b"
+    assert run(*methods, "--metrics", "tace_ref").exit_code == 0
+    assert "TACE ref" in page.read_text()
+    alone = evaluate(root, "--metrics", "tace_ref,volume_difference", out="b").output
+    assert "TACE ref" in alone
+    assert re.search(r"\nml *\n", alone)
     assert readable("hd95_penalised_mm") == "HD95 penalised (mm)"
     assert readable("dsc/liver") == "DSC liver"
     assert readable("cece_fg/core") == "CECE fg core"
