@@ -44,6 +44,7 @@ from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin
 from segcal.penalties.nacl import NACL
+from segcal.recipes import build
 from segcal.sweep.loops import STRETCH
 from segcal.sweep.vector_math import EXACT, exp32, log32
 
@@ -86,6 +87,9 @@ def candidates(k: int, device: str, axes: int) -> dict[str, Loss]:
             term = penalty(k).to(device)
             term.lam.fill_(0.2)
             found[f"Dice + CE + {name}{end}"] = Objective({**dice, "penalty": term})
+    recipe = build("confidence", num_classes=k).to(device)
+    recipe.terms["confidence"].lam.fill_(0.2)
+    found["recipe confidence"] = recipe
     return found
 
 
