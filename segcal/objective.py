@@ -108,6 +108,14 @@ class Objective(nn.Module):
         """
         return self.weigh(self.schedules.factors(progress, dice))
 
+    def see_gap(self, gap: float) -> None:
+        """Take in the generalisation gap, see :func:`segcal.schedule.generalisation_gap`.
+
+        Who trains calls it before :meth:`advance`, with 0 before the first epoch, if a schedule
+        goes by the gap. It is kept in the state.
+        """
+        self.schedules.see_gap(gap)
+
     def weigh(self, factors: Mapping[str, float]) -> dict[str, float]:
         """Set factors on the weights.
 
@@ -332,6 +340,11 @@ class TwoHeads(Objective):
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
         """Set the factors of the schedules of both heads, see :meth:`Objective.advance`."""
         return _named({h: one.advance(progress, dice) for h, one in self._objectives().items()})
+
+    def see_gap(self, gap: float) -> None:
+        """Take in the generalisation gap, see :meth:`Objective.see_gap`."""
+        for one in self._objectives().values():
+            one.see_gap(gap)
 
     def weigh(self, factors: Mapping[str, float]) -> dict[str, float]:
         """Set factors on the weights of both heads, see :meth:`Objective.weigh`."""

@@ -58,6 +58,7 @@ class Schedule(Strict):
 
     ``{from: 1, to: 0, start: 0.1, end: 0.5}`` hands a term over between a tenth and a half of the
     epochs; with ``dice: 0.8`` shares of the epochs count from where validation reaches that Dice.
+    ``{from: 0, to: 1, gap: 0.5}`` lets a term act as far as validation falls behind training.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -67,11 +68,12 @@ class Schedule(Strict):
     start: float = 0.0
     end: float = 1.0
     dice: float | None = None
+    gap: float | None = None
 
     @property
     def ramp(self) -> Ramp:
         """The schedule as the objective has it."""
-        return Ramp(self.first, self.last, self.start, self.end, self.dice)
+        return Ramp(self.first, self.last, self.start, self.end, self.dice, self.gap)
 
     @model_validator(mode="after")
     def _fits(self) -> Schedule:

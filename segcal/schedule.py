@@ -9,7 +9,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Ramp", "Schedules"]
+__all__ = ["Ramp", "Schedules", "generalisation_gap"]
+
+
+def generalisation_gap(train: float, validation: float) -> float:
+    """How far validation lies behind training, as a share: ``(validation - train) / validation``.
+
+    Args:
+        train: mean loss of an epoch, a likelihood such as cross-entropy.
+        validation: of the validation pass after it.
+
+    Returns:
+        in [0, 1]; 0 where validation is not behind, as with few steps or much augmentation; NaN of
+        NaN.
+    """
+    if math.isnan(train) or math.isnan(validation):
+        return math.nan
+    if validation <= 0:
+        return 0.0
+    return min(max((validation - train) / validation, 0.0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -22,6 +40,10 @@ class Ramp:
     With `dice` the clock of the ramp starts when the Dice of a validation pass first reaches this
     value: `start` and `end` then count from there.
 
+    With `gap` it follows the :func:`generalisation_gap` and not the epochs: `first` where
+    validation is not behind training, `last` from this gap on. So a term acts as far as a network
+    learns its cases by heart. Where nobody tells the gap, it is `last`.
+
     Args:
         first: factor at the beginning.
         last: factor at the end.
@@ -29,9 +51,11 @@ class Ramp:
         end: share of the epochs at which it has changed.
         dice: validation Dice, mean over the foreground classes, that the ramp waits for; None
             waits for nothing.
+        gap: generalisation gap at which the factor is `last`; None goes by the epochs.
 
     Raises:
-        ValueError: factors below 0, shares out of order or out of [0, 1], a Dice out of (0, 1].
+        ValueError: factors below 0, shares out of order or out of [0, 1], a Dice or a gap out of
+            (0, 1], a gap beside other clocks.
     """
 
     first: float = 1.0
@@ -39,6 +63,7 @@ class Ramp:
     start: float = 0.0
     end: float = 1.0
     dice: float | None = None
+    gap: float | None = None
 
     def __post_init__(self) -> None:
         for name, factor in (("from", self.first), ("to", self.last)):
@@ -51,14 +76,26 @@ class Ramp:
             )
         if self.dice is not None and not 0 < self.dice <= 1:
             raise ValueError(f"dice: expected a Dice in (0, 1], got {self.dice}")
+        if self.gap is None:
+            return
+        if not 0 < self.gap <= 1:
+            raise ValueError(f"gap: expected a gap in (0, 1], got {self.gap}")
+        if (self.start, self.end, self.dice) != (0.0, 1.0, None):
+            raise ValueError(
+                "gap: goes by validation, not by the epochs; leave out start, end, dice"
+            )
 
-    def at(self, progress: float, began: float = math.nan) -> float:
+    def at(self, progress: float, began: float = math.nan, gap: float = math.nan) -> float:
         """Return the factor.
 
         Args:
             progress: share of the epochs that are done.
             began: where the validation Dice was first reached, as such a share; NaN: not yet.
+            gap: generalisation gap; NaN: unknown.
         """
+        if self.gap is not None:
+            share = 1.0 if math.isnan(gap) else min(gap / self.gap, 1.0)
+            return self.first + (self.last - self.first) * share
         done = progress if self.dice is None else progress - began
         if math.isnan(done) or done < self.start:
             return self.first
@@ -68,19 +105,36 @@ class Ramp:
 
 
 class Schedules(nn.Module):
-    """Ramps by the name of their terms, and when the Dice that some wait for was reached.
+    """Ramps by the name of their terms, and what of validation some of them go by.
 
     Args:
         ramps: by name.
+
+    Attributes:
+        began: share of the epochs at which the Dice was reached, per ramp; NaN: not yet.
+        gap: the last generalisation gap; NaN: unknown.
     """
 
     began: Tensor
+    gap: Tensor
 
     def __init__(self, ramps: Mapping[str, Ramp]) -> None:
         super().__init__()
         self.ramps = dict(ramps)
-        if ramps:  # share of the epochs; NaN: not yet
+        if ramps:
             self.register_buffer("began", torch.full((len(ramps),), math.nan).double())
+        if self.by_gap:
+            self.register_buffer("gap", torch.tensor(math.nan).double())
+
+    @property
+    def by_gap(self) -> bool:
+        """Whether a ramp goes by the generalisation gap, which :meth:`see_gap` then must tell."""
+        return any(ramp.gap is not None for ramp in self.ramps.values())
+
+    def see_gap(self, gap: float) -> None:
+        """Take in the generalisation gap of the epoch just done; 0 before the first."""
+        if self.by_gap:
+            self.gap.fill_(gap)
 
     def factors(self, progress: float, dice: float = math.nan) -> dict[str, float]:
         """Return the factors for what is trained next, by name.
@@ -90,9 +144,10 @@ class Schedules(nn.Module):
             dice: of the validation pass just done, mean over the foreground classes; NaN: none.
         """
         found = {}
+        gap = float(self.gap) if self.by_gap else math.nan
         for i, (name, ramp) in enumerate(self.ramps.items()):
             reached = ramp.dice is not None and dice >= ramp.dice
             if reached and bool(self.began[i].isnan()):
                 self.began[i] = progress
-            found[name] = ramp.at(progress, float(self.began[i]))
+            found[name] = ramp.at(progress, float(self.began[i]), gap)
         return found

@@ -13,7 +13,7 @@ from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.dice import SoftDiceLoss
 from segcal.objective import Objective
 from segcal.recipes import Recipe, build, load_recipe
-from segcal.schedule import Ramp
+from segcal.schedule import Ramp, generalisation_gap
 from tests.conftest import close
 
 
@@ -102,3 +102,42 @@ def test_schedules_of_recipes(tmp_path):
     path.write_text("base: {cross_entropy: 1.0}\nschedule: {cross_entropy: {start: 2}}\n")
     with pytest.raises(ValueError, match="start, end: expected shares of the epochs"):
         load_recipe(path)
+
+
+def test_a_ramp_may_follow_the_generalisation_gap():
+    ramp = Ramp(0.0, 2.0, gap=0.5)
+    assert [ramp.at(0.7, gap=g) for g in (0.0, 0.125, 0.5, 0.9)] == [0.0, 0.5, 2.0, 2.0]
+    assert ramp.at(0.0) == 2.0  # nobody tells it
+    for wrong in ({"gap": 0.0}, {"gap": 1.5}, {"gap": 0.5, "end": 0.3}, {"gap": 0.5, "dice": 0.8}):
+        with pytest.raises(ValueError, match="gap: "):
+            Ramp(0.0, 1.0, **wrong)
+
+
+def test_how_far_validation_lies_behind():
+    assert generalisation_gap(0.1, 0.4) == pytest.approx(0.75)
+    assert generalisation_gap(0.5, 0.4) == generalisation_gap(0.0, 0.0) == 0.0
+    assert generalisation_gap(-0.5, 0.1) == 1.0
+    assert math.isnan(generalisation_gap(math.nan, 0.4))
+    assert math.isnan(generalisation_gap(0.4, math.nan))
+
+
+def test_the_gap_is_in_the_state():
+    first = objective(first=0.0, last=1.0, gap=0.5)
+    assert first.advance(0.0) == {"dice": 2.0}
+    first.see_gap(0.0)
+    assert first.advance(0.0) == {"dice": 0.0}
+    first.see_gap(0.2)
+    assert first.advance(0.1) == {"dice": pytest.approx(0.8)}
+    second = objective(first=0.0, last=1.0, gap=0.5)
+    second.load_state_dict(first.state_dict())
+    assert second.advance(0.5) == {"dice": pytest.approx(0.8)}
+    other = objective(start=0.2)
+    other.see_gap(0.3)  # nothing goes by it
+    assert "schedules.gap" not in other.state_dict()
+
+
+def test_a_recipe_may_follow_the_gap():
+    made = build("confidence_gap", num_classes=3)
+    made.see_gap(0.25)
+    assert made.advance(0.3) == {"ml1_ace_soft": 0.5, "confidence": 0.5}
+    assert made.in_force["cross_entropy"] == 1.0

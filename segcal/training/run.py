@@ -23,6 +23,7 @@ from segcal.objective import Objective
 from segcal.recipes import Recipe
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
+from segcal.schedule import generalisation_gap
 from segcal.term import sum_over_ranks
 from segcal.training.beginning import begin, check_unused, last_checkpoint
 from segcal.training.building import build_optimizer
@@ -122,6 +123,8 @@ class TrainingRun(ABC, Generic[Kind]):
         self.load()
         if checkpoint is not None:
             self._restore(checkpoint)
+        if not self.epoch:
+            self.objective.see_gap(0.0)
         self._scheduled = self.objective.advance(self._progress)
         self._check_ranks()
         if self.ranks.first:
@@ -300,6 +303,9 @@ class TrainingRun(ABC, Generic[Kind]):
         best = self._is_best(value)
         self.epoch += 1
         dice = validation.metrics.get("dice", math.nan)
+        first = next(iter(validation.terms), "")  # of a recipe, the likelihood
+        losses = (of.get(first, math.nan) for of in (train, validation.terms))
+        self.objective.see_gap(generalisation_gap(*losses))
         self._scheduled = self.objective.advance(self._progress, dice)
         if self.ranks.first:
             self._keep(record, best=best)

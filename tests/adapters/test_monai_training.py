@@ -23,6 +23,7 @@ from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.evaluation.api import evaluate
 from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
 from segcal.metrics.iou import confusion_matrix, mean_dice, mean_iou
+from segcal.schedule import generalisation_gap
 from segcal.training.epoch_log import EpochLog
 from tests.adapters.monai_experiments import apart_main, rank_main, run, write_config
 from tests.ranks import in_two_processes
@@ -184,6 +185,20 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, phantom, reci
     assert one == two
     finished = run(path, f"output={tmp_path}/killed", resume=True)
     assert finished == again  # nothing is left to do
+
+
+def test_a_schedule_by_the_gap_follows_the_epoch_before(tmp_path, phantom, pictures):
+    path = write_config(tmp_path, phantom, recipe="confidence_gap")
+    done = run(path, "training.epochs=3")
+    records = EpochLog(done.folder).records()
+    factor = 0.0
+    for record in records:
+        assert record["weights"] == {
+            "ml1_ace_soft": pytest.approx(factor), "confidence": pytest.approx(factor)
+        }  # fmt: skip
+        losses = (record[phase]["cross_entropy"] for phase in ("train", "val"))
+        factor = min(generalisation_gap(*losses) / 0.5, 1)
+    assert run(path, "training.epochs=3", resume=True) == done
 
 
 def two_heads(folder):

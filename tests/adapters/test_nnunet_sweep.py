@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from nnunetv2.training.loss.compound_losses import (
@@ -21,6 +23,7 @@ from segcal.penalties.bwcr import BWCR
 from segcal.penalties.crac import CRaC
 from segcal.penalties.entropy import Entropy
 from segcal.penalties.nacl import NACL
+from segcal.schedule import Ramp, Schedules
 from tests.conftest import close
 
 K, IGNORED = 3, 3
@@ -314,3 +317,24 @@ def test_nnunets_loss_is_left_as_it_is():
     close(rest(heads, targets) + rest.take(values), before, rtol=1e-6)
     assert not values
     assert set(rest.weights.values()) == {WEIGHTS[0]}
+
+
+def test_the_likelihood_of_a_pass():
+    """Mean cross-entropy of the full resolution over samples, for schedules by the gap."""
+    heads, targets = heads_and_targets((16, 12), ignore=IGNORED)
+    layout = Labels(K, per_channel=False, ignore_index=IGNORED, channels=1)
+    schedules = Schedules({"crac": Ramp(0.0, 1.0, gap=0.5)})
+    host = deep(compound(ignore=IGNORED))
+    loss = PenalisedLoss(host, layout, PENALTIES["crac"](IGNORED), schedules=schedules)
+    loss(heads, targets)
+    loss([x[:1] for x in heads], [y[1:] for y in targets])
+    expected = [
+        torch.nn.functional.cross_entropy(x, y[:, 0].long(), ignore_index=IGNORED)
+        for x, y in ((heads[0], targets[0]), (heads[0][:1], targets[0][1:]))
+    ]
+    close(loss.likelihood(), float(2 * expected[0] + expected[1]) / 3, rtol=1e-6)
+    loss.schedules.see_gap(0.125)
+    assert loss.advance(0.5) == {"crac": 0.25}
+    loss.start_pass()
+    assert math.isnan(loss.likelihood())
+    assert math.isnan(PenalisedLoss(host, layout).likelihood())

@@ -13,6 +13,7 @@ from segcal.adapters.nnunet.host_loss import Heads, take_apart
 from segcal.adapters.nnunet.labels import Labels
 from segcal.binning import BinStatistics, equal_width_statistics
 from segcal.heads import split_heads
+from segcal.losses.cross_entropy import cross_entropy
 from segcal.objective import Objective, two_view_loss
 from segcal.schedule import Schedules
 from segcal.tensors import full_precision, valid_mask
@@ -143,6 +144,7 @@ class PenalisedLoss(nn.Module):
         self.measuring = measuring
         self.observing = observing
         self._sums: dict[str, Tensor] = {}
+        self._likelihood: Tensor | float = 0.0
         self._samples = 0
         self._calibration = torch.zeros(3, ECE_BINS, dtype=torch.float64)
 
@@ -153,6 +155,15 @@ class PenalisedLoss(nn.Module):
         total = torch.stack([s.double() for s in sums])
         *values, samples = (total if reduce is None else reduce(total)).tolist()
         return {name: v / max(samples, 1) for name, v in zip(self._sums, values, strict=True)}
+
+    def likelihood(self, reduce: Reduce | None = None) -> float:
+        """Mean cross-entropy of the pass, for schedules by the gap; NaN where there is none."""
+        if not self.schedules.by_gap:
+            return math.nan
+        sums = torch.as_tensor(self._likelihood).double()
+        total = torch.stack([sums, sums.new_tensor(float(self._samples))])
+        value, samples = (total if reduce is None else reduce(total)).tolist()
+        return value / samples if samples else math.nan
 
     def ece(self, device: torch.device, reduce: Reduce | None = None) -> float:
         """ECE of the pass: of the top label, with regions of every channel's decision."""
@@ -203,6 +214,8 @@ class PenalisedLoss(nn.Module):
         if self.measuring:
             self._calibration += calibration(probability.detach(), labels, self.labels)
         n = labels.shape[0]
+        if self.schedules.by_gap:
+            self._likelihood = self._likelihood + n * self._cross_entropy(probability, labels)
         for name, value in values.items():
             self._sums[name] = self._sums.get(name, 0.0) + n * value.detach()
         self._samples += n
@@ -251,6 +264,15 @@ class PenalisedLoss(nn.Module):
             return base, {self.base: base}
         total, values = self.penalties.loss_and_terms(logits, labels, image)
         return base + total, {self.base: base, **values}
+
+    @torch.no_grad()
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(
+            logits.detach(),
+            labels,
+            per_channel=self.labels.per_channel,
+            ignore_index=self.labels.ignore_index,
+        )
 
     def _host_loss(self, output: Heads, target: Heads) -> Tensor:
         """nnU-Net's loss, which is no tensor where all of its weights are 0."""

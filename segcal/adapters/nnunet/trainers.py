@@ -52,6 +52,7 @@ from segcal.io.label_sets import label_set_of
 from segcal.recipes import load_recipe, names
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
+from segcal.schedule import generalisation_gap
 from segcal.term import sum_over_ranks
 from segcal.training.collapse import CollapseWatch
 
@@ -235,6 +236,8 @@ class CalibratedTrainer(nnUNetTrainer):
         dice = math.nan
         if self.current_epoch:
             dice = float(self.logger.get_value("mean_fg_dice", step=-1))
+        else:
+            self.loss.schedules.see_gap(0.0)
         self._scheduled = self.loss.advance(self.current_epoch / self.num_epochs, dice)
         self.loss.train()
         self.loss.start_pass()
@@ -243,6 +246,7 @@ class CalibratedTrainer(nnUNetTrainer):
         """Keep the means of the training terms for the log."""
         super().on_train_epoch_end(train_outputs)
         self._train_terms = self.loss.means(self._reduce)
+        self._train_likelihood = self.loss.likelihood(self._reduce)
 
     def on_validation_epoch_start(self) -> None:
         """From here on every validation batch also goes to the multipliers, unless others do."""
@@ -254,6 +258,8 @@ class CalibratedTrainer(nnUNetTrainer):
         """Update the multipliers. The checkpoint of this epoch is written later, with them."""
         super().on_validation_epoch_end(val_outputs)
         terms, ece = self.loss.means(self._reduce), self.loss.ece(self.device, self._reduce)
+        gap = generalisation_gap(self._train_likelihood, self.loss.likelihood(self._reduce))
+        self.loss.schedules.see_gap(gap)
         self.loss.start_pass()
         every = self.settings.volumes_every if self.settings.multiplier_source == "volumes" else 1
         steps = {}
