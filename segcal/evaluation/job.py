@@ -66,13 +66,7 @@ class Job:
     @property
     def unit(self) -> str:
         """Of the lengths: ``px`` where the references are images, which state no size."""
-        found = [case.reference for case in self.pairing.cases]
-        files = [
-            file
-            for one in found
-            for file in (scan(one, arrays=False).values() if one.is_dir() else [one])
-        ]
-        return "px" if files and all(map(is_image, files)) else "mm"
+        return unit_of(self.pairing)
 
     def header(self) -> dict[str, Any]:
         """What a summary says about its making."""
@@ -83,13 +77,26 @@ class Job:
             "labels": None if self.label_set is None else self.label_set.source,
             "reader": self.reader,
             "settings": vars(self.settings),
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in LIBRARIES},
-            },
+            "versions": versions(),
             "unit": self.unit,
             "conventions": self.settings.conventions(self.unit),
         }
+
+
+def unit_of(pairing: Pairing) -> str:
+    """Unit of the lengths: ``px`` where the references are images, which state no size."""
+    found = [case.reference for case in pairing.cases]
+    files = [
+        file
+        for one in found
+        for file in (scan(one, arrays=False).values() if one.is_dir() else [one])
+    ]
+    return "px" if files and all(map(is_image, files)) else "mm"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers are made with."""
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
 def plan(

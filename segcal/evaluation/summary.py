@@ -28,14 +28,7 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
     """
     rows = cohort.rows
     return {
-        "cases": {
-            "evaluated": len(rows),
-            "interrupted": cohort.interrupted,
-            "failed": cohort.failed,
-            "notes": cohort.notes,
-            "without_prediction": cohort.pairing.without_prediction,
-            "without_reference": cohort.pairing.without_reference,
-        },
+        "cases": counts(cohort),
         "metrics": {c: _moments(rows[c], resamples) for c in result_columns(rows)},
         "pooled": {
             column: value
@@ -49,6 +42,23 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
             if row.distance
         },
     }
+
+
+def counts(cohort: Cohort) -> dict[str, Any]:
+    """How many cases there are, and what became of the others."""
+    return {
+        "evaluated": len(cohort.rows),
+        "interrupted": cohort.interrupted,
+        "failed": cohort.failed,
+        "notes": cohort.notes,
+        "without_prediction": cohort.pairing.without_prediction,
+        "without_reference": cohort.pairing.without_reference,
+    }
+
+
+def finite(value: Any) -> Any:
+    """The same, or None of a number that JSON does not know."""
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _pooled(tally: Tally, scope: str) -> dict[str, float | None]:

@@ -15,7 +15,8 @@ from segcal.evaluation.api import Comparison, Report
 from segcal.evaluation.compare import as_records
 from segcal.evaluation.compare import case_table as compared_cases
 from segcal.evaluation.reading import read_case
-from segcal.io.files import VOLUME_ENDINGS, write_json, write_text
+from segcal.io.files import write_json, write_text
+from segcal.io.pairing import find_image
 from segcal.io.tables import write_csv
 from segcal.io.volumes import Geometry, put_on, read_volume
 from segcal.reporting import markup, page, tables
@@ -62,11 +63,25 @@ def check_output(folder: PathLike, given: Iterable[Path]) -> None:
     Raises:
         ValueError: it holds what is evaluated, or files that no report wrote.
     """
+    check_folder(folder, given, FILES)
+
+
+def check_folder(folder: PathLike, given: Iterable[Path], files: Iterable[str]) -> None:
+    """As :func:`check_output`, for a report of other files.
+
+    Args:
+        folder: see there.
+        given: see there.
+        files: patterns of their names.
+
+    Raises:
+        ValueError: see there.
+    """
     output = Path(folder)
     inputs = [path if path.is_dir() else path.parent for path in given]
     if output.resolve() in [path.resolve() for path in inputs]:
         raise ValueError(f"{output}: holds what is evaluated; name another folder for the report")
-    ReportFolder(output).check(FILES)
+    ReportFolder(output).check(files)
 
 
 def write_report(
@@ -272,7 +287,7 @@ def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], lis
         p, geometry = arrays.probabilities, arrays.reference.geometry
         image, note = None, ""
         if images is not None:
-            image, note = _image(images, str(name), geometry, tolerance)
+            image, note = place_image(images, str(name), geometry, tolerance)
         if note:
             notes.append(f"{name} is shown without its image: {note}")
         title = f"{name}: DSC {score:.3f}"
@@ -290,12 +305,18 @@ def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], lis
     return pictures, notes
 
 
-def _image(
+def place_image(
     folder: Path, name: str, geometry: Geometry, tolerance: float
 ) -> tuple[NDArray[Any] | None, str]:
-    """Grey values of a case (the first channel), or why there are none."""
-    paths = [folder / f"{name}{channel}{e}" for channel in ("_0000", "") for e in VOLUME_ENDINGS]
-    path = next((path for path in paths if path.is_file()), None)
+    """Grey values of a case (the first channel), or why there are none.
+
+    Args:
+        folder: of the images.
+        name: of the case.
+        geometry: that they must have.
+        tolerance: how far, in voxels, they may lie off.
+    """
+    path = find_image(folder, name)
     if path is None:
         return None, f"{folder} holds no {name}_0000.nii.gz or {name}.nii.gz"
     try:

@@ -1,0 +1,116 @@
+"""Intervals of volumes that were fitted to validation cases, and tables of cases with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pandas as pd
+
+from segcal.metrics.volume_interval import (
+    conformal_factor,
+    fewest_cases,
+    highest_level,
+    inflated_factor,
+    interval,
+)
+from segcal.tensors import check_choice
+
+Kind = Literal["conformal", "inflated"]
+UNFITTED = (
+    "as if all voxels of a structure erred together, wide, since nothing was fitted; segcal trust "
+    "fit makes intervals from validation cases"
+)
+"""What intervals are that were fitted to nothing."""
+
+
+@dataclass(frozen=True)
+class StructureIntervals:
+    """What validation cases say about the volume of a structure.
+
+    Attributes:
+        inflation: of the variance, see :func:`segcal.metrics.volume_interval.variance_inflation`.
+        effective_voxels: undecided voxels a case, were they independent and at p = 1/2:
+            ``4 sum p (1 - p) / inflation``, mean over cases.
+        scores: see :func:`segcal.metrics.volume_interval.conformal_scores`, one a case.
+    """
+
+    inflation: float
+    effective_voxels: float
+    scores: tuple[float, ...]
+
+    def factor(self, kind: Kind, level: float) -> float:
+        """Standard deviations of independent voxels to each side; infinite for too few cases."""
+        if kind == "conformal":
+            return conformal_factor(self.scores, level)
+        return inflated_factor(self.inflation, level, len(self.scores))
+
+
+@dataclass(frozen=True)
+class VolumeIntervals:
+    """Intervals of the volumes of all structures, and what they were fitted on.
+
+    Attributes:
+        structures: by name.
+        model: record of the predictions, see :func:`segcal.repair.saved.model_of`.
+        fitted_on: where the cases came from, and which they were.
+    """
+
+    structures: dict[str, StructureIntervals]
+    model: dict[str, Any] = field(default_factory=dict)
+    fitted_on: dict[str, Any] = field(default_factory=dict)
+
+    def factors(self, kind: Kind, level: float) -> dict[str, float]:
+        """Factor of every structure by name."""
+        check_choice("kind", kind, get_args(Kind))
+        return {name: one.factor(kind, level) for name, one in self.structures.items()}
+
+    def too_few(self, kind: Kind, level: float) -> list[str]:
+        """Sentences on structures with too few cases for a level, and what to do."""
+        if kind != "conformal":
+            return []
+        need = fewest_cases(level)
+        return [
+            f"{name}: {len(one.scores)} validation cases are too few for conformal intervals of "
+            f"{100 * level:.4g} %, which need {need}: no finite interval is stated. They allow "
+            f"--level {_floored(highest_level(len(one.scores)))}; or take --interval inflated, "
+            "which trusts that errors are normal"
+            for name, one in self.structures.items()
+            if len(one.scores) < need
+        ]
+
+
+def _floored(level: float) -> str:
+    """A level that is no higher, in hundredths."""
+    return f"{math.floor(100 * level) / 100:.2f}"
+
+
+def with_intervals(rows: pd.DataFrame, factors: Mapping[str, float]) -> pd.DataFrame:
+    """The table of cases with fitted intervals in ``volume_low_ml`` and ``volume_high_ml``.
+
+    Args:
+        rows: of :class:`segcal.evaluation.cohort.Cohort`.
+        factors: of every structure, see :meth:`VolumeIntervals.factors`.
+
+    Raises:
+        ValueError: a structure that no interval was fitted for.
+    """
+    key = "volume_sd_ml/"
+    names = [str(c).removeprefix(key) for c in rows.columns if str(c).startswith(key)]
+    if unknown := [name for name in names if name not in factors]:
+        raise ValueError(
+            f"intervals: fitted for {', '.join(factors)}, not for {', '.join(unknown)}; fit them "
+            "to validation cases of this model with the same labels"
+        )
+    found = rows.copy()
+    for name in names:
+        expected, sd = rows[f"volume_ml/{name}"], rows[f"{key}{name}"]
+        ends = [interval(m, s**2, factors[name]) for m, s in zip(expected, sd, strict=True)]
+        low, high = np.array(ends).reshape(-1, 2).T
+        there = expected.notna()
+        found[f"volume_low_ml/{name}"] = np.where(there, low, np.nan)
+        found[f"volume_high_ml/{name}"] = np.where(there, high, np.nan)
+    return found
