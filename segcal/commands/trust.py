@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich import box
@@ -13,9 +12,18 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from segcal.commands.calibrate import Labels as References
+from segcal.commands.calibrate import Predictions, Processes, say_pairing
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import MAX_NOTES, Engine, say_labels
+from segcal.commands.interval_options import (
+    AnyModel,
+    Interval,
+    IntervalKind,
+    Intervals,
+    Level,
+)
 from segcal.commands.progress import progress_bar
 from segcal.commands.reading_options import OPTIONS as OF_READING
 from segcal.commands.reading_options import (
@@ -23,17 +31,21 @@ from segcal.commands.reading_options import (
     DatasetJson,
     Labels,
     PredictionPattern,
+    ReferencePattern,
     known_labels,
     source_of,
 )
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
+    from segcal.evaluation.intervals import VolumeIntervals
     from segcal.trust.triage import Triage
 
 DEFAULT = "report"
 """What is done where no other verb is named."""
 FIRST = 10
 """Cases on the console."""
+LEVELS = (0.8, 0.9, 0.95)
+"""Of the intervals that fit tells the width of."""
 OPTIONS = {
     "images": "--images", "intervals": "--intervals", "kind": "--interval", "level": "--level",
     "scheduler": "--scheduler", "swing": "--swing", **OF_READING,
@@ -60,13 +72,6 @@ app = typer.Typer(
 )
 
 
-class Interval(str, Enum):
-    """How intervals are made of what was fitted to validation cases."""
-
-    conformal = "conformal"
-    inflated = "inflated"
-
-
 @app.command()
 def report(
     predictions: Annotated[
@@ -87,20 +92,10 @@ def report(
             "pictures, and say how large voxels are where no label map lies beside a .npz."
         ),
     ] = None,
-    intervals: Annotated[
-        Path | None,
-        typer.Option(help="File that segcal trust fit wrote: intervals of the volumes."),
-    ] = None,
-    interval: Annotated[
-        Interval,
-        typer.Option(
-            help="With --intervals: conformal trusts nothing but that new cases are like those of "
-            "validation; inflated needs fewer cases and trusts that errors are normal."
-        ),
-    ] = Interval.conformal,
-    level: Annotated[
-        float, typer.Option(help="Share of true volumes that lie in their intervals.")
-    ] = 0.95,
+    intervals: Intervals = None,
+    interval: IntervalKind = Interval.conformal,
+    level: Level = 0.95,
+    any_model: AnyModel = False,
     swing: Annotated[
         float,
         typer.Option(
@@ -123,12 +118,7 @@ def report(
             help="How far, in voxels, probabilities may lie off their label map or image.",
         ),
     ] = 1e-2,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            "--processes", "-p", min=1, help="Cases at the same time; default: one a core."
-        ),
-    ] = None,
+    processes: Processes = None,
     engine: Annotated[
         Engine,
         typer.Option(help="What runs the cases: processes of this machine, or a Dask cluster."),
@@ -152,19 +142,21 @@ def report(
     console = open_console()
     with user_errors(OPTIONS):
         from segcal.evaluation.api import runner_of
+        from segcal.evaluation.intervals import read_intervals
         from segcal.reporting.report import check_folder
         from segcal.reporting.trust import FILES, write_trust
         from segcal.trust.settings import TrustSettings
         from segcal.trust.triage import plan_trust, run_trust
 
-        if intervals is not None:
-            raise NotImplementedError
+        fitted = None if intervals is None else read_intervals(intervals)
         job = plan_trust(
             predictions,
             settings=TrustSettings(
                 level=level, kind=interval.value, swing=swing, tolerance=tolerance
             ),
             images=images,
+            intervals=fitted,
+            any_model=any_model,
             dataset_json=known_labels(dataset_json, labels),
             prediction_pattern=prediction_pattern,
             found=lambda found: say_labels(console, found),
@@ -188,6 +180,74 @@ def report(
     job.store(output).remove()
 
 
+@app.command()
+def fit(
+    predictions: Predictions,
+    references: References,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File of the intervals, JSON.")
+    ] = Path("intervals.json"),
+    dataset_json: DatasetJson = None,
+    labels: Labels = None,
+    prediction_pattern: PredictionPattern = None,
+    reference_pattern: ReferencePattern = None,
+    processes: Processes = None,
+) -> None:
+    """Fit intervals of volumes to validation predictions and their labels.
+
+    Example: segcal trust fit predictions_validation labelsTr -o intervals.json
+
+    Voxels err together, so the spread that probabilities state for independent voxels is far too
+    small. How much too small, every structure's validation cases say: as an inflation of the
+    variance (maximum likelihood), and as conformal scores. Then: segcal trust PREDICTIONS
+    --intervals intervals.json -o REPORT. Never fit on the cases that you report, and fit again
+    after a calibrator was applied.
+    """
+    console = open_console()
+    with user_errors(OPTIONS):
+        from segcal.evaluation.intervals import write_intervals
+        from segcal.io.case_patterns import Patterns
+        from segcal.io.files import check_writable
+        from segcal.repair.fitting import plan_fit
+        from segcal.trust.fitting import fit_intervals
+
+        if output.suffix != ".json":
+            raise ValueError(f"--output: {output}: expected a file that ends in .json")
+        check_writable(output.parent)
+        job = plan_fit(
+            predictions, references, dataset_json=known_labels(dataset_json, labels),
+            patterns=Patterns(prediction_pattern, reference_pattern),
+            found=lambda found: say_labels(console, found),
+        )  # fmt: skip
+        say_pairing(console, job)
+        with progress_bar("Reading", len(job.pairing.cases)) as advance:
+            fitted = fit_intervals(job, processes=processes, progress=advance)
+        write_intervals(output, fitted)
+    _say_fit(console, fitted)
+    say(console, f"Written: {output}")
+
+
+def _say_fit(console: Console, fitted: VolumeIntervals) -> None:
+    """What was fitted, in units of the spread of independent voxels."""
+    from segcal.evaluation.intervals import Kind
+
+    shown = Table(
+        title="Half width of the interval, in SD of independent voxels", box=box.SIMPLE_HEAD,
+        pad_edge=False, title_justify="left", caption_justify="left",
+        caption="inf: too few cases. Independent voxels would have 1.28, 1.64, 1.96",
+    )  # fmt: skip
+    shown.add_column("label", overflow="fold")
+    headings = [f"{kind}\n{100 * level:g} %" for kind in get_args(Kind) for level in LEVELS]
+    for heading in ("cases", "inflation", *headings):
+        shown.add_column(heading, justify="right")
+    for name, one in fitted.structures.items():
+        factors = (f"{one.factor(kind, level):.3g}" for kind in get_args(Kind) for level in LEVELS)
+        shown.add_row(Text(name), str(len(one.scores)), f"{one.inflation:.3g}", *factors)
+    console.print(shown)
+    if few := fitted.too_few("conformal", LEVELS[-1]):
+        say(console, few, "yellow")
+
+
 def _say_triage(console: Console, triage: Triage, notes: list[str]) -> None:
     if len(triage.rows):
         console.print(_first_table(triage))
@@ -197,8 +257,11 @@ def _say_triage(console: Console, triage: Triage, notes: list[str]) -> None:
             f"{flagged} of {len(triage.rows)} structures have an undecided volume (would change by "
             f"more than {triage.job.settings.swing:.0%})",
         )
-    if triage.job.intervals is None:
-        say(console, f"Intervals of volumes: {triage.job.settings.conventions()['intervals']}")
+    job = triage.job
+    if job.intervals is None:
+        say(console, f"Intervals of volumes: {job.settings.conventions()['intervals']}")
+    elif few := job.intervals.too_few(job.settings.kind, job.settings.level):
+        say(console, few, "yellow")
     for note in notes:
         say(console, note, "yellow")
     for name, why in triage.cohort.failed.items():

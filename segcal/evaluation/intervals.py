@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 
+from segcal import __version__
+from segcal.io.files import finite, read_json, write_json
 from segcal.metrics.volume_interval import (
     conformal_factor,
     fewest_cases,
@@ -19,6 +24,7 @@ from segcal.metrics.volume_interval import (
 )
 from segcal.tensors import check_choice
 
+FORMAT = 1
 Kind = Literal["conformal", "inflated"]
 UNFITTED = (
     "as if all voxels of a structure erred together, wide, since nothing was fitted; segcal trust "
@@ -68,24 +74,78 @@ class VolumeIntervals:
         check_choice("kind", kind, get_args(Kind))
         return {name: one.factor(kind, level) for name, one in self.structures.items()}
 
-    def too_few(self, kind: Kind, level: float) -> list[str]:
-        """Sentences on structures with too few cases for a level, and what to do."""
-        if kind != "conformal":
-            return []
+    def too_few(self, kind: Kind, level: float) -> str:
+        """Say that there are too few cases for a level, and what to do; empty if there are not."""
         need = fewest_cases(level)
-        return [
-            f"{name}: {len(one.scores)} validation cases are too few for conformal intervals of "
-            f"{100 * level:.4g} %, which need {need}: no finite interval is stated. They allow "
-            f"--level {_floored(highest_level(len(one.scores)))}; or take --interval inflated, "
-            "which trusts that errors are normal"
-            for name, one in self.structures.items()
-            if len(one.scores) < need
-        ]
+        few = {n: len(one.scores) for n, one in self.structures.items() if len(one.scores) < need}
+        if kind != "conformal" or not few:
+            return ""
+        return (
+            f"{min(few.values())} validation cases ({', '.join(few)}) are too few for conformal "
+            f"intervals of {100 * level:.4g} %, which need {need}: no finite interval is stated. "
+            f"They allow --level {_floored(highest_level(min(few.values())))}; or take --interval "
+            "inflated, which trusts that errors are normal"
+        )
 
 
 def _floored(level: float) -> str:
     """A level that is no higher, in hundredths."""
     return f"{math.floor(100 * level) / 100:.2f}"
+
+
+def write_intervals(path: Path, intervals: VolumeIntervals) -> None:
+    """Write intervals as JSON, whole or not at all; infinite scores are null."""
+    content = {
+        "format": FORMAT,
+        "segcal": __version__,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "structures": {
+            name: {
+                "cases": len(one.scores),
+                "inflation": finite(one.inflation),
+                "effective_voxels": finite(one.effective_voxels),
+                "scores": [finite(score) for score in sorted(one.scores)],
+            }
+            for name, one in intervals.structures.items()
+        },
+        "model": intervals.model,
+        "fitted_on": intervals.fitted_on,
+    }
+    write_json(path, json.loads(json.dumps(content, default=str)))
+
+
+def read_intervals(path: Path) -> VolumeIntervals:
+    """Read what :func:`write_intervals` wrote.
+
+    Raises:
+        ValueError: naming the file: no such file, another format, or a damaged one.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("structures"), dict):
+        raise ValueError(f"{path}: no intervals of volumes; segcal trust fit writes them")
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path}: of format {content.get('format')!r}, expected {FORMAT}; fit them again with "
+            "this version"
+        )
+    try:
+        structures = {
+            name: StructureIntervals(
+                _infinite(one["inflation"]),
+                float(one["effective_voxels"] or 0),
+                tuple(map(_infinite, one["scores"])),
+            )
+            for name, one in content["structures"].items()
+        }
+        if not all(one.scores and min(one.scores) >= 0 for one in structures.values()):
+            raise ValueError("scores that are none")
+        return VolumeIntervals(structures, dict(content["model"]), dict(content["fitted_on"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: damaged intervals of volumes ({error!r})") from None
+
+
+def _infinite(value: float | None) -> float:
+    return math.inf if value is None else float(value)
 
 
 def with_intervals(rows: pd.DataFrame, factors: Mapping[str, float]) -> pd.DataFrame:

@@ -56,11 +56,6 @@ def counts(cohort: Cohort) -> dict[str, Any]:
     }
 
 
-def finite(value: Any) -> Any:
-    """The same, or None of a number that JSON does not know."""
-    return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
 def _pooled(tally: Tally, scope: str) -> dict[str, float | None]:
     """Calibration of all voxels together, by column."""
     metrics = {m.key: m for m in calibration_metrics() if m.is_of(scope, pooled=True)}

@@ -83,8 +83,8 @@ def _remarks(triage: Triage) -> list[str]:
     if job.intervals is None:
         remarks.append(f"Intervals of volumes: {job.settings.conventions()['intervals']}.")
     else:
-        remarks += job.intervals.too_few(job.settings.kind, job.settings.level)
-    return remarks
+        remarks.append(job.intervals.too_few(job.settings.kind, job.settings.level))
+    return list(filter(None, remarks))
 
 
 def _case_table(triage: Triage) -> Table:

@@ -24,10 +24,12 @@ from segcal.evaluation.job import STORE, unit_of, versions
 from segcal.evaluation.labels import FoundLabels, find_labels
 from segcal.evaluation.reading import read_prediction
 from segcal.evaluation.store import Store
-from segcal.evaluation.summary import counts, finite
+from segcal.evaluation.summary import counts
+from segcal.io.files import finite
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case, Pairing, find_reader, unpaired
 from segcal.metrics import table
+from segcal.trust.fitting import check_intervals
 from segcal.trust.settings import TrustSettings
 
 __all__ = ["Triage", "TrustJob", "least_sure_first", "plan_trust", "run_trust", "trust"]
@@ -127,6 +129,7 @@ def plan_trust(
     intervals: VolumeIntervals | None = None,
     dataset_json: Path | LabelSet | None = None,
     prediction_pattern: str | None = None,
+    any_model: bool = False,
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> TrustJob:
     """Check all that is given, before the first case is read.
@@ -139,13 +142,16 @@ def plan_trust(
         intervals: of volumes, fitted to validation cases.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         prediction_pattern: see :class:`segcal.io.case_patterns.Patterns`.
+        any_model: take intervals of another model, too.
         found: called with what the labels mean.
 
     Raises:
-        ValueError: files that are not there or tell too little.
+        ValueError: files that are not there or tell too little, intervals of another model.
     """
     if images is not None and not images.is_dir():
         raise ValueError(f"images: {images}: no such folder")
+    if intervals is not None:
+        check_intervals(intervals, predictions, any_model=any_model)
     pairing = unpaired(predictions, images, prediction_pattern)
     labels = find_labels(dataset_json, predictions, predictions)
     found(labels)
