@@ -12,6 +12,10 @@ GROUP = "Intervals of volumes"
 """Group of the options in the help."""
 
 
+OPTIONS = {"intervals": "--intervals", "interval": "--interval", "level": "--level"}
+"""Options by the arguments they become."""
+
+
 class Interval(str, Enum):
     """How intervals are made of what was fitted to validation cases."""
 

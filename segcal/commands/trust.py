@@ -17,6 +17,7 @@ from segcal.commands.calibrate import Predictions, Processes, say_pairing
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.evaluate import MAX_NOTES, Engine, say_labels
+from segcal.commands.interval_options import OPTIONS as OF_INTERVALS
 from segcal.commands.interval_options import (
     AnyModel,
     Interval,
@@ -47,8 +48,8 @@ FIRST = 10
 LEVELS = (0.8, 0.9, 0.95)
 """Of the intervals that fit tells the width of."""
 OPTIONS = {
-    "images": "--images", "intervals": "--intervals", "kind": "--interval", "level": "--level",
-    "scheduler": "--scheduler", "swing": "--swing", **OF_READING,
+    "images": "--images", "scheduler": "--scheduler", "swing": "--swing",
+    **OF_INTERVALS, **OF_READING,
 }  # fmt: skip
 """Options by the arguments they become."""
 
@@ -152,7 +153,7 @@ def report(
         job = plan_trust(
             predictions,
             settings=TrustSettings(
-                level=level, kind=interval.value, swing=swing, tolerance=tolerance
+                level=level, interval=interval.value, swing=swing, tolerance=tolerance
             ),
             images=images,
             intervals=fitted,
@@ -260,7 +261,7 @@ def _say_triage(console: Console, triage: Triage, notes: list[str]) -> None:
     job = triage.job
     if job.intervals is None:
         say(console, f"Intervals of volumes: {job.settings.conventions()['intervals']}")
-    elif few := job.intervals.too_few(job.settings.kind, job.settings.level):
+    elif few := job.intervals.too_few(job.settings.interval, job.settings.level):
         say(console, few, "yellow")
     for note in notes:
         say(console, note, "yellow")

@@ -9,6 +9,7 @@ from functools import partial
 import pandas as pd
 
 from segcal.evaluation.case import CaseResult, evaluate_case
+from segcal.evaluation.confidence import confidence_row
 from segcal.evaluation.engine import run
 from segcal.evaluation.reading import read_case
 from segcal.evaluation.settings import EvaluationSettings
@@ -204,5 +205,13 @@ def evaluate_files(
         roi=arrays.roi,
         settings=settings,
     )
-    spacing = zip("zyx", geometry.spacing_mm, strict=True)
-    return replace(result, row={**{f"spacing_{a}_mm": s for a, s in spacing}, **result.row})
+    row = {f"spacing_{a}_mm": s for a, s in zip("zyx", geometry.spacing_mm, strict=True)}
+    row.update(result.row)
+    if arrays.probabilities is not None:
+        valid = arrays.reference.array != arrays.ignore_index
+        row |= confidence_row(
+            arrays.probabilities, arrays.prediction, structures=arrays.structures,
+            spacing_mm=geometry.spacing_mm, regions=arrays.regions,
+            valid=None if arrays.ignore_index is None else valid, level=settings.level,
+        )  # fmt: skip
+    return replace(result, row=row)

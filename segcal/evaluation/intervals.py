@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,11 +26,14 @@ from segcal.tensors import check_choice
 
 FORMAT = 1
 Kind = Literal["conformal", "inflated"]
-UNFITTED = (
-    "as if all voxels of a structure erred together, wide, since nothing was fitted; segcal trust "
-    "fit makes intervals from validation cases"
-)
-"""What intervals are that were fitted to nothing."""
+_MADE = {
+    None: "as if all voxels of a structure erred together, wide, since nothing was fitted; segcal "
+    "trust fit makes intervals from validation cases",
+    "conformal": "expected volume and as many independent SD as the conformal quantile of the "
+    "errors of validation cases: covers so often whatever their distribution is",
+    "inflated": "expected volume and a quantile of Student's t of an independent SD that was "
+    "inflated to the errors of validation cases: trusts that they are normal",
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,13 @@ class VolumeIntervals:
         check_choice("kind", kind, get_args(Kind))
         return {name: one.factor(kind, level) for name, one in self.structures.items()}
 
+    def not_fitted(self, names: Sequence[str]) -> str:
+        """Say that nothing was fitted for structures of these names."""
+        return (
+            f"intervals: fitted for {', '.join(self.structures)}, not for {', '.join(names)}; fit "
+            "them to validation cases of this model with the same labels"
+        )
+
     def too_few(self, kind: Kind, level: float) -> str:
         """Say that there are too few cases for a level, and what to do; empty if there are not."""
         need = fewest_cases(level)
@@ -83,14 +93,24 @@ class VolumeIntervals:
         return (
             f"{min(few.values())} validation cases ({', '.join(few)}) are too few for conformal "
             f"intervals of {100 * level:.4g} %, which need {need}: no finite interval is stated. "
-            f"They allow --level {_floored(highest_level(min(few.values())))}; or take --interval "
-            "inflated, which trusts that errors are normal"
+            f"They allow a level of {_floored(highest_level(min(few.values())))}; intervals of the "
+            "kind inflated need fewer cases and trust that errors are normal"
         )
 
 
 def _floored(level: float) -> str:
     """A level that is no higher, in hundredths."""
     return f"{math.floor(100 * level) / 100:.2f}"
+
+
+def stated(level: float, kind: Kind | None) -> str:
+    """What intervals promise, and how they were made.
+
+    Args:
+        level: of the intervals.
+        kind: of fitted ones; None without a fit.
+    """
+    return f"meant to hold {100 * level:.4g} % of the true volumes: {_MADE[kind]}"
 
 
 def write_intervals(path: Path, intervals: VolumeIntervals) -> None:
@@ -148,29 +168,29 @@ def _infinite(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
-def with_intervals(rows: pd.DataFrame, factors: Mapping[str, float]) -> pd.DataFrame:
+def with_intervals(
+    rows: pd.DataFrame, intervals: VolumeIntervals, kind: Kind, level: float
+) -> pd.DataFrame:
     """The table of cases with fitted intervals in ``volume_low_ml`` and ``volume_high_ml``.
 
     Args:
         rows: of :class:`segcal.evaluation.cohort.Cohort`.
-        factors: of every structure, see :meth:`VolumeIntervals.factors`.
+        intervals: of the structures.
+        kind: of the intervals.
+        level: of the intervals.
 
     Raises:
         ValueError: a structure that no interval was fitted for.
     """
     key = "volume_sd_ml/"
     names = [str(c).removeprefix(key) for c in rows.columns if str(c).startswith(key)]
+    factors = intervals.factors(kind, level)
     if unknown := [name for name in names if name not in factors]:
-        raise ValueError(
-            f"intervals: fitted for {', '.join(factors)}, not for {', '.join(unknown)}; fit them "
-            "to validation cases of this model with the same labels"
-        )
+        raise ValueError(intervals.not_fitted(unknown))
     found = rows.copy()
     for name in names:
         expected, sd = rows[f"volume_ml/{name}"], rows[f"{key}{name}"]
         ends = [interval(m, s**2, factors[name]) for m, s in zip(expected, sd, strict=True)]
-        low, high = np.array(ends).reshape(-1, 2).T
-        there = expected.notna()
-        found[f"volume_low_ml/{name}"] = np.where(there, low, np.nan)
-        found[f"volume_high_ml/{name}"] = np.where(there, high, np.nan)
+        for end, values in zip(("low", "high"), np.array(ends).reshape(-1, 2).T, strict=True):
+            found[f"volume_{end}_ml/{name}"] = np.where(expected.notna(), values, np.nan)
     return found

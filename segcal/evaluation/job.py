@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from segcal.evaluation.intervals import VolumeIntervals
 from segcal.evaluation.labels import FoundLabels, find_labels
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import Store
@@ -38,6 +39,7 @@ class Job:
         pairing: what belongs to what.
         labels: what they mean.
         reader: of nnU-Net that the predictions were made with, or None.
+        intervals: of volumes, fitted to validation cases, or None.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Job:
     pairing: Pairing
     labels: FoundLabels
     reader: str | None
+    intervals: VolumeIntervals | None = None
 
     @property
     def label_set(self) -> LabelSet | None:
@@ -79,7 +82,8 @@ class Job:
             "settings": vars(self.settings),
             "versions": versions(),
             "unit": self.unit,
-            "conventions": self.settings.conventions(self.unit),
+            "intervals": None if self.intervals is None else self.intervals.fitted_on,
+            "conventions": self.settings.conventions(self.unit, fitted=self.intervals is not None),
         }
 
 

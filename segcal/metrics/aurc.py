@@ -104,5 +104,5 @@ def _ties(confidence: Any, loss: Any, counts: Any) -> _Ties:
         )
     c, x, n = c[n > 0], x[n > 0], n[n > 0]
     _, group = np.unique(-c, return_inverse=True)
-    size = np.bincount(group, n)
-    return _Ties(size, np.bincount(group, n * x) / size)
+    size, lost = (np.bincount(group, of).astype(np.float64) for of in (n, n * x))
+    return _Ties(size, lost / size)

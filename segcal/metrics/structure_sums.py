@@ -125,22 +125,12 @@ def structure_sums(
         if valid is not None:
             slab, decided = slab[:, valid[z]], decided[valid[z]]
         slab = slab.astype(np.float64)
-        first, second = (None, None) if regions else _two_largest(slab)
+        two = None if regions else _two_largest(slab)
         for i, (channel, values) in enumerate(zip(channels, labels, strict=True)):
-            p, mask = slab[channel], _in(decided, values)
-            rival = 1 - p if first is None or second is None else np.where(p < first, first, second)
+            p = slab[channel]
+            rival = 1 - p if two is None else np.where(p < two[0], *two)
             undecided = np.abs(p - rival) <= tie
-            inside = np.count_nonzero(undecided & mask)
-            sums[i] += (
-                np.count_nonzero(mask),
-                total := p.sum(),
-                p[mask].sum(),
-                total - np.vdot(p, p),
-                np.count_nonzero(p > (1 + level) / 2),
-                np.count_nonzero(p > (1 - level) / 2),
-                inside,
-                np.count_nonzero(undecided) - inside,
-            )
+            sums[i] += _sums_of(p, _in(decided, values), undecided, level)
             largest[i] = max(largest[i], p.max(initial=0))
     voxel_ml = math.prod(spacing_mm) / 1000
     found = []
@@ -148,14 +138,42 @@ def structure_sums(
         decided = _in(prediction, values)
         if valid is not None:
             decided &= valid
-        voxels, total, in_mask, variance, *counts = sums[i].tolist()
+        voxels, total, in_mask, variance, surely, possibly, inside, outside = sums[i].tolist()
+        shell_voxels, shell_bits = _shell(probabilities[channel], decided, valid)
         found.append(
             StructureSums(
-                int(voxels), total, in_mask, max(variance, 0.0), float(largest[i]),
-                *map(int, counts), *_shell(probabilities[channel], decided, valid), voxel_ml,
+                mask_voxels=int(voxels),
+                total=total,
+                in_mask=in_mask,
+                variance=max(variance, 0.0),
+                largest=float(largest[i]),
+                surely=int(surely),
+                possibly=int(possibly),
+                undecided_inside=int(inside),
+                undecided_outside=int(outside),
+                shell_voxels=shell_voxels,
+                shell_bits=shell_bits,
+                voxel_ml=voxel_ml,
             )
-        )  # fmt: skip
+        )
     return found
+
+
+def _sums_of(
+    p: NDArray[np.float64], mask: NDArray[np.bool_], undecided: NDArray[np.bool_], level: float
+) -> tuple[float, ...]:
+    """Sums over the voxels of a slice, in the order of :class:`StructureSums` but for the rest."""
+    total, inside = float(p.sum()), np.count_nonzero(undecided & mask)
+    return (
+        np.count_nonzero(mask),
+        total,
+        float(p[mask].sum()),
+        total - float(np.vdot(p, p)),
+        np.count_nonzero(p > (1 + level) / 2),
+        np.count_nonzero(p > (1 - level) / 2),
+        inside,
+        np.count_nonzero(undecided) - inside,
+    )
 
 
 def _in(label_map: NDArray[Any], values: Sequence[int]) -> NDArray[np.bool_]:

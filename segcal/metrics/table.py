@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics, mean_gap
+from segcal.metrics.aurc import aurc, excess_aurc
 from segcal.metrics.dice import dice
 from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
 from segcal.metrics.soft_dice_confidence import soft_dice_of
@@ -37,6 +38,7 @@ __all__ = [
     "PenalisedMean",
     "StructureMetric",
     "calibration_of",
+    "top_risk",
 ]
 
 Direction = Literal["higher", "lower"]
@@ -536,6 +538,19 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
         function=lambda tally, groups: sum(one.murphy().resolution for one in tally.classes),
     ),
     CalibrationMetric(
+        key="aurc",
+        heading="AURC",
+        meaning="share of wrong voxels among those kept, the most confident first, mean over all "
+        "numbers kept; confidence in 2^16 cells, ties in no order; of no use it is 1 - accuracy",
+        function=lambda tally, groups: _selective(aurc, tally),
+    ),
+    CalibrationMetric(
+        key="aurc_excess",
+        heading="excess AURC",
+        meaning="aurc less that of the order in which all wrong voxels come last",
+        function=lambda tally, groups: _selective(excess_aurc, tally),
+    ),
+    CalibrationMetric(
         key="aece_bound",
         heading="AECE bound",
         shown=False,
@@ -545,6 +560,21 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
     ),
 )
 """Numbers of the voxels of every scope."""
+
+
+def top_risk(tally: Tally) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Confidence, loss and count of the voxels of a tally: the right ones, then the wrong ones."""
+    cells = tally.top_mass.statistics
+    used = cells.count > 0
+    right, count = cells.hit_sum[used], cells.count[used]
+    entries = np.concatenate([right, count - right])
+    loss = np.repeat([0, 1], len(count))
+    return np.tile(cells.confidence[used], 2), loss, entries
+
+
+def _selective(area: Callable[..., float], tally: Tally) -> float:
+    confidence, loss, counts = top_risk(tally)
+    return area(confidence, loss, counts=counts)
 
 
 def _share(total: float, tally: Tally) -> float:

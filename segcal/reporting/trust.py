@@ -45,7 +45,8 @@ def write_trust(triage: Triage, folder: Path | str) -> Written:
     output = ReportFolder(Path(folder))
     write_json(output.place("trust.json"), triage.summary)
     write_csv(output.place("trust.csv"), triage.rows.set_index("case"))
-    sections, notes = [], []
+    sections: list[page.Section] = []
+    notes: list[str] = []
     if len(triage.rows):
         pictures, notes = _pictures(triage)
         for name, picture in pictures.items():
@@ -83,7 +84,7 @@ def _remarks(triage: Triage) -> list[str]:
     if job.intervals is None:
         remarks.append(f"Intervals of volumes: {job.settings.conventions()['intervals']}.")
     else:
-        remarks.append(job.intervals.too_few(job.settings.kind, job.settings.level))
+        remarks.append(job.intervals.too_few(job.settings.interval, job.settings.level))
     return list(filter(None, remarks))
 
 

@@ -17,6 +17,7 @@ from segcal.evaluation.engine import default_jobs, run
 from segcal.evaluation.intervals import StructureIntervals, VolumeIntervals
 from segcal.evaluation.job import Job
 from segcal.evaluation.reading import CaseArrays, read_case
+from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
 from segcal.metrics.volume_interval import conformal_scores, variance_inflation
 from segcal.repair.saved import model_of, other_model
@@ -82,18 +83,26 @@ def fit_rows(rows: pd.DataFrame) -> dict[str, StructureIntervals]:
 
 
 def check_intervals(
-    intervals: VolumeIntervals, predictions: Path, *, any_model: bool = False
+    intervals: VolumeIntervals,
+    predictions: Path,
+    label_set: LabelSet | None,
+    *,
+    any_model: bool = False,
 ) -> None:
-    """Refuse intervals that were fitted to another model, or before or after its calibration.
+    """Refuse intervals of other labels or another model, or of before or after its calibration.
 
     Args:
         intervals: of :func:`fit_intervals`.
         predictions: that they are for.
-        any_model: refuse none.
+        label_set: of these, or None.
+        any_model: refuse those of no other model.
 
     Raises:
         ValueError: naming what differs.
     """
+    names = () if label_set is None else label_set.foreground
+    if unknown := [name for name in names if name not in intervals.structures]:
+        raise ValueError(intervals.not_fitted(unknown))
     ours, theirs = intervals.model, model_of(predictions)
     other = other_model(ours, theirs)
     if ours.get("calibrator") != theirs.get("calibrator"):

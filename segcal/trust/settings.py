@@ -7,7 +7,7 @@ from typing import get_args
 
 import numpy as np
 
-from segcal.evaluation.intervals import UNFITTED, Kind
+from segcal.evaluation.intervals import Kind, stated
 from segcal.evaluation.reported import definitions
 from segcal.metrics import table
 from segcal.tensors import check_choice
@@ -21,7 +21,7 @@ class TrustSettings:
 
     Attributes:
         level: of the intervals of the volume.
-        kind: of fitted intervals.
+        interval: kind of fitted intervals.
         swing: a volume that would change by more than this share, if the undecided voxels went the
             other way, is flagged.
         tolerance: how far, in voxels, a prediction may lie off its label map or image.
@@ -31,7 +31,7 @@ class TrustSettings:
     """
 
     level: float = 0.95
-    kind: Kind = "conformal"
+    interval: Kind = "conformal"
     swing: float = 0.1
     tolerance: float = 1e-2
 
@@ -43,7 +43,7 @@ class TrustSettings:
                 f"swing, tolerance: expected finite numbers of 0 or more, got {self.swing}, "
                 f"{self.tolerance}"
             )
-        check_choice("kind", self.kind, get_args(Kind))
+        check_choice("interval", self.interval, get_args(Kind))
 
     def conventions(self, unit: str = "mm", *, fitted: bool = False) -> dict[str, str]:
         """Say in words what every key means.
@@ -52,17 +52,10 @@ class TrustSettings:
             unit: of the lengths, ``mm`` or ``px``.
             fitted: whether intervals were fitted to validation cases.
         """
-        of_intervals = {
-            "conformal": "expected volume and as many independent SD as the conformal quantile of "
-            "the errors of validation cases: covers so often whatever their distribution is",
-            "inflated": "expected volume and a quantile of Student's t of an independent SD that "
-            "was inflated to the errors of validation cases: trusts that they are normal",
-        }
         return {
             **({} if unit == "mm" else {"_ml": f"1000 {unit}: images state no size"}),
             **definitions(table.CONFIDENCE),
-            "intervals": f"meant to hold {100 * self.level:.4g} % of the true volumes: "
-            + (of_intervals[self.kind] if fitted else UNFITTED),
+            "intervals": stated(self.level, self.interval if fitted else None),
             "flag": f"volume: its volume swing is above {self.swing:g}",
             "order": "least soft Dice confidence first; an empty mask counts by 1 less its largest "
             "p. A case stands where its least sure structure stands",

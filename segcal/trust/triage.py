@@ -150,19 +150,11 @@ def plan_trust(
     """
     if images is not None and not images.is_dir():
         raise ValueError(f"images: {images}: no such folder")
-    if intervals is not None:
-        check_intervals(intervals, predictions, any_model=any_model)
     pairing = unpaired(predictions, images, prediction_pattern)
     labels = find_labels(dataset_json, predictions, predictions)
     found(labels)
-    names = () if labels.label_set is None else labels.label_set.foreground
-    if intervals is not None and (
-        unknown := [name for name in names if name not in intervals.structures]
-    ):
-        raise ValueError(
-            f"intervals: fitted for {', '.join(intervals.structures)}, not for "
-            f"{', '.join(unknown)}; fit them to validation cases of this model"
-        )
+    if intervals is not None:
+        check_intervals(intervals, predictions, labels.label_set, any_model=any_model)
     return TrustJob(
         predictions, settings or TrustSettings(), pairing, labels, find_reader(predictions), images,
         intervals,
@@ -197,9 +189,9 @@ def run_trust(
         store=None if store is None else job.store(store),
         progress=lambda case: progress(case.name),
     )
-    if job.intervals is not None and len(cohort.rows):
-        factors = job.intervals.factors(job.settings.kind, job.settings.level)
-        cohort.rows = with_intervals(cohort.rows, factors)
+    if job.intervals is not None:
+        kind, level = job.settings.interval, job.settings.level
+        cohort.rows = with_intervals(cohort.rows, job.intervals, kind, level)
     rows = least_sure_first(cohort.rows, job.settings.swing)
     summary = {
         **job.header(),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from segcal.commands.main import app
@@ -66,13 +67,17 @@ def coverage(rows, structure):
 def test_coverage_on_phantoms_whose_posterior_is_known(phantoms, level):
     fit, test = phantoms[:40], phantoms[40:]
     fitted = VolumeIntervals(fit_rows(fit))
-    naive = dict.fromkeys([s.name for s in HEART], {0.8: 1.28, 0.9: 1.64, 0.95: 1.96}[level])
+    normal = stats.norm.ppf((1 + level) / 2)
+    naive = test.copy()
     chance = 3 * math.sqrt(level * (1 - level) * (1 / 200 + 1 / 40))  # of the test and of the fit
     for one in HEART:
         assert coverage(test, one.name) == 1  # as if all voxels erred together
-        assert coverage(with_intervals(test, naive), one.name) < level - 0.2  # far too narrow
+        reach = normal * test[f"volume_sd_ml/{one.name}"]
+        naive[f"volume_low_ml/{one.name}"] = test[f"volume_ml/{one.name}"] - reach
+        naive[f"volume_high_ml/{one.name}"] = test[f"volume_ml/{one.name}"] + reach
+        assert coverage(naive, one.name) < level - 0.2  # far too narrow
         for kind in ("inflated", "conformal"):
-            found = coverage(with_intervals(test, fitted.factors(kind, level)), one.name)
+            found = coverage(with_intervals(test, fitted, kind, level), one.name)
             assert abs(found - level) < chance, (kind, one.name, found)
 
 
@@ -102,7 +107,7 @@ def test_from_files_to_intervals(data, tmp_path):
     done = run(*common, "-o", tmp_path / "few")
     assert done.exit_code == 0, done.output
     assert "too few for conformal intervals of 95 %" in done.output
-    assert "--level 0.90" in done.output
+    assert "allow a level of 0.90" in done.output
     assert "too few" in (tmp_path / "few" / "index.html").read_text()
     assert np.isinf(pd.read_csv(tmp_path / "few" / "trust.csv")["volume_high_ml"]).all()
 
