@@ -66,9 +66,10 @@ def plot_risk_coverage(
 
     Args:
         found: predicted and true DSC by label; that of the mean is drawn, or of the one label.
-        tallies: sums over voxels by scope.
+        tallies: sums over voxels by scope, of which the last few are drawn, the widest.
         title: of the figure.
     """
+    tallies = dict(list(tallies.items())[1 - COLUMNS :])
     figure, axes = _panels(1 + len(tallies), title)
     of = found.get(MEAN) or next(iter(found.values()))
     loss, n = 1 - of.true, len(of.true)
