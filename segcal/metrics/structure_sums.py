@@ -161,19 +161,20 @@ def structure_sums(
 
 def _sums_of(
     p: NDArray[np.float64], mask: NDArray[np.bool_], undecided: NDArray[np.bool_], level: float
-) -> tuple[float, ...]:
+) -> NDArray[np.float64]:
     """Sums over the voxels of a slice, in the order of :class:`StructureSums` but for the rest."""
-    total, inside = float(p.sum()), np.count_nonzero(undecided & mask)
-    return (
+    total, inside = p.sum(), np.count_nonzero(undecided & mask)
+    found = (
         np.count_nonzero(mask),
         total,
-        float(p[mask].sum()),
-        total - float(np.vdot(p, p)),
+        p[mask].sum(),
+        total - np.vdot(p, p),
         np.count_nonzero(p > (1 + level) / 2),
         np.count_nonzero(p > (1 - level) / 2),
         inside,
         np.count_nonzero(undecided) - inside,
     )
+    return np.array(found, dtype=np.float64)
 
 
 def _in(label_map: NDArray[Any], values: Sequence[int]) -> NDArray[np.bool_]:

@@ -126,7 +126,7 @@ def plot_volumes(found: Mapping[str, pd.DataFrame], unit: str, title: str = "") 
 def _draw_risk(axis: Axes, confidence: Numbers, loss: Numbers, counts: Numbers) -> None:
     for order, colour in ((confidence, "C0"), (-loss, IDEAL)):
         coverage, risk = risk_coverage(order, loss, counts=counts)
-        few = np.unique(np.linspace(0, len(coverage) - 1, POINTS).astype(int)) if len(risk) else []
+        few = np.unique(np.linspace(0, max(len(risk) - 1, 0), POINTS).astype(int))[: len(risk)]
         axis.plot(coverage[few], risk[few], color=colour, marker="o" if len(risk) == 1 else "")
     if counts.sum():
         axis.axhline(np.average(loss, weights=counts), color=RANDOM, linestyle="--", linewidth=1)

@@ -27,6 +27,8 @@ __all__ = ["FILES", "write_trust"]
 
 FILES = ("index.html", "trust.json", "trust.csv", "unsure/*.png")
 """What a triage may write."""
+FIRST = 10
+"""Cases that are named first."""
 PICTURES = 6
 """Cases that get a picture."""
 
@@ -89,7 +91,7 @@ def _remarks(triage: Triage) -> list[str]:
 
 
 def _case_table(triage: Triage) -> Table:
-    """Cases, the least sure first, with what is worst in each."""
+    """The first cases, the least sure first, with what is worst in each."""
     columns = [
         Column("case"), Column("least sure"),
         Column("soft Dice confidence", "of the least sure structure", better=ARROWS["higher"]),
@@ -100,7 +102,7 @@ def _case_table(triage: Triage) -> Table:
                "flagged"),
     ]  # fmt: skip
     body = []
-    for case in triage.order:
+    for case in triage.order[:FIRST]:
         of = triage.rows[triage.rows["case"] == case]
         worst, flagged = of.iloc[0], of[of["flag"] != ""]["label"]
         body.append(

@@ -28,6 +28,7 @@ from segcal.metrics.soft_dice_confidence import soft_dice_confidence
 from segcal.metrics.table import CALIBRATION, calibration_of
 from segcal.tally import Voxels
 from tests.evaluation.test_cohort import geometry, soft
+from tests.oracles import calibration as oracle
 
 MM = (4.0, 1.0, 1.0)
 SHAPE = (2, 16, 16)
@@ -112,13 +113,7 @@ def test_aurc_of_voxels_is_that_of_each_voxel():
     tally = Voxels(p, y, [("all", None)]).tally()["all"]
     found = calibration_of(tally, [m for m in CALIBRATION if m.key.startswith("aurc")], groups=15)
     confidence, wrong = p.max(0).ravel().round(12), (p.argmax(0) != y).ravel().astype(float)
-    kept = []  # in no order within ties: each has the mean loss of its ties
-    for value in np.unique(confidence)[::-1]:
-        tied = wrong[confidence == value]
-        kept += [tied.mean()] * len(tied)
-    n = np.arange(1, len(kept) + 1)
-    expected = np.mean(np.cumsum(kept) / n)
-    ideal = np.mean(np.cumsum(np.sort(wrong)) / n)
+    expected, ideal = oracle.aurc(confidence, wrong), oracle.aurc(-wrong, wrong)
     assert found["aurc"] == pytest.approx(expected)
     assert found["aurc_excess"] == pytest.approx(expected - ideal)
 
