@@ -151,8 +151,8 @@ def read_prediction(
     prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
     if probabilities is None:
         raise ValueError(
-            f"{case.prediction}: holds no probabilities, which confidence is made of; nnU-Net "
-            "writes them with --save_probabilities, and in validation with --npz"
+            f"{case.prediction}: holds no probabilities, which confidence is made of; let the "
+            "predictor save them, too (nnU-Net: save_probabilities)"
         )
     structures, names, allowed = _structures(prediction, probabilities, prediction, label_set)
     structures = _with_files(case, structures, label_set, note)
