@@ -208,10 +208,10 @@ def evaluate_files(
     row = {f"spacing_{a}_mm": s for a, s in zip("zyx", geometry.spacing_mm, strict=True)}
     row.update(result.row)
     if arrays.probabilities is not None:
-        valid = arrays.reference.array != arrays.ignore_index
+        reference, ignored = arrays.reference.array, arrays.ignore_index
         row |= confidence_row(
             arrays.probabilities, arrays.prediction, structures=arrays.structures,
             spacing_mm=geometry.spacing_mm, regions=arrays.regions,
-            valid=None if arrays.ignore_index is None else valid, level=settings.level,
+            valid=None if ignored is None else reference != ignored, level=settings.level,
         )  # fmt: skip
     return replace(result, row=row)
