@@ -363,10 +363,14 @@ def _numbers(text: str) -> list[float]:
 def _say_report(
     console: Console, report: Report, notes: list[str], asked: Collection[str] | None
 ) -> None:
+    from segcal.evaluation.agreement import in_words
+
     if len(report.cases):
         console.print(class_table(report.summary, asked))
     if report.calibration:
         console.print(calibration_table(report.summary, report.job.settings.scopes, asked))
+    for numbers in list(report.summary.get("predicted_dsc", {}).values())[-1:]:
+        say(console, in_words(numbers))
     for note in notes:
         say(console, note, "yellow")
     _say_problems(console, report.cohort, report.job.labels)

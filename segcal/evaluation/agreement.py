@@ -105,6 +105,22 @@ def dsc_agreement(of: Predicted) -> dict[str, Any]:
     }
 
 
+def in_words(numbers: dict[str, Any]) -> str:
+    """Say how well predicted DSC holds, in a sentence; empty without cases.
+
+    Args:
+        numbers: of :func:`dsc_agreement`.
+    """
+    if not numbers["n"]:
+        return ""
+    rank, side = numbers["spearman"], "above" if numbers["bias"] > 0 else "below"
+    return (
+        f"Predicted DSC (soft Dice confidence) is on average {abs(numbers['bias']):.3f} {side} the "
+        f"true one; mean absolute error {numbers['mae']:.3f}, rank correlation "
+        f"{'undefined' if rank is None else format(rank, '.3f')}, {numbers['n']} cases"
+    )
+
+
 def curve(of: Predicted) -> list[dict[str, float]]:
     """Calibration curve of the DSC: groups of cases of like prediction, equally many in each."""
     n = len(of.true)

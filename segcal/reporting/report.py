@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.evaluation.agreement import predicted_dsc, volumes
+from segcal.evaluation.agreement import in_words, predicted_dsc, volumes
 from segcal.evaluation.api import Comparison, Report
 from segcal.evaluation.compare import as_records
 from segcal.evaluation.compare import case_table as compared_cases
@@ -175,6 +175,7 @@ def _confidence_sections(output: ReportFolder, report: Report) -> list[page.Sect
             tables.predicted_table(report.summary),
             "Soft Dice confidence is the DSC that a mask can expect by its probabilities, without "
             "the reference.",
+            *filter(None, [in_words(list(report.summary["predicted_dsc"].values())[-1])]),
             pictures=[predicted, risk],
         ),
         page.table_section(

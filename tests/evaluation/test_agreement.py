@@ -17,6 +17,7 @@ from segcal.evaluation.agreement import (
     Predicted,
     curve,
     dsc_agreement,
+    in_words,
     predicted_dsc,
     volume_agreement,
     volumes,
@@ -58,6 +59,8 @@ def test_predicted_and_true_dsc_where_both_are_defined():
 def test_agreement_of_dsc_by_hand():
     of = Predicted(["x", "y", "z"], np.array([0.9, 0.8, 0.6]), np.array([0.8, 0.9, 0.5]))
     found = dsc_agreement(of)
+    assert "0.033 above the true one" in in_words(found)
+    assert "error 0.100, rank correlation 0.500, 3 cases" in in_words(found)
     assert found["n"] == 3
     assert found["spearman"] == pytest.approx(0.5)
     assert found["mae"] == pytest.approx(0.1)
@@ -75,6 +78,7 @@ def test_too_little_for_a_rank_is_undefined(true):
     found = dsc_agreement(of)
     assert found["spearman"] is None
     assert (found["mae"] is None) == (not true)
+    assert ("undefined" in in_words(found)) == bool(true)
     json.dumps(found, allow_nan=False)
 
 
