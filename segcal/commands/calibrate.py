@@ -157,14 +157,7 @@ def fit(
             patterns=Patterns(prediction_pattern, reference_pattern),
             found=lambda found: say_labels(console, found),
         )  # fmt: skip
-        if job.pairing.note:
-            say(console, job.pairing.note)
-        for names, what in (
-            (job.pairing.without_prediction, "labels without a prediction"),
-            (job.pairing.without_reference, "predictions without labels"),
-        ):
-            if names:
-                say(console, f"{len(names)} {what}, left out: {', '.join(names[:9])}", "yellow")
+        say_pairing(console, job)
         with progress_bar("Reading", len(job.pairing.cases)) as advance, _warnings(console):
             saved = fit_job(
                 job, method=method, arguments=_arguments(set_arguments or []), offsets=offsets,
@@ -334,6 +327,18 @@ def compare(
         written = write_repair(repair, output)
     _say_repair(console, repair)
     say(console, f"Written to {output}: {', '.join(written.files)}")
+
+
+def say_pairing(console: Console, job: Job) -> None:
+    """Say what was taken for names of cases, and which are left out of a fit."""
+    if job.pairing.note:
+        say(console, job.pairing.note)
+    for names, what in (
+        (job.pairing.without_prediction, "labels without a prediction"),
+        (job.pairing.without_reference, "predictions without labels"),
+    ):
+        if names:
+            say(console, f"{len(names)} {what}, left out: {', '.join(names[:9])}", "yellow")
 
 
 @contextmanager

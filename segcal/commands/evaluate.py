@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,8 @@ from segcal.commands.console import (
     say,
 )
 from segcal.commands.errors import user_errors
+from segcal.commands.interval_options import OPTIONS as OF_INTERVALS
+from segcal.commands.interval_options import AnyModel, Interval, IntervalKind, Intervals, Level
 from segcal.commands.reading_options import OPTIONS as OF_READING
 from segcal.commands.reading_options import (
     READING,
@@ -51,6 +54,7 @@ OPTIONS = {
     "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
     "metrics": "--metrics", "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi",
     "scheduler": "--scheduler", "threshold": "--threshold",
+    **OF_INTERVALS,
     **OF_READING,
 }  # fmt: skip
 """Options by the arguments they become."""
@@ -185,6 +189,10 @@ def evaluate(
             help="How far, in voxels, a prediction may lie off its reference.",
         ),
     ] = 1e-2,
+    intervals: Intervals = None,
+    interval: IntervalKind = Interval.conformal,
+    level: Level = 0.95,
+    any_model: AnyModel = False,
     compat: Annotated[
         Compat | None,
         typer.Option(
@@ -236,9 +244,11 @@ def evaluate(
 
     Files are matched by name (CASE.npz or CASE.nii.gz with CASE.nii.gz). The output folder gets
     index.html (to look at, in one file), cases.csv (one row a case), summary.json (means, counts,
-    conventions, versions), reliability.png, reliability_classes.png, confidence.png and worst/ with
-    a picture of each of the cases with the lowest DSC. Calibration is reported for the --scopes
-    fg (foreground-labelled voxels, as published), union (labelled or predicted), dilated (near the
+    conventions, versions), reliability.png, reliability_classes.png, confidence.png,
+    predicted_dsc.png, risk_coverage.png and volumes.png (does what segcal trust says without
+    references hold?) and worst/ with a picture of each of the cases with the lowest DSC.
+    Calibration is reported for the --scopes fg (foreground-labelled voxels, as published), union
+    (labelled or predicted), dilated (near the
     foreground) and all. Distances are in mm, those of images (PNG, BMP, TIF) in pixels.
 
     Several predictions get a folder each, and comparison.json, .csv and .png: differences to the
@@ -248,12 +258,14 @@ def evaluate(
     wrong usage.
     """
     from segcal.evaluation.api import comparison_of, runner_of
+    from segcal.evaluation.intervals import read_intervals
     from segcal.evaluation.job import named, plan, with_thresholds
     from segcal.evaluation.reported import find_metrics
     from segcal.evaluation.settings import EvaluationSettings
     from segcal.io.case_patterns import Patterns
     from segcal.reporting import report as reporting
     from segcal.reporting.folder import ReportFolder
+    from segcal.trust.fitting import check_intervals
 
     console = open_console()
     with user_errors(OPTIONS):
@@ -265,7 +277,10 @@ def evaluate(
             tolerance=tolerance,
             chosen=tuple(scope.strip() for scope in scopes.split(",")),
             compat=None if compat is None else compat.value,
+            level=level,
+            interval=interval.value,
         )
+        fitted = None if intervals is None else read_intervals(intervals)
         forms = table_forms(formats or [])
         asked = None if metrics is None else find_metrics(metrics.split(","))
         if images is not None and not images.is_dir():
@@ -281,6 +296,10 @@ def evaluate(
             patterns=Patterns(prediction_pattern, reference_pattern),
             found=lambda found: say_labels(console, found),
         )
+        if fitted is not None:
+            for job in jobs:
+                check_intervals(fitted, job.predictions, job.label_set, any_model=any_model)
+            jobs = [replace(job, intervals=fitted) for job in jobs]
         if threshold is not None:
             jobs = with_thresholds(jobs, _numbers(threshold))
         folders = {job.name: output / job.name if len(jobs) > 1 else output for job in jobs}
@@ -345,10 +364,14 @@ def _numbers(text: str) -> list[float]:
 def _say_report(
     console: Console, report: Report, notes: list[str], asked: Collection[str] | None
 ) -> None:
+    from segcal.evaluation.agreement import in_words
+
     if len(report.cases):
         console.print(class_table(report.summary, asked))
     if report.calibration:
         console.print(calibration_table(report.summary, report.job.settings.scopes, asked))
+    for numbers in list(report.summary.get("predicted_dsc", {}).values())[-1:]:
+        say(console, in_words(numbers))
     for note in notes:
         say(console, note, "yellow")
     _say_problems(console, report.cohort, report.job.labels)

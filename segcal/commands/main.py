@@ -19,6 +19,7 @@ from segcal.commands import (
     predict,
     study,
     train,
+    trust,
 )
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.command()(phantom.phantom)
 app.command()(methods.methods)
 app.command()(study.study)
 app.add_typer(calibrate.app, name="calibrate")
+app.add_typer(trust.app, name="trust")
 app.add_typer(classify.app, name="classify")
 app.add_typer(nnunet.app, name="nnunet")
 app.add_typer(convert.app, name="convert")

@@ -16,6 +16,7 @@ from segcal.evaluation.cluster import check_cluster, run_on_cluster
 from segcal.evaluation.cohort import Cohort, evaluate_cohort
 from segcal.evaluation.compare import Difference, SharedMean, compare, shared_means
 from segcal.evaluation.engine import default_jobs, run
+from segcal.evaluation.intervals import with_intervals
 from segcal.evaluation.job import Job, named, plan
 from segcal.evaluation.labels import FoundLabels
 from segcal.evaluation.reported import compared_columns, metric_of
@@ -279,6 +280,9 @@ def run_job(
         store=None if store is None else job.store(store),
         progress=lambda case: progress(case.name),
     )
+    if job.intervals is not None:
+        kind, level = job.settings.interval, job.settings.level
+        cohort.rows = with_intervals(cohort.rows, job.intervals, kind, level)
     summary = {**job.header(), **summarise(cohort, resamples=bootstrap)}
     return Report(job, cohort, summary, bootstrap)
 

@@ -9,6 +9,7 @@ from functools import partial
 import pandas as pd
 
 from segcal.evaluation.case import CaseResult, evaluate_case
+from segcal.evaluation.confidence import confidence_row
 from segcal.evaluation.engine import run
 from segcal.evaluation.reading import read_case
 from segcal.evaluation.settings import EvaluationSettings
@@ -77,9 +78,34 @@ def evaluate_cohort(
         store: where results of cases are kept until all are there, and taken from.
         progress: called after each case.
     """
-    one = partial(
-        _outcome, label_set=label_set, reader=reader, settings=settings or EvaluationSettings()
-    )
+    measure = partial(
+        evaluate_files, label_set=label_set, reader=reader,
+        settings=settings or EvaluationSettings(),
+    )  # fmt: skip
+    return run_cases(pairing, measure, jobs=jobs, engine=engine, store=store, progress=progress)
+
+
+def run_cases(
+    pairing: Pairing,
+    measure: Callable[..., CaseResult],
+    *,
+    jobs: int = 1,
+    engine: Callable[..., Generator[tuple[int, CaseOutcome]]] = run,
+    store: Store | None = None,
+    progress: Callable[[Case], None] = lambda case: None,
+) -> Cohort:
+    """Measure every case, whatever is measured; arguments as of :func:`evaluate_cohort`.
+
+    Args:
+        pairing: cases to measure.
+        measure: takes a case and ``note``; raises ValueError where a case cannot be measured. It
+            can be pickled.
+        jobs: see there.
+        engine: see there.
+        store: see there.
+        progress: see there.
+    """
+    one = partial(_outcome, measure=measure)
     known = [store is not None and store.holds(case) for case in pairing.cases]
     unknown = [case for case, there in zip(pairing.cases, known, strict=True) if not there]
     fresh = engine(one, unknown, lost=lost, jobs=jobs)
@@ -127,14 +153,10 @@ def _add(
     rows[name] = outcome.result
 
 
-def _outcome(
-    case: Case, *, label_set: LabelSet | None, reader: str | None, settings: EvaluationSettings
-) -> CaseOutcome:
+def _outcome(case: Case, *, measure: Callable[..., CaseResult]) -> CaseOutcome:
     notes: list[str] = []
     try:
-        result = evaluate_files(
-            case, label_set, reader=reader, settings=settings, note=notes.append
-        )
+        result = measure(case, note=notes.append)
     except ValueError as error:
         return CaseOutcome(str(error), [])
     except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
@@ -183,5 +205,13 @@ def evaluate_files(
         roi=arrays.roi,
         settings=settings,
     )
-    spacing = zip("zyx", geometry.spacing_mm, strict=True)
-    return replace(result, row={**{f"spacing_{a}_mm": s for a, s in spacing}, **result.row})
+    row = {f"spacing_{a}_mm": s for a, s in zip("zyx", geometry.spacing_mm, strict=True)}
+    row.update(result.row)
+    if arrays.probabilities is not None:
+        reference, ignored = arrays.reference.array, arrays.ignore_index
+        row |= confidence_row(
+            arrays.probabilities, arrays.prediction, structures=arrays.structures,
+            spacing_mm=geometry.spacing_mm, regions=arrays.regions,
+            valid=None if ignored is None else reference != ignored, level=settings.level,
+        )  # fmt: skip
+    return replace(result, row=row)

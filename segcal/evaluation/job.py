@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from segcal.evaluation.intervals import VolumeIntervals
 from segcal.evaluation.labels import FoundLabels, find_labels
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import Store
@@ -38,6 +39,7 @@ class Job:
         pairing: what belongs to what.
         labels: what they mean.
         reader: of nnU-Net that the predictions were made with, or None.
+        intervals: of volumes, fitted to validation cases, or None.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Job:
     pairing: Pairing
     labels: FoundLabels
     reader: str | None
+    intervals: VolumeIntervals | None = None
 
     @property
     def label_set(self) -> LabelSet | None:
@@ -66,13 +69,7 @@ class Job:
     @property
     def unit(self) -> str:
         """Of the lengths: ``px`` where the references are images, which state no size."""
-        found = [case.reference for case in self.pairing.cases]
-        files = [
-            file
-            for one in found
-            for file in (scan(one, arrays=False).values() if one.is_dir() else [one])
-        ]
-        return "px" if files and all(map(is_image, files)) else "mm"
+        return unit_of(self.pairing)
 
     def header(self) -> dict[str, Any]:
         """What a summary says about its making."""
@@ -83,13 +80,27 @@ class Job:
             "labels": None if self.label_set is None else self.label_set.source,
             "reader": self.reader,
             "settings": vars(self.settings),
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in LIBRARIES},
-            },
+            "versions": versions(),
             "unit": self.unit,
-            "conventions": self.settings.conventions(self.unit),
+            "intervals": None if self.intervals is None else self.intervals.fitted_on,
+            "conventions": self.settings.conventions(self.unit, fitted=self.intervals is not None),
         }
+
+
+def unit_of(pairing: Pairing) -> str:
+    """Unit of the lengths: ``px`` where the references are images, which state no size."""
+    found = [case.reference for case in pairing.cases]
+    files = [
+        file
+        for one in found
+        for file in (scan(one, arrays=False).values() if one.is_dir() else [one])
+    ]
+    return "px" if files and all(map(is_image, files)) else "mm"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers are made with."""
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
 def plan(

@@ -110,6 +110,61 @@ def read_case(
     )
 
 
+@dataclass(frozen=True)
+class PredictionArrays:
+    """What the files of a prediction hold that has no reference.
+
+    Attributes:
+        geometry: of its frame.
+        prediction: label map, ``(z, y, x)``.
+        probabilities: ``(K, z, y, x)``.
+        structures: labels or regions to report.
+        names: of the labels in the map.
+        regions: whether the channels are regions.
+    """
+
+    geometry: Geometry
+    prediction: NDArray[Any]
+    probabilities: NDArray[Any]
+    structures: list[Structure]
+    names: dict[int, str]
+    regions: bool
+
+
+def read_prediction(
+    case: Case,
+    label_set: LabelSet | None,
+    *,
+    tolerance: float,
+    reader: str | None = None,
+    note: Note = lambda text: None,
+) -> PredictionArrays:
+    """Read one case of :func:`segcal.io.pairing.unpaired`; arguments as of :func:`read_case`.
+
+    Args:
+        case: files to read.
+        label_set: see there.
+        tolerance: see there.
+        reader: see there.
+        note: see there.
+
+    Raises:
+        ValueError: naming the file and what is wrong with it; a label map without probabilities.
+    """
+    at, _ = read_geometry(case.reference)
+    prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
+    if probabilities is None:
+        raise ValueError(
+            f"{case.prediction}: holds no probabilities, which confidence is made of; let the "
+            "predictor save them, too (nnU-Net: save_probabilities)"
+        )
+    structures, names, allowed = _structures(prediction, probabilities, prediction, label_set)
+    structures = _with_files(case, structures, label_set, note)
+    _check_labels(case.label_map or case.prediction, prediction, allowed, None)
+    regions = label_set is not None and bool(label_set.regions)
+    return PredictionArrays(at, prediction, probabilities, structures, names, regions)
+
+
 def _above(
     path: Path, probabilities: NDArray[Any] | None, threshold: float, label_set: LabelSet | None
 ) -> NDArray[Any]:

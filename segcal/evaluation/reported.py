@@ -25,7 +25,8 @@ def label_means() -> dict[str, str]:
 def metric_of(column: str) -> Metric | None:
     """Row that a column of the table of cases belongs to; None if it is of no metric."""
     key = column.split("/")[0]
-    found: list[Metric] = [row for row in (*table.STRUCTURE, *table.PENALISED) if row.key == key]
+    named = (*table.STRUCTURE, *table.PENALISED, *table.CONFIDENCE)
+    found: list[Metric] = [row for row in named if row.key == key]
     for row in calibration_metrics():
         if key == row.key if row.scope else key.startswith(f"{row.key}_"):
             found.append(row)

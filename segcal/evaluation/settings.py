@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from segcal.evaluation.agreement import DEFINITIONS
+from segcal.evaluation.intervals import Kind, stated
 from segcal.evaluation.reported import calibration_metrics, definitions
 from segcal.metrics import table
 from segcal.reproduction.marginloss import CONVENTIONS as OF_MARGINLOSS
@@ -48,6 +50,8 @@ class EvaluationSettings:
         chosen: selections of voxels that calibration is reported for, keys of :data:`SCOPES`.
         compat: ``marginloss`` adds columns of that name, by the rules of
             :mod:`segcal.reproduction.marginloss`.
+        level: of the intervals of volumes.
+        interval: how they are made of what was fitted to validation cases.
         threshold: masks are where the probability of foreground, or of a region, is above; None
             takes the label map beside, or the likeliest classes.
 
@@ -63,6 +67,8 @@ class EvaluationSettings:
     chosen: tuple[str, ...] = ("fg", "union", "dilated", "all")
     compat: Compat | None = None
     threshold: float | None = None
+    level: float = 0.95
+    interval: Kind = "conformal"
 
     def __post_init__(self) -> None:
         if self.bins < 1 or self.dilation < 1:
@@ -80,6 +86,9 @@ class EvaluationSettings:
             raise ValueError(
                 f"threshold: expected a probability from 0 to below 1, got {self.threshold}"
             )
+        if not 0 < self.level < 1:
+            raise ValueError(f"level: expected a number between 0 and 1, got {self.level}")
+        check_choice("interval", self.interval, get_args(Kind))
         if self.compat is not None:
             check_choice("compat", self.compat, get_args(Compat))
         for scope in self.chosen:
@@ -100,11 +109,12 @@ class EvaluationSettings:
             for key, scope in zip(self.scopes, self.chosen, strict=True)
         }
 
-    def conventions(self, unit: str = "mm") -> dict[str, str]:
+    def conventions(self, unit: str = "mm", *, fitted: bool = False) -> dict[str, str]:
         """Say in words what every key means.
 
         Args:
             unit: of the lengths, ``mm`` or ``px``.
+            fitted: whether intervals of volumes were fitted to validation cases.
         """
         asked: dict[str, float | str] = {
             "unit": unit,
@@ -117,7 +127,10 @@ class EvaluationSettings:
             **definitions(table.STRUCTURE, **asked),
             "surface": "voxels with a face neighbour outside; distances between voxel centres",
             **definitions(table.PENALISED, **asked),
+            **definitions(table.CONFIDENCE, **asked),
+            **DEFINITIONS,
             "penalised_mean": "mean in which a miss or false alarm costs the image diagonal",
+            "intervals": stated(self.level, self.interval if fitted else None),
             "bins": f"{self.bins} equal-width bins (lo, hi], 0 in the first",
             **definitions(calibration_metrics(), **asked),
             **{

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from segcal.evaluation import agreement
 from segcal.evaluation.cohort import Cohort
 from segcal.evaluation.compare import interval, result_columns
 from segcal.evaluation.reported import calibration_metrics
@@ -28,14 +29,7 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
     """
     rows = cohort.rows
     return {
-        "cases": {
-            "evaluated": len(rows),
-            "interrupted": cohort.interrupted,
-            "failed": cohort.failed,
-            "notes": cohort.notes,
-            "without_prediction": cohort.pairing.without_prediction,
-            "without_reference": cohort.pairing.without_reference,
-        },
+        "cases": counts(cohort),
         "metrics": {c: _moments(rows[c], resamples) for c in result_columns(rows)},
         "pooled": {
             column: value
@@ -43,11 +37,36 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
             for column, value in _pooled(tally, scope).items()
         },
         "classes": {name: _of_label(rows, name, resamples) for name in cohort.label_names},
+        **confidence(rows),
         "surface_over_classes": {
             row.key: _combined([_surface(rows, row.key, name) for name in cohort.label_names])
             for row in table.STRUCTURE
             if row.distance
         },
+    }
+
+
+def confidence(rows: pd.DataFrame) -> dict[str, Any]:
+    """Whether predicted DSC and volumes hold, by label; nothing without probabilities."""
+    predicted = agreement.predicted_dsc(rows)
+    if not predicted:
+        return {}
+    found = agreement.volumes(rows)
+    return {
+        "predicted_dsc": {name: agreement.dsc_agreement(of) for name, of in predicted.items()},
+        "volumes": {name: agreement.volume_agreement(of) for name, of in found.items()},
+    }
+
+
+def counts(cohort: Cohort) -> dict[str, Any]:
+    """How many cases there are, and what became of the others."""
+    return {
+        "evaluated": len(cohort.rows),
+        "interrupted": cohort.interrupted,
+        "failed": cohort.failed,
+        "notes": cohort.notes,
+        "without_prediction": cohort.pairing.without_prediction,
+        "without_reference": cohort.pairing.without_reference,
     }
 
 

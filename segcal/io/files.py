@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -122,6 +123,11 @@ def too_deep(value: Any) -> bool:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON; NaN and infinity are refused, write None instead."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same, or None of a number that JSON does not know."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from segcal.io.case_patterns import (
     guess_affixes,
     suggest_patterns,
 )
-from segcal.io.files import case_name, is_array, is_image, legible, read_json
+from segcal.io.files import VOLUME_ENDINGS, case_name, is_array, is_image, legible, read_json
 
 RECORD_NAME = "segcal_predict.json"
 """File beside predictions that says how they were made."""
@@ -37,7 +37,8 @@ class Case:
     Attributes:
         name: without folder and ending, or what a pattern takes for it.
         prediction: array file, volume, or a folder with a file per class.
-        reference: label map, or a folder with a mask per class.
+        reference: label map, or a folder with a mask per class; without one, what lies in the
+            frame of the prediction.
         label_map: label map that lies beside an array file of the same name, or None.
         roi: mask of the region of interest, or None.
         logits: ``.npz`` with the logits that the prediction was made of, or None.
@@ -139,6 +140,65 @@ def pair(predictions: Path, references: Path, patterns: Patterns | None = None) 
         sorted(others),
         note,
     )
+
+
+def unpaired(predictions: Path, images: Path | None = None, pattern: str | None = None) -> Pairing:
+    """Find predictions that have no references: a folder of them, or one file.
+
+    What lies in the frame of the arrays stands where the reference would be: the volume itself, the
+    label map beside an array file, or the image of the case.
+
+    Args:
+        predictions: folder, as of :func:`pair`, or file.
+        images: folder of the images; None without.
+        pattern: see :class:`segcal.io.case_patterns.Patterns`.
+
+    Raises:
+        ValueError: a path that does not exist, nothing there, an array file in a frame that
+            nothing tells.
+    """
+    if not predictions.exists():
+        raise ValueError(f"{predictions}: no such file or folder")
+    if predictions.is_file():
+        name = case_name(predictions)
+        if name is None:
+            raise ValueError(f"{predictions}: expected a .npz or a volume, e.g. .nii.gz")
+        found = {legible(name, predictions): predictions}
+        volumes = scan(predictions.parent, arrays=False)
+    else:
+        found, volumes = find_predictions(predictions, pattern=pattern)
+    if not found:
+        raise ValueError(f"{predictions}: holds no predictions (.npz, .nii.gz, ...)")
+    cases = []
+    for name, path in sorted(found.items()):
+        beside = volumes.get(name)
+        label_map = beside if is_array(path) and beside and not is_image(beside) else None
+        frame = _frame(path, label_map) or (images and find_image(images, name))
+        if not frame:
+            raise ValueError(
+                f"{path}: nothing says how large its voxels are and where they lie: no label map "
+                f"{name}.nii.gz lies beside it"
+                + (", nor an image of it in " + str(images) if images else "")
+                + "; keep the one that nnU-Net writes, or name the folder of the images (--images)"
+            )
+        logits = find_logits(path, case_name(path) or path.name)
+        cases.append(
+            Case(name, path, frame, label_map, logits=logits, decision=_decision(path.parent))
+        )
+    return Pairing(cases)
+
+
+def _frame(prediction: Path, label_map: Path | None) -> Path | None:
+    """What lies on the grid of a prediction: a volume of its own, or the label map beside it."""
+    if prediction.is_dir():
+        return next(iter(scan(prediction, arrays=False).values()))
+    return label_map if is_array(prediction) else prediction
+
+
+def find_image(folder: Path, name: str) -> Path | None:
+    """Image of a case, its first channel, or None."""
+    paths = (folder / f"{name}{end}{e}" for end in ("_0000", "") for e in VOLUME_ENDINGS)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _one_case(prediction: Path, reference: Path) -> Case:

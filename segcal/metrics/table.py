@@ -7,6 +7,7 @@ of :data:`CALIBRATION`; nothing else has to be told of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,22 +17,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics, mean_gap
+from segcal.metrics.aurc import aurc, excess_aurc
 from segcal.metrics.dice import dice
 from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
+from segcal.metrics.soft_dice_confidence import soft_dice_of
+from segcal.metrics.structure_sums import StructureSums
 from segcal.metrics.volume_difference import volume_difference
 from segcal.surface import SurfaceDistances, surface_distances
 from segcal.tally import Tally
 
 __all__ = [
     "CALIBRATION",
+    "CONFIDENCE",
     "PENALISED",
     "STRUCTURE",
     "CalibrationMetric",
+    "ConfidenceMetric",
     "MaskPair",
     "Metric",
     "PenalisedMean",
     "StructureMetric",
     "calibration_of",
+    "top_risk",
 ]
 
 Direction = Literal["higher", "lower"]
@@ -48,8 +55,8 @@ class Metric:
 
     Attributes:
         key: its name in files, and the beginning of the names of its columns.
-        meaning: its definition. ``{bins}``, ``{tace_threshold}`` and ``{nsd_tolerance_mm}`` stand
-            for what an evaluation was asked for, ``{unit}`` for that of its lengths.
+        meaning: its definition. ``{bins}``, ``{tace_threshold}``, ``{nsd_tolerance_mm}`` and
+            ``{level}`` stand for what was asked for, ``{unit}`` for the unit of lengths.
             Rows with one meaning are defined together.
         heading: its readable name.
         brief: in the tables of the console, which have 80 columns; empty leaves it out there,
@@ -146,6 +153,17 @@ class PenalisedMean(Metric):
     """
 
     of: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceMetric(Metric):
+    """A number of one label or region that needs no reference.
+
+    Attributes:
+        function: gives it; NaN is undefined.
+    """
+
+    function: Callable[[StructureSums], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +347,100 @@ PENALISED: tuple[PenalisedMean, ...] = (
 )
 """Means over the labels of a case in which a miss or a false alarm costs the image diagonal."""
 
+TIE = 0.1
+"""Difference of a probability and its strongest rival up to which a voxel is undecided."""
+
+CONFIDENCE: tuple[ConfidenceMetric, ...] = (
+    ConfidenceMetric(
+        key="soft_dice_confidence",
+        heading="soft Dice confidence",
+        meaning="DSC that the mask M can expect by its probabilities p, 2 sum_M p/(sum p + |M|)",
+        better="higher",
+        digits=3,
+        function=lambda sums: soft_dice_of(sums.in_mask, sums.total, sums.mask_voxels),
+    ),
+    ConfidenceMetric(
+        key="volume_ml",
+        heading="expected volume",
+        meaning="sum p, times the size of a voxel",
+        unit="ml",
+        digits=2,
+        better=None,
+        function=lambda sums: sums.total * sums.voxel_ml,
+    ),
+    ConfidenceMetric(
+        key="volume_low_ml",
+        heading="from",
+        meaning="lower end of the interval of the volume",
+        unit="ml",
+        digits=2,
+        better=None,
+        function=lambda sums: sums.range_ml[0],
+    ),
+    ConfidenceMetric(
+        key="volume_high_ml",
+        heading="to",
+        meaning="upper end of the interval of the volume",
+        unit="ml",
+        digits=2,
+        better=None,
+        function=lambda sums: sums.range_ml[1],
+    ),
+    ConfidenceMetric(
+        key="mask_volume_ml",
+        heading="volume of the mask",
+        meaning="voxels of the mask, times their size",
+        unit="ml",
+        digits=2,
+        better=None,
+        function=lambda sums: sums.mask_voxels * sums.voxel_ml,
+    ),
+    ConfidenceMetric(
+        key="volume_sd_ml",
+        heading="independent SD",
+        shown=False,
+        meaning="sqrt(sum p(1-p)), the standard deviation of the volume if voxels erred "
+        "independently: far too small by itself; fitted intervals are multiples of it",
+        unit="ml",
+        digits=2,
+        better=None,
+        function=lambda sums: math.sqrt(sums.variance) * sums.voxel_ml,
+    ),
+    ConfidenceMetric(
+        key="volume_swing",
+        heading="volume swing",
+        meaning="share of the mask's volume by which it would shrink or grow, whichever is more, "
+        "if the undecided voxels went the other way",
+        digits=3,
+        function=lambda sums: sums.volume_swing,
+    ),
+    ConfidenceMetric(
+        key="undecided_share",
+        heading="undecided",
+        meaning="undecided voxels among those of the mask and the undecided: p and its strongest "
+        f"rival (of a region: 1 - p) differ by {TIE:g} or less",
+        digits=3,
+        function=lambda sums: sums.undecided_share,
+    ),
+    ConfidenceMetric(
+        key="shell_entropy",
+        heading="entropy in the shell",
+        meaning="mean binary entropy of p in bits, where the 3^d patch of a voxel is partly in the "
+        "mask",
+        digits=3,
+        function=lambda sums: sums.shell_entropy,
+    ),
+    ConfidenceMetric(
+        key="largest_probability",
+        heading="largest p",
+        meaning="largest p of all voxels; one less it is how sure an empty mask is, at most",
+        digits=3,
+        better=None,
+        function=lambda sums: sums.largest,
+    ),
+)
+"""Numbers of every label or region from its probabilities alone."""
+
 _MURPHY = "parts of brier over the bins (Murphy), summed over the classes; small and large are good"
 CALIBRATION: tuple[CalibrationMetric, ...] = (
     CalibrationMetric(
@@ -428,6 +540,19 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
         function=lambda tally, groups: sum(one.murphy().resolution for one in tally.classes),
     ),
     CalibrationMetric(
+        key="aurc",
+        heading="AURC",
+        meaning="share of wrong voxels among those kept, the most confident first, mean over all "
+        "numbers kept; confidence in 2^16 cells, ties in no order; of no use it is 1 - accuracy",
+        function=lambda tally, groups: _selective(aurc, tally),
+    ),
+    CalibrationMetric(
+        key="aurc_excess",
+        heading="excess AURC",
+        meaning="aurc less that of the order in which all wrong voxels come last",
+        function=lambda tally, groups: _selective(excess_aurc, tally),
+    ),
+    CalibrationMetric(
         key="aece_bound",
         heading="AECE bound",
         shown=False,
@@ -437,6 +562,21 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
     ),
 )
 """Numbers of the voxels of every scope."""
+
+
+def top_risk(tally: Tally) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Confidence, loss and count of the voxels of a tally: the right ones, then the wrong ones."""
+    cells = tally.top_mass.statistics
+    used = cells.count > 0
+    right, count = cells.hit_sum[used], cells.count[used]
+    entries = np.concatenate([right, count - right])
+    loss = np.repeat([0, 1], len(count))
+    return np.tile(cells.confidence[used], 2), loss, entries
+
+
+def _selective(area: Callable[..., float], tally: Tally) -> float:
+    confidence, loss, counts = top_risk(tally)
+    return area(confidence, loss, counts=counts)
 
 
 def _share(total: float, tally: Tally) -> float:

@@ -115,13 +115,11 @@ class SavedCalibrator:
         Raises:
             ValueError: another model, or a mean of another number of networks.
         """
-        for key in IDENTITY:
-            ours, theirs = self.model.get(key), record.get(key)
-            if ours is not None and theirs is not None and ours != theirs:
-                raise ValueError(
-                    f"{what}: {key} {theirs}, but the calibrator was fitted to {key} {ours}; fit "
-                    "one for this model, or say --any-model if you know that it fits"
-                )
+        if other := other_model(self.model, record):
+            raise ValueError(
+                f"{what}: {other[1]}, but the calibrator was fitted to {other[0]}; fit one for "
+                "this model, or say --any-model if you know that it fits"
+            )
         here = _members(record)
         if self.members and here and self.members != here:
             raise ValueError(
@@ -179,6 +177,20 @@ def model_of(predictions: Path) -> dict[str, Any]:
                 "folds": folds or sorted(path.name for path in folder.glob("fold_*")),
             }
     return {}
+
+
+def other_model(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What tells two models apart, in words for each; None where nothing is known to.
+
+    Args:
+        ours: record of one, see :func:`model_of`.
+        theirs: record of the other.
+    """
+    for key in IDENTITY:
+        a, b = ours.get(key), theirs.get(key)
+        if a is not None and b is not None and a != b:
+            return f"{key} {a}", f"{key} {b}"
+    return None
 
 
 def _members(record: Mapping[str, Any]) -> int:

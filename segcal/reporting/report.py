@@ -11,14 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal.evaluation.agreement import in_words, predicted_dsc, volumes
 from segcal.evaluation.api import Comparison, Report
 from segcal.evaluation.compare import as_records
 from segcal.evaluation.compare import case_table as compared_cases
 from segcal.evaluation.reading import read_case
-from segcal.io.files import VOLUME_ENDINGS, write_json, write_text
+from segcal.io.files import write_json, write_text
+from segcal.io.pairing import find_image
 from segcal.io.tables import write_csv
 from segcal.io.volumes import Geometry, put_on, read_volume
+from segcal.metrics.table import IN_PIXELS
 from segcal.reporting import markup, page, tables
+from segcal.reporting.agreement import plot_predicted_dsc, plot_risk_coverage, plot_volumes
 from segcal.reporting.comparison import plot_comparison
 from segcal.reporting.folder import ReportFolder
 from segcal.reporting.picture import Picture, draw
@@ -34,7 +38,8 @@ MOST_CLASSES = 16
 WORST = 3
 FILES = (
     "index.html", "summary.json", "cases.csv", "reliability*.png", "confidence.png", "worst/*.png",
-    "comparison.*", "comparison_*.*", "tables.*",
+    "comparison.*", "comparison_*.*", "tables.*", "predicted_dsc.png", "risk_coverage.png",
+    "volumes.png",
 )  # fmt: skip
 """What a report may write."""
 
@@ -62,11 +67,25 @@ def check_output(folder: PathLike, given: Iterable[Path]) -> None:
     Raises:
         ValueError: it holds what is evaluated, or files that no report wrote.
     """
+    check_folder(folder, given, FILES)
+
+
+def check_folder(folder: PathLike, given: Iterable[Path], files: Iterable[str]) -> None:
+    """As :func:`check_output`, for a report of other files.
+
+    Args:
+        folder: see there.
+        given: see there.
+        files: patterns of their names.
+
+    Raises:
+        ValueError: see there.
+    """
     output = Path(folder)
     inputs = [path if path.is_dir() else path.parent for path in given]
     if output.resolve() in [path.resolve() for path in inputs]:
         raise ValueError(f"{output}: holds what is evaluated; name another folder for the report")
-    ReportFolder(output).check(FILES)
+    ReportFolder(output).check(files)
 
 
 def write_report(
@@ -109,6 +128,8 @@ def write_report(
         sections.append(
             _calibration_section(tables.calibration_table(report.summary, scopes), diagrams)
         )
+    if "predicted_dsc" in report.summary:
+        sections += _confidence_sections(output, report)
     if len(report.cases):
         if job.settings.compat is not None:
             printed.append(tables.compat_table(report.summary, job.settings.compat))
@@ -126,6 +147,41 @@ def write_report(
     write_text(output.place("index.html"), page.render(title, report.summary, sections))
     output.close()
     return Written(output.written, notes)
+
+
+def _confidence_sections(output: ReportFolder, report: Report) -> list[page.Section]:
+    """Whether predicted DSC and volumes hold."""
+    job, rows = report.job, report.cases
+    found = predicted_dsc(rows)
+    unit = "ml" if job.unit == "mm" else IN_PIXELS["ml"]
+    titles = {
+        "predicted_dsc.png": "Predicted and true DSC, a point a case",
+        "risk_coverage.png": "Risk and coverage: what is wrong among the most confident",
+        "volumes.png": "Volumes: difference against mean, with intervals",
+    }
+    figures = (
+        plot_predicted_dsc(found, titles["predicted_dsc.png"]),
+        plot_risk_coverage(found, report.calibration, titles["risk_coverage.png"]),
+        plot_volumes(volumes(rows), unit, titles["volumes.png"]),
+    )
+    pictures = {n: draw(f, t) for (n, t), f in zip(titles.items(), figures, strict=True)}
+    _save(output, pictures)
+    predicted, risk, volume = pictures.values()
+    notes = []
+    if job.intervals is not None:
+        notes = [job.intervals.too_few(job.settings.interval, job.settings.level)]
+    return [
+        page.table_section(
+            tables.predicted_table(report.summary),
+            "Soft Dice confidence is the DSC that a mask can expect by its probabilities, without "
+            "the reference.",
+            *filter(None, [in_words(list(report.summary["predicted_dsc"].values())[-1])]),
+            pictures=[predicted, risk],
+        ),
+        page.table_section(
+            tables.volume_table(report.summary), *filter(None, notes), pictures=[volume]
+        ),
+    ]
 
 
 def _calibration_section(table: tables.Table, diagrams: dict[str, Picture]) -> page.Section:
@@ -272,7 +328,7 @@ def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], lis
         p, geometry = arrays.probabilities, arrays.reference.geometry
         image, note = None, ""
         if images is not None:
-            image, note = _image(images, str(name), geometry, tolerance)
+            image, note = place_image(images, str(name), geometry, tolerance)
         if note:
             notes.append(f"{name} is shown without its image: {note}")
         title = f"{name}: DSC {score:.3f}"
@@ -290,12 +346,18 @@ def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], lis
     return pictures, notes
 
 
-def _image(
+def place_image(
     folder: Path, name: str, geometry: Geometry, tolerance: float
 ) -> tuple[NDArray[Any] | None, str]:
-    """Grey values of a case (the first channel), or why there are none."""
-    paths = [folder / f"{name}{channel}{e}" for channel in ("_0000", "") for e in VOLUME_ENDINGS]
-    path = next((path for path in paths if path.is_file()), None)
+    """Grey values of a case (the first channel), or why there are none.
+
+    Args:
+        folder: of the images.
+        name: of the case.
+        geometry: that they must have.
+        tolerance: how far, in voxels, they may lie off.
+    """
+    path = find_image(folder, name)
     if path is None:
         return None, f"{folder} holds no {name}_0000.nii.gz or {name}.nii.gz"
     try:

@@ -189,6 +189,66 @@ def _calibration_line(
     return cells
 
 
+def predicted_table(summary: Mapping[str, Any]) -> Table:
+    """How well the DSC that was predicted without references holds, by label.
+
+    Args:
+        summary: content of ``summary.json``.
+    """
+    defined = summary["conventions"]
+    shown = [
+        ("true", "true DSC", "mean over cases", "higher"),
+        ("predicted", "predicted DSC", "mean soft Dice confidence of the same cases", None),
+        ("mae", "MAE", defined["mae"], "lower"),
+        ("spearman", "Spearman", defined["spearman"], "higher"),
+        ("aurc", "AURC", defined["dsc aurc"], "lower"),
+        ("aurc_random", "random", "the AURC of cases in no order", None),
+        ("aurc_ideal", "ideal", "the AURC of cases in the order of their true DSC", None),
+        ("aurc_excess", "excess AURC", "AURC less ideal", "lower"),
+    ]
+    columns = [
+        Column("label"), Column("n", "cases in which both are defined"),
+        *(Column(name, meaning, better=ARROWS[better]) for _, name, meaning, better in shown),
+    ]  # fmt: skip
+    rows = [
+        [Cell(name, name), _count(of["n"]), *(number_cell(of[key], 3) for key, *_ in shown)]
+        for name, of in summary["predicted_dsc"].items()
+    ]
+    caption = "AURC of 1 - DSC over cases: lower means that the worst ones are known beforehand."
+    return Table("predicted", "Does the confidence hold?", columns, rows, caption)
+
+
+def volume_table(summary: Mapping[str, Any]) -> Table:
+    """Bias and agreement of expected volumes, and how often their intervals hold the truth.
+
+    Args:
+        summary: content of ``summary.json``.
+    """
+    defined, level = summary["conventions"], summary["settings"]["level"]
+    unit = "ml" if summary.get("unit", "mm") == "mm" else table.IN_PIXELS["ml"]
+    columns = [
+        Column("label"), Column("n", "cases with probabilities"),
+        Column("bias", defined["volume bias_ml, limits_ml"], unit),
+        Column("limits of agreement", defined["volume bias_ml, limits_ml"], unit),
+        Column("MAE", "mean |expected - reference volume|", unit, ARROWS["lower"]),
+        Column(f"in {100 * level:.4g} % intervals", defined["volume coverage"]),
+        Column("median width", "of the intervals", unit, ARROWS["lower"]),
+    ]  # fmt: skip
+    rows = []
+    for name, of in summary["volumes"].items():
+        low, high = of["limits_ml"]
+        limits = Cell("-") if low is None else Cell(f"{low:.2f} to {high:.2f}", repr(low))
+        rows.append(
+            [
+                Cell(name, name), _count(of["n"]), number_cell(of["bias_ml"], 2, "+"), limits,
+                number_cell(of["mae_ml"], 2), number_cell(of["coverage"], 3),
+                number_cell(of["median_width_ml"], 2),
+            ]
+        )  # fmt: skip
+    caption = f"Expected volume, sum p. Intervals: {defined['intervals']}."
+    return Table("volumes", "Volumes", columns, rows, caption)
+
+
 def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
     """Numbers by the rules of a published evaluation.
 

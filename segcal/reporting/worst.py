@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from segcal.reporting.legends import add_legend
+from segcal.reporting.panels import SIDE, draw_levels, overlay, palette, panel
 
-FEW = ("#3b6ea5", "#d9a13b", "#5a9e6f", "#c0504d", "#8064a2", "#4bacc6", "#9c6b3f", "#d87fb0")
-MANY = tuple(matplotlib.colormaps["tab20"](range(20)))
 IGNORED = "ignored"
 ERRORS = {
     "false positive": "#d1495b", "false negative": "#2e86ab", "wrong class": "#edae49",
     IGNORED: "#b0b0b0",
 }  # fmt: skip
-SIDE = 2.6
-"""Inches of a panel."""
 
 
 def plot_case(
@@ -68,20 +62,20 @@ def plot_case(
     size = (SIDE * panels, SIDE * tall + 0.8 + 0.22 * lines)
     figure = Figure(figsize=size, layout="constrained")
     axes = iter(figure.subplots(1, panels))
-    colours = dict(zip(names, _palette(len(names)), strict=True))
+    colours = dict(zip(names, palette(len(names)), strict=True))
     if ignore_index is not None:
         colours[ignore_index] = ERRORS[IGNORED]
     if below is not None:
-        _panel(next(axes), "image", below, aspect)
+        panel(next(axes), "image", below, aspect)
     for name, labels in (("reference", reference[z]), ("prediction", prediction[z])):
         axis = next(axes)
-        _panel(axis, name, below, aspect)
-        _overlay(axis, labels, colours, aspect, alpha=1 if below is None else 0.45)
+        panel(axis, name, below, aspect)
+        overlay(axis, labels, colours, aspect, alpha=1 if below is None else 0.45)
     if confidence is not None:
-        _draw_confidence(figure, next(axes), confidence[z], aspect)
+        draw_levels(figure, next(axes), "confidence", confidence[z], aspect)
     axis = next(axes)
-    _panel(axis, "errors", below, aspect)
-    _overlay(axis, errors[z], dict(enumerate(ERRORS.values(), 1)), aspect, alpha=0.85)
+    panel(axis, "errors", below, aspect)
+    overlay(axis, errors[z], dict(enumerate(ERRORS.values(), 1)), aspect, alpha=0.85)
     _add_legends(figure, errors[z], [(colours[v], names[v]) for v in present], columns)
     figure.suptitle(f"{title}, slice {z + 1} of {len(reference)}, as stored", fontsize=11)
     return figure
@@ -107,31 +101,6 @@ def _slice(errors: NDArray[np.uint8], reference: NDArray[Any]) -> int:
     return int(np.argmax(wrong if wrong.any() else (reference != 0).sum((1, 2))))
 
 
-def _palette(n: int) -> list[Any]:
-    chosen = FEW if n <= len(FEW) else MANY
-    return [chosen[i % len(chosen)] for i in range(n)]
-
-
-def _panel(axis: Axes, title: str, image: NDArray[np.float32] | None, aspect: float) -> None:
-    """A titled frame without ticks, with the image between its 1st and 99th percentile."""
-    axis.set_title(title, fontsize=10)
-    axis.set(xticks=[], yticks=[])
-    if image is not None:
-        finite = image[np.isfinite(image)]
-        low, high = np.percentile(finite, (1, 99)) if finite.size else (0, 1)
-        axis.imshow(image, cmap="gray", vmin=low, vmax=high, interpolation="nearest", aspect=aspect)
-
-
-def _draw_confidence(figure: Figure, axis: Axes, confidence: NDArray[Any], aspect: float) -> None:
-    """Largest probability of every voxel of a slice, with its colour bar."""
-    _panel(axis, "confidence", None, aspect)
-    levels = axis.imshow(
-        np.asarray(confidence, dtype=np.float32), cmap="viridis", vmin=0, vmax=1,
-        interpolation="nearest", aspect=aspect,
-    )  # fmt: skip
-    figure.colorbar(levels, ax=axis, shrink=0.75)
-
-
 def _add_legends(
     figure: Figure, errors: NDArray[np.uint8], labels: list[tuple[Any, str]], columns: int
 ) -> None:
@@ -142,16 +111,3 @@ def _add_legends(
     figure.legend(handles=patches, loc="outside lower right", ncols=2, **shown)
     patches = [Patch(color=colour, label=name) for colour, name in labels]
     add_legend(figure, patches, loc="outside lower left", ncols=columns, **shown)
-
-
-def _overlay(
-    axis: Axes, labels: NDArray[Any], colours: Mapping[int, Any], aspect: float, alpha: float
-) -> None:
-    """Labels in their colours; half transparent ones are outlined."""
-    painted = np.zeros((*labels.shape, 4))
-    for value, colour in colours.items():
-        mask = labels == value
-        painted[mask] = to_rgba(colour, alpha)
-        if alpha < 0.5 and mask.any() and not mask.all():
-            axis.contour(mask, levels=[0.5], colors=[colour], linewidths=1)
-    axis.imshow(painted, interpolation="nearest", aspect=aspect)

@@ -302,6 +302,7 @@ def test_options_reach_the_numbers(folders):
     assert got["settings"] == {
         "threshold": None, "bins": 3, "tace_threshold": 0.06, "dilation": 2, "tolerance": 0.01,
         "nsd_tolerance_mm": 2.0, "chosen": ["fg", "union", "dilated", "all"], "compat": None,
+        "level": 0.95, "interval": "conformal",
     }  # fmt: skip
     assert "ece_dilated2" in got["metrics"]
     evaluate(root, out="other")  # 0.05 is under the threshold, 15 bins

@@ -65,3 +65,12 @@ def brier(p, y):
     return np.mean(
         [sum((p[k, i] - (k == y[i])) ** 2 for k in range(len(p))) for i in range(len(y))]
     )
+
+
+def aurc(confidence, wrong):
+    """Mean over k of the mean loss of the k most confident; ties, in no order, share their loss."""
+    kept = []
+    for value in np.unique(confidence)[::-1]:
+        tied = wrong[confidence == value]
+        kept += [tied.mean()] * len(tied)
+    return np.mean(np.cumsum(kept) / np.arange(1, len(kept) + 1)) if kept else np.nan

@@ -79,19 +79,21 @@ def report(tmp_path_factory):
 def test_everything_is_inside(report):
     page = Tables(report)
     assert page.headings == [
-        "Evaluation: p", "Overlap and surfaces", "Calibration", "Cases with the lowest DSC",
-        "Cases", "How these numbers are defined",
+        "Evaluation: p", "Overlap and surfaces", "Calibration", "Does the confidence hold?",
+        "Volumes", "Cases with the lowest DSC", "Cases", "How these numbers are defined",
     ]  # fmt: skip
     pictures = [load for load in page.loads if load.startswith("data:image/png;base64,")]
-    assert len(pictures) == 5  # three diagrams and two cases
+    assert len(pictures) == 8  # three diagrams, three of confidence and volumes, and two cases
     others = [load for load in page.loads if load not in pictures]
-    assert others == ["data:,", "#s1", "#s2", "#s3", "#s4", "#definitions"]
+    assert others == ["data:,", *(f"#s{i}" for i in range(1, 7)), "#definitions"]
     assert set(others[1:]) == {f"#{name}" for name in re.findall(r'<h2 id="([^"]+)"', report)}
     assert not re.search(r"https?:|//cdn|@import|url\(", report)
 
 
 def test_numbers_and_failures_are_there(report):
-    overlap, calibration, cases = Tables(report).tables
+    overlap, calibration, confidence, volumes, cases = Tables(report).tables
+    for table in (confidence, volumes):
+        assert [row[0].strip() for row in table[1:3]] == ["<b onload=x>1", "two & more"]
     assert overlap[0][:3] == ["label", "n", "DSC\N{NO-BREAK SPACE}↑"]
     assert [row[0].strip() for row in overlap[1:]] == ["<b onload=x>1", "two & more"]
     assert calibration[0] == ["metric", "fg", "union", "dilated5", "all"]

@@ -1,0 +1,178 @@
+"""Whether what probabilities say without a reference holds: DSC, its order, and volumes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from segcal.io.files import finite
+from segcal.metrics.aurc import aurc, excess_aurc
+from segcal.metrics.limits_of_agreement import limits_of_agreement
+
+MEAN = "mean"
+"""Stands for the mean over the labels of a case, among the labels."""
+FEWEST = 3
+"""Cases for a rank correlation."""
+GROUP = 5
+"""Cases a group of the calibration curve has at least."""
+MOST_GROUPS = 10
+DEFINITIONS = {
+    "spearman": "rank correlation of predicted and true DSC over the cases that have both",
+    "mae": "mean |predicted - true DSC|",
+    "dsc bias": "mean of predicted less true DSC",
+    "curve": f"means of predicted and true DSC in groups of {GROUP} cases or more of like "
+    "prediction",
+    "dsc aurc": "mean 1 - DSC of the cases kept, the most confident first, mean over all numbers "
+    "kept; random: of no order; ideal: by the true DSC; excess: aurc less ideal",
+    "volume bias_ml, limits_ml": "mean of expected less reference volume, and -+ 1.96 standard "
+    "deviations of it (Bland, Altman)",
+    "volume coverage": "share of reference volumes within their intervals",
+}
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predicted and true DSC of one label, or of the mean over labels, by case.
+
+    Attributes:
+        cases: their names.
+        predicted: soft Dice confidence.
+        true: DSC.
+    """
+
+    cases: list[str]
+    predicted: NDArray[np.float64]
+    true: NDArray[np.float64]
+
+
+def label_names(rows: pd.DataFrame) -> list[str]:
+    """Labels with probabilities, in the order of the table; none without.
+
+    Args:
+        rows: of :class:`segcal.evaluation.cohort.Cohort`.
+    """
+    key = "soft_dice_confidence/"
+    return [str(c).removeprefix(key) for c in rows.columns if str(c).startswith(key)]
+
+
+def predicted_dsc(rows: pd.DataFrame) -> dict[str, Predicted]:
+    """Predicted and true DSC by label, and of the mean over labels, where both are defined.
+
+    Args:
+        rows: of :class:`segcal.evaluation.cohort.Cohort`.
+    """
+    names = label_names(rows)
+    if not names:
+        return {}
+    predicted = rows[[f"soft_dice_confidence/{name}" for name in names]].set_axis(names, axis=1)
+    true = rows[[f"dsc/{name}" for name in names]].set_axis(names, axis=1)
+    predicted, true = predicted.where(true.notna()), true.where(predicted.notna())
+    if len(names) > 1:
+        predicted[MEAN], true[MEAN] = predicted.mean(axis=1), true.mean(axis=1)
+    found = {}
+    for name in predicted.columns:
+        there = predicted[name].notna()
+        found[str(name)] = Predicted(
+            [str(case) for case in rows.index[there]],
+            predicted.loc[there, name].to_numpy(dtype=np.float64),
+            true.loc[there, name].to_numpy(dtype=np.float64),
+        )
+    return found
+
+
+def dsc_agreement(of: Predicted) -> dict[str, Any]:
+    """How well the predicted DSC of cases holds; what is undefined is None."""
+    p, t, n = of.predicted, of.true, len(of.true)
+    ranked = n >= FEWEST and np.ptp(p) > 0 and np.ptp(t) > 0
+    area, excess = aurc(p, 1 - t), excess_aurc(p, 1 - t)
+    return {
+        "n": n,
+        "spearman": finite(float(stats.spearmanr(p, t).statistic)) if ranked else None,
+        "mae": _mean(np.abs(p - t)),
+        "bias": _mean(p - t),
+        "predicted": _mean(p),
+        "true": _mean(t),
+        "aurc": finite(area),
+        "aurc_random": _mean(1 - t),
+        "aurc_ideal": finite(area - excess),
+        "aurc_excess": finite(excess),
+        "curve": curve(of),
+    }
+
+
+def in_words(numbers: dict[str, Any]) -> str:
+    """Say how well predicted DSC holds, in a sentence; empty without cases.
+
+    Args:
+        numbers: of :func:`dsc_agreement`.
+    """
+    if not numbers["n"]:
+        return ""
+    rank, side = numbers["spearman"], "above" if numbers["bias"] > 0 else "below"
+    return (
+        f"Predicted DSC (soft Dice confidence) is on average {abs(numbers['bias']):.3f} {side} the "
+        f"true one; mean absolute error {numbers['mae']:.3f}, rank correlation "
+        f"{'undefined' if rank is None else format(rank, '.3f')}, {numbers['n']} cases"
+    )
+
+
+def curve(of: Predicted) -> list[dict[str, float]]:
+    """Calibration curve of the DSC: groups of cases of like prediction, equally many in each."""
+    n = len(of.true)
+    order = np.argsort(of.predicted, kind="stable")
+    groups = np.array_split(order, min(MOST_GROUPS, n // GROUP)) if n >= GROUP else []
+    return [
+        {
+            "n": len(group),
+            "predicted": float(of.predicted[group].mean()),
+            "true": float(of.true[group].mean()),
+        }
+        for group in groups
+    ]
+
+
+def volumes(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Volumes by label: ``true``, ``expected``, ``low``, ``high`` in ml, a row a case.
+
+    Args:
+        rows: of :class:`segcal.evaluation.cohort.Cohort`.
+    """
+    voxel_ml = rows[[f"spacing_{a}_mm" for a in "zyx"]].prod(axis=1) / 1000 if len(rows) else 0
+    return {
+        name: pd.DataFrame(
+            {
+                "true": rows[f"voxels_reference/{name}"] * voxel_ml,
+                "expected": rows[f"volume_ml/{name}"],
+                "low": rows[f"volume_low_ml/{name}"],
+                "high": rows[f"volume_high_ml/{name}"],
+            }
+        ).dropna()
+        for name in label_names(rows)
+    }
+
+
+def volume_agreement(of: pd.DataFrame) -> dict[str, Any]:
+    """Bias and limits of agreement of the expected volume, and coverage of its intervals.
+
+    Args:
+        of: of a label, see :func:`volumes`.
+    """
+    limits = limits_of_agreement(of["expected"], of["true"])
+    covered = (of["low"] <= of["true"]) & (of["true"] <= of["high"])
+    return {
+        "n": len(of),
+        "bias_ml": finite(limits.bias),
+        "limits_ml": [finite(limits.low), finite(limits.high)],
+        "mae_ml": _mean((of["expected"] - of["true"]).abs().to_numpy()),
+        "coverage": _mean(covered.to_numpy(dtype=np.float64)),
+        "median_width_ml": finite(float((of["high"] - of["low"]).median())),
+    }
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    return finite(float(values.mean())) if len(values) else None

@@ -1,0 +1,148 @@
+"""Whether confidence and volumes hold: predicted and true DSC, risk and coverage, agreement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from segcal.evaluation.agreement import MEAN, Predicted, curve, dsc_agreement
+from segcal.metrics.aurc import risk_coverage
+from segcal.metrics.limits_of_agreement import limits_of_agreement
+from segcal.metrics.table import top_risk
+from segcal.tally import Tally
+
+Numbers = NDArray[Any]
+LINE = "#555555"
+RANDOM, IDEAL = "#b0b0b0", "#5a9e6f"
+SIDE = 3.6
+"""Inches of a panel."""
+COLUMNS = 4
+POINTS = 400
+"""Of a curve that has many."""
+
+
+def plot_predicted_dsc(found: Mapping[str, Predicted], title: str = "") -> Figure:
+    """Draw the DSC that was predicted without the reference against the true one, by label.
+
+    A point is a case; the line joins the means of groups of like prediction.
+
+    Args:
+        found: by label.
+        title: of the figure.
+    """
+    figure, axes = _panels(len(found), title)
+    ends = [x for of in found.values() for x in (of.predicted, of.true)]
+    low = max(0.0, min((float(x.min()) for x in ends if x.size), default=0.0) - 0.03)
+    for axis, (name, of) in zip(axes, found.items(), strict=False):
+        axis.plot([0, 1], [0, 1], color=LINE, linestyle="--", linewidth=1)
+        axis.plot(of.predicted, of.true, "o", color="C0", markersize=4, alpha=0.6)
+        groups = curve(of)
+        if len(groups) > 1:
+            axis.plot([g["predicted"] for g in groups], [g["true"] for g in groups], "-s",
+                      color="black", markersize=4, linewidth=1.2)  # fmt: skip
+        numbers = dsc_agreement(of)
+        rank = "-" if numbers["spearman"] is None else f"{numbers['spearman']:.2f}"
+        error = "-" if numbers["mae"] is None else f"{numbers['mae']:.3f}"
+        axis.text(0.04, 0.96, f"Spearman {rank}\nMAE {error}\nn {numbers['n']}",
+                  transform=axis.transAxes, va="top", fontsize=8,
+                  bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
+        axis.set(xlim=(low, 1.01), ylim=(low, 1.01), xlabel="predicted DSC", ylabel="true DSC")
+        axis.set_title(name, fontsize=10)
+        axis.set_aspect("equal")
+    return figure
+
+
+def plot_risk_coverage(
+    found: Mapping[str, Predicted], tallies: Mapping[str, Tally], title: str = ""
+) -> Figure:
+    """Draw what is wrong among what is kept: 1 - DSC of cases, and wrong voxels of a scope.
+
+    Args:
+        found: predicted and true DSC by label; that of the mean is drawn, or of the one label.
+        tallies: sums over voxels by scope, of which the last few are drawn, the widest.
+        title: of the figure.
+    """
+    tallies = dict(list(tallies.items())[1 - COLUMNS :])
+    figure, axes = _panels(1 + len(tallies), title)
+    of = found.get(MEAN) or next(iter(found.values()))
+    loss, n = 1 - of.true, len(of.true)
+    _draw_risk(axes[0], of.predicted, loss, np.ones(n))
+    axes[0].set(ylabel="mean 1 - DSC of what is kept")
+    axes[0].set_title(f"cases (DSC, {n})", fontsize=10)
+    for axis, (scope, tally) in zip(axes[1:], tallies.items(), strict=False):
+        _draw_risk(axis, *top_risk(tally))
+        axis.set(ylabel="share of wrong voxels kept")
+        axis.set_title(f"voxels, {scope}", fontsize=10)
+    styles = {"by confidence": ("C0", "-"), "random": (RANDOM, "--"), "ideal": (IDEAL, "-")}
+    handles = [Line2D([], [], color=c, linestyle=s, label=k) for k, (c, s) in styles.items()]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize="small"
+    )
+    return figure
+
+
+def plot_volumes(found: Mapping[str, pd.DataFrame], unit: str, title: str = "") -> Figure:
+    """Draw expected less true volume against the mean of both (Bland-Altman), by label.
+
+    Bars are the intervals, red where they do not hold the true volume. Lines are the bias and the
+    limits of agreement.
+
+    Args:
+        found: of :func:`segcal.evaluation.agreement.volumes`.
+        unit: of the volumes.
+        title: of the figure.
+    """
+    figure, axes = _panels(len(found), title)
+    for axis, (name, of) in zip(axes, found.items(), strict=False):
+        off, middle = of["expected"] - of["true"], (of["expected"] + of["true"]) / 2
+        covered = (of["low"] <= of["true"]) & (of["true"] <= of["high"])
+        drawn = np.isfinite(of["high"])
+        for held, colour in ((covered, "C0"), (~covered, "#d1495b")):
+            there = held & drawn
+            axis.vlines(middle[there], (of["low"] - of["true"])[there],
+                        (of["high"] - of["true"])[there], color=colour, alpha=0.35)  # fmt: skip
+            axis.plot(middle[held], off[held], "o", color=colour, markersize=4)
+        limits = limits_of_agreement(off, np.zeros(len(off)))
+        axis.axhline(0, color=LINE, linewidth=0.8, linestyle=":")
+        for value, style in zip(limits, ("-", "--", "--"), strict=True):
+            if np.isfinite(value):
+                axis.axhline(value, color="black", linewidth=1, linestyle=style)
+        share = f"{covered.mean():.0%}" if len(of) else "-"
+        axis.text(0.04, 0.96, f"bias {limits.bias:.2f}\nwithin interval {share}",
+                  transform=axis.transAxes, va="top", fontsize=8,
+                  bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
+        axis.set(xlabel=f"mean of expected and true ({unit})", ylabel=f"expected - true ({unit})")
+        axis.set_title(name, fontsize=10)
+    return figure
+
+
+def _draw_risk(axis: Axes, confidence: Numbers, loss: Numbers, counts: Numbers) -> None:
+    for order, colour in ((confidence, "C0"), (-loss, IDEAL)):
+        coverage, risk = risk_coverage(order, loss, counts=counts)
+        few = np.unique(np.linspace(0, max(len(risk) - 1, 0), POINTS).astype(int))[: len(risk)]
+        axis.plot(coverage[few], risk[few], color=colour, marker="o" if len(risk) == 1 else "")
+    if counts.sum():
+        axis.axhline(np.average(loss, weights=counts), color=RANDOM, linestyle="--", linewidth=1)
+    axis.set(xlim=(0, 1.01), xlabel="share kept")
+    axis.set_ylim(bottom=0)
+
+
+def _panels(count: int, title: str) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with so many panels in rows, and the panels."""
+    columns = min(COLUMNS, max(count, 1))
+    rows = -(-max(count, 1) // columns)
+    size = (SIDE * columns + 0.2, (SIDE - 0.2) * rows + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    if title:
+        figure.suptitle(title)
+    return figure, axes[: max(count, 1)]

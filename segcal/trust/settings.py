@@ -1,0 +1,62 @@
+"""What the numbers of a triage depend on, and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from segcal.evaluation.intervals import Kind, stated
+from segcal.evaluation.reported import definitions
+from segcal.metrics import table
+from segcal.tensors import check_choice
+
+__all__ = ["TrustSettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustSettings:
+    """What the numbers depend on; written beside them.
+
+    Attributes:
+        level: of the intervals of the volume.
+        interval: kind of fitted intervals.
+        swing: a volume that would change by more than this share, if the undecided voxels went the
+            other way, is flagged.
+        tolerance: how far, in voxels, a prediction may lie off its label map or image.
+
+    Raises:
+        ValueError: values out of range.
+    """
+
+    level: float = 0.95
+    interval: Kind = "conformal"
+    swing: float = 0.1
+    tolerance: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise ValueError(f"level: expected a number between 0 and 1, got {self.level}")
+        if not 0 <= self.swing < np.inf or not 0 <= self.tolerance < np.inf:
+            raise ValueError(
+                f"swing, tolerance: expected finite numbers of 0 or more, got {self.swing}, "
+                f"{self.tolerance}"
+            )
+        check_choice("interval", self.interval, get_args(Kind))
+
+    def conventions(self, unit: str = "mm", *, fitted: bool = False) -> dict[str, str]:
+        """Say in words what every key means.
+
+        Args:
+            unit: of the lengths, ``mm`` or ``px``.
+            fitted: whether intervals were fitted to validation cases.
+        """
+        return {
+            **({} if unit == "mm" else {"_ml": f"1000 {unit}: images state no size"}),
+            **definitions(table.CONFIDENCE),
+            "intervals": stated(self.level, self.interval if fitted else None),
+            "flag": f"volume: its volume swing is above {self.swing:g}",
+            "order": "least soft Dice confidence first; an empty mask counts by 1 less its largest "
+            "p. A case stands where its least sure structure stands",
+        }

@@ -1,0 +1,94 @@
+"""Sums of a structure against plain NumPy over whole arrays, and worked examples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import ndimage, stats
+
+from segcal.metrics.soft_dice_confidence import soft_dice_confidence, soft_dice_of
+from segcal.metrics.structure_sums import structure_sums
+
+MM = (8.0, 1.5, 1.5)
+
+
+def case(k=4, shape=(5, 9, 8), seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return rng.dirichlet(np.full(k, 0.4), shape).transpose(3, 0, 1, 2).astype(dtype)
+
+
+def sums(p, prediction, **options):
+    options = {"channels": [1, 2, 3], "labels": [(1,), (2,), (3,)], "spacing_mm": MM, **options}
+    return structure_sums(p, prediction, **options)
+
+
+@pytest.mark.parametrize("some_ignored", [False, True])
+def test_against_whole_arrays(some_ignored):
+    p = case()
+    labels = p.argmax(0)
+    keep = np.ones(labels.shape, bool)
+    keep[1, 2:5] = not some_ignored
+    for k, found in zip((1, 2, 3), sums(p, labels, valid=keep), strict=True):
+        q, mask = p[k], (labels == k) & keep
+        rival = np.delete(p, k, 0).max(0)
+        undecided = (np.abs(q - rival) <= 0.1) & keep
+        assert found.mask_voxels == mask.sum()
+        assert found.total == pytest.approx(q[keep].sum())
+        assert found.variance == pytest.approx((q * (1 - q))[keep].sum())
+        assert found.largest == q[keep].max()
+        assert (found.surely, found.possibly) == (
+            (q[keep] > 0.975).sum(), (q[keep] > 0.025).sum()
+        )  # fmt: skip
+        assert found.undecided_inside == (undecided & mask).sum()
+        assert found.undecided_outside == (undecided & ~mask).sum()
+        assert found.voxel_ml == pytest.approx(0.018)
+        assert soft_dice_of(found.in_mask, found.total, found.mask_voxels) == pytest.approx(
+            soft_dice_confidence(q[keep], mask[keep])
+        )
+        shell = ndimage.maximum_filter(mask, 3) & ~ndimage.minimum_filter(mask, 3) & keep
+        bits = [stats.entropy([v, 1 - v], base=2) for v in q[shell]]
+        assert found.shell_entropy == pytest.approx(np.mean(bits))
+
+
+def test_regions_are_undecided_on_their_own():
+    p = np.array([0.9, 0.54, 0.47, 0.2]).reshape(1, 1, 1, 4)
+    (found,) = sums(p, np.array([[[1, 1, 0, 0]]]), channels=[0], labels=[(1, 2)], regions=True)
+    assert (found.undecided_inside, found.undecided_outside) == (1, 1)
+    assert found.volume_swing == 0.5
+    assert found.undecided_share == pytest.approx(2 / 3)
+
+
+def test_the_range_is_what_one_threshold_for_all_voxels_gives():
+    rng = np.random.default_rng(2)
+    p = rng.beta(0.5, 0.5, (1, 3, 20, 20))
+    (found,) = sums(
+        p, (p[0] > 0.5).astype(int), channels=[0], labels=[(1,)], regions=True, level=0.9
+    )
+    volumes = [0.018 * (p > u).sum() for u in rng.random(20_000)]
+    np.testing.assert_allclose(found.range_ml, np.quantile(volumes, [0.05, 0.95]), atol=0.4)
+
+
+def test_what_is_absent():
+    p = np.stack([np.ones((2, 3, 3)), np.zeros((2, 3, 3))])
+    (found,) = sums(p, np.zeros((2, 3, 3), int), channels=[1], labels=[(1,)])
+    assert (found.mask_voxels, found.total, found.volume_swing) == (0, 0, 0)
+    assert math.isnan(found.shell_entropy)
+    assert math.isnan(found.undecided_share)
+    p = np.full((2, 2, 3, 3), 0.5)
+    (found,) = sums(p, np.zeros((2, 3, 3), int), channels=[1], labels=[(1,)])
+    assert found.volume_swing == math.inf
+    assert found.undecided_share == 1
+
+
+def test_half_precision_is_summed_exactly():
+    p = np.full((2, 40, 64, 64), 0.5, np.float16)
+    (found,) = sums(p, np.zeros((40, 64, 64), int), channels=[1], labels=[(1,)])
+    assert found.total == 81920  # more than half precision holds
+    assert found.variance == 40960
+
+
+def test_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"expected \(K, \*S\) and \(\*S\)"):
+        sums(case(), np.zeros((5, 9, 7), int))
