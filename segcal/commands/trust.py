@@ -266,7 +266,7 @@ def _say_triage(console: Console, triage: Triage, notes: list[str]) -> None:
     for note in notes:
         say(console, note, "yellow")
     for name, why in triage.cohort.failed.items():
-        say(console, f"FAILED {name}: {why}{source_of(triage.job.labels, why)}", "red")
+        say(console, f"FAILED {name}: {why}{source_of(triage.job.labels.label_set, why)}", "red")
     for name, texts in list(triage.cohort.notes.items())[:MAX_NOTES]:
         say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
     if len(triage.cohort.notes) > MAX_NOTES:

@@ -28,8 +28,8 @@ from segcal.sweep.terms import (
     CrossEntropyTerm,
     OverlapTerm,
     Penalty,
-    Plan,
     Residual,
+    SharedPlan,
     SweepPlan,
     Together,
 )
@@ -231,7 +231,7 @@ def _run(
     if terms.ignore_index is not None:
         codes = codes.masked_fill(~valid, NOTHING)
     overlap, slopes = _overlap(x, codes, terms.overlap, factors[2])
-    plan = Plan(
+    plan = SharedPlan(
         penalty_weight=_penalty_weight(valid),
         cross_entropy_weight=_cross_entropy_weight(labels, valid, terms.cross_entropy, x.shape[1]),
         factors=factors[:2],
@@ -260,7 +260,7 @@ def _overlap(
     return value.detach().view(1), factor * torch.stack(slopes, 1)
 
 
-def _run_confidence(x: Tensor, codes: Tensor, term: ConfidenceTerm, plan: Plan) -> Found:
+def _run_confidence(x: Tensor, codes: Tensor, term: ConfidenceTerm, plan: SharedPlan) -> Found:
     """Find what is predicted, and where its patches are mixed; then call the device's loops.
 
     Voxels are on their own in these, so that their layout is ``(N, K, V)``.
@@ -279,7 +279,7 @@ def _run_confidence(x: Tensor, codes: Tensor, term: ConfidenceTerm, plan: Plan) 
 
 
 def _run_residual(
-    x: Tensor, codes: Tensor, residual: Residual | None, plan: Plan, ignore_index: int | None
+    x: Tensor, codes: Tensor, residual: Residual | None, plan: SharedPlan, ignore_index: int | None
 ) -> Found:
     """Bring everything into one layout, ``(N, K, Z, Y, X)``, and call the device's loops."""
     n, k, *space = x.shape

@@ -179,7 +179,7 @@ class Together:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SharedPlan:
     """One sweep with everything looked up, but for its penalty.
 
     Attributes:
@@ -203,7 +203,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepPlan(Plan):
+class SweepPlan(SharedPlan):
     """A plan with a penalty on residuals. Statistics: sums of P' and z per region and class.
 
     Attributes:
@@ -218,7 +218,7 @@ class SweepPlan(Plan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidencePlan(Plan):
+class ConfidencePlan(SharedPlan):
     """A plan with the penalty on log-odds.
 
     Statistics: sums of confidence and of hits, and the voxels, per region and predicted class.
