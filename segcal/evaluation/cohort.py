@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import pandas as pd
 
+from segcal.binning import BinStatistics
 from segcal.evaluation.case import CaseResult, evaluate_case
 from segcal.evaluation.confidence import confidence_row
 from segcal.evaluation.engine import run
@@ -16,6 +17,7 @@ from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import CaseOutcome, Store
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case, Pairing
+from segcal.metrics.ece_floor import EceFloor, floor_over_cases
 from segcal.tally import Tally
 
 
@@ -31,6 +33,7 @@ class Cohort:
         notes: what was odd about a case that was evaluated, by name.
         pairing: what was matched with what.
         interrupted: whether the user stopped before the last case.
+        reliability: bins of the top label of every case with probabilities, by scope.
     """
 
     rows: pd.DataFrame
@@ -39,11 +42,20 @@ class Cohort:
     notes: dict[str, list[str]]
     pairing: Pairing
     interrupted: bool = False
+    reliability: dict[str, list[BinStatistics]] = field(default_factory=dict)
 
     @property
     def calibrated(self) -> pd.Series[bool]:
         """Which cases have probabilities, where some have."""
         return self.rows[f"voxels_{next(iter(self.calibration))}"].notna()
+
+    @cached_property
+    def floors(self) -> dict[str, EceFloor]:
+        """ECE of all voxels together by scope, and what it would be if they were calibrated."""
+        return {
+            scope: floor_over_cases(tally.top_mass.statistics, self.reliability[scope])
+            for scope, tally in self.calibration.items()
+        }
 
     @property
     def label_names(self) -> list[str]:
@@ -150,6 +162,7 @@ def _add(
             )
             return
         pooled[scope] = pooled[scope] + one if scope in pooled else one
+        cohort.reliability.setdefault(scope, []).append(one.top)
     rows[name] = outcome.result
 
 

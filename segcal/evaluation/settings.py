@@ -9,7 +9,7 @@ import numpy as np
 
 from segcal.evaluation.agreement import DEFINITIONS
 from segcal.evaluation.intervals import Kind, stated
-from segcal.evaluation.reported import calibration_metrics, definitions
+from segcal.evaluation.reported import definitions, scope_metrics
 from segcal.metrics import table
 from segcal.reproduction.marginloss import CONVENTIONS as OF_MARGINLOSS
 from segcal.tensors import check_choice
@@ -132,7 +132,7 @@ class EvaluationSettings:
             "penalised_mean": "mean in which a miss or false alarm costs the image diagonal",
             "intervals": stated(self.level, self.interval if fitted else None),
             "bins": f"{self.bins} equal-width bins (lo, hi], 0 in the first",
-            **definitions(calibration_metrics(), **asked),
+            **definitions(scope_metrics(), **asked),
             **{
                 f"scope {key}": _SCOPE_CONVENTIONS[scope].format(dilation=self.dilation)
                 for key, scope in zip(self.scopes, self.chosen, strict=True)

@@ -12,6 +12,7 @@ from segcal.evaluation.cohort import Cohort
 from segcal.evaluation.compare import interval, result_columns
 from segcal.evaluation.reported import calibration_metrics
 from segcal.metrics import table
+from segcal.metrics.ece_floor import EceFloor
 from segcal.metrics.table import calibration_of
 from segcal.tally import Tally
 
@@ -34,7 +35,7 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
         "pooled": {
             column: value
             for scope, tally in cohort.calibration.items()
-            for column, value in _pooled(tally, scope).items()
+            for column, value in _pooled(tally, scope, cohort.floors[scope]).items()
         },
         "classes": {name: _of_label(rows, name, resamples) for name in cohort.label_names},
         **confidence(rows),
@@ -70,11 +71,12 @@ def counts(cohort: Cohort) -> dict[str, Any]:
     }
 
 
-def _pooled(tally: Tally, scope: str) -> dict[str, float | None]:
+def _pooled(tally: Tally, scope: str, floor: EceFloor) -> dict[str, float | None]:
     """Calibration of all voxels together, by column."""
     metrics = {m.key: m for m in calibration_metrics() if m.is_of(scope, pooled=True)}
     values = calibration_of(tally, metrics.values(), groups=tally.bins)
-    return {metrics[key].column(scope): _number(value) for key, value in values.items()}
+    found = {metrics[key].column(scope): _number(value) for key, value in values.items()}
+    return found | {row.column(scope): _number(row.function(floor)) for row in table.FLOOR}
 
 
 def _of_label(rows: pd.DataFrame, name: str, resamples: int) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from segcal.binning import BinStatistics, mean_gap
 from segcal.metrics.aurc import aurc, excess_aurc
 from segcal.metrics.dice import dice
+from segcal.metrics.ece_floor import EceFloor
 from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
+from segcal.metrics.isotonic_ece import isotonic_error
 from segcal.metrics.soft_dice_confidence import soft_dice_of
 from segcal.metrics.structure_sums import StructureSums
 from segcal.metrics.volume_difference import volume_difference
@@ -29,13 +31,16 @@ from segcal.tally import Tally
 __all__ = [
     "CALIBRATION",
     "CONFIDENCE",
+    "FLOOR",
     "PENALISED",
     "STRUCTURE",
     "CalibrationMetric",
     "ConfidenceMetric",
+    "FloorMetric",
     "MaskPair",
     "Metric",
     "PenalisedMean",
+    "ScopeMetric",
     "StructureMetric",
     "calibration_of",
     "top_risk",
@@ -165,18 +170,15 @@ class ConfidenceMetric(Metric):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationMetric(Metric):
+class ScopeMetric(Metric):
     """A number of the voxels of a scope.
 
     Attributes:
-        function: gives it from the sums over the voxels and their groups of equal mass; NaN is
-            undefined.
         where: ``cases`` for each case alone, ``pooled`` for all voxels together alone.
         scope: the one scope that it is reported for, which its column does not name; None is all.
         show_pooled: whether tables show it of all voxels together, too.
     """
 
-    function: Callable[[Tally, Groups], float]
     where: Where = "everywhere"
     scope: str | None = None
     show_pooled: bool = False
@@ -198,6 +200,30 @@ class CalibrationMetric(Metric):
             "everywhere",
             "pooled" if pooled else "cases",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationMetric(ScopeMetric):
+    """A number of the voxels of a scope that follows from their sums.
+
+    Attributes:
+        function: gives it from the sums over the voxels and their groups of equal mass; NaN is
+            undefined.
+    """
+
+    function: Callable[[Tally, Groups], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloorMetric(ScopeMetric):
+    """A number of all voxels of a scope together that follows from how the cases differ.
+
+    Attributes:
+        function: gives it from the floor of ECE; NaN is undefined.
+    """
+
+    function: Callable[[EceFloor], float]
+    where: Where = "pooled"
 
 
 def calibration_of(
@@ -558,8 +584,60 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
         function=lambda tally, groups: tally.top_mass.error_bound(len(groups[0].count)),
         where="pooled",
     ),
+    CalibrationMetric(
+        key="ece_isotonic",
+        heading="ECE without bins",
+        meaning="top label, mean |c - confidence|, c the increasing curve that fits best what came "
+        "true (isotonic regression): beside the pooled ece it shows what bins matter",
+        function=lambda tally, groups: isotonic_error(tally.top_mass.statistics),
+        where="pooled",
+    ),
 )
 """Numbers of the voxels of every scope."""
+
+FLOOR: tuple[FloorMetric, ...] = (
+    FloorMetric(
+        key="ece_floor",
+        heading="ECE floor",
+        meaning="pooled ece that calibrated probabilities would have here by chance: mean of a "
+        "wild bootstrap over cases, at least that of independent voxels; too low below 10 cases",
+        better=None,
+        function=lambda floor: floor.expected,
+    ),
+    FloorMetric(
+        key="ece_floor_q95",
+        heading="ECE floor, 95 %",
+        meaning="95 % quantile of what ece_floor is the mean of",
+        better=None,
+        function=lambda floor: floor.q95,
+    ),
+    FloorMetric(
+        key="ece_p",
+        heading="p if calibrated",
+        meaning="share of calibrated data with at least this pooled ece, signs of the cases' gaps "
+        "drawn; never below 2^(1 - cases). Voxels chosen by their label (fg, union) are not "
+        "calibrated even for true probabilities",
+        better=None,
+        function=lambda floor: floor.p,
+    ),
+    FloorMetric(
+        key="ece_floor_independent",
+        heading="ECE floor, independent",
+        shown=False,
+        meaning="as ece_floor, if voxels were independent",
+        better=None,
+        function=lambda floor: floor.independent,
+    ),
+    FloorMetric(
+        key="ece_effective_share",
+        heading="effective share",
+        shown=False,
+        meaning="share of the voxels that would give ece_floor if they were independent",
+        better=None,
+        function=lambda floor: floor.effective_share,
+    ),
+)
+"""How large the pooled ECE of calibrated probabilities would be."""
 
 
 def top_risk(tally: Tally) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
