@@ -6,18 +6,21 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+import numpy as np
 import pandas as pd
 
 from segcal.binning import BinStatistics
 from segcal.evaluation.case import CaseResult, evaluate_case
 from segcal.evaluation.confidence import confidence_row
 from segcal.evaluation.engine import run
-from segcal.evaluation.reading import read_case
+from segcal.evaluation.raters import rater_row
+from segcal.evaluation.reading import CaseArrays, read_case
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import CaseOutcome, Store
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case, Pairing
 from segcal.metrics.ece_floor import EceFloor, floor_over_cases
+from segcal.reproduction.curvas import evaluate_case_curvas
 from segcal.tally import Tally
 
 
@@ -177,6 +180,24 @@ def _outcome(case: Case, *, measure: Callable[..., CaseResult]) -> CaseOutcome:
     return CaseOutcome(result.row, notes, {k: t.to_arrays() for k, t in result.calibration.items()})
 
 
+def _of_raters(arrays: CaseArrays, settings: EvaluationSettings) -> dict[str, float]:
+    """Numbers of a case that are of several raters alone."""
+    reference, spacing = arrays.reference.array, arrays.reference.geometry.spacing_mm
+    valid = None if arrays.ignore_index is None else reference != arrays.ignore_index
+    row = rater_row(
+        arrays.prediction, arrays.raters, structures=arrays.structures, spacing_mm=spacing,
+        probabilities=arrays.probabilities, samples=arrays.samples, valid=valid,
+    )  # fmt: skip
+    if settings.compat == "curvas" and arrays.probabilities is not None:
+        published = evaluate_case_curvas(
+            arrays.prediction, arrays.raters, arrays.probabilities,
+            labels={one.labels[0]: one.name for one in arrays.structures},
+            voxel_mm3=float(np.prod(spacing)), roi=arrays.roi,
+        )  # fmt: skip
+        row.update({f"curvas_{key}": value for key, value in published.items()})
+    return row
+
+
 def lost(case: Case, why: str) -> CaseOutcome:
     """What became of a case without a result."""
     return CaseOutcome(f"{case.prediction}: {why}", [])
@@ -216,6 +237,7 @@ def evaluate_files(
         regions=arrays.regions,
         ignore_index=arrays.ignore_index,
         roi=arrays.roi,
+        raters=arrays.raters,
         settings=settings,
     )
     row = {f"spacing_{a}_mm": s for a, s in zip("zyx", geometry.spacing_mm, strict=True)}
@@ -227,4 +249,6 @@ def evaluate_files(
             spacing_mm=geometry.spacing_mm, regions=arrays.regions,
             valid=None if ignored is None else reference != ignored, level=settings.level,
         )  # fmt: skip
+    if arrays.raters:
+        row |= _of_raters(arrays, settings)
     return replace(result, row=row)

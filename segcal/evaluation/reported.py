@@ -32,9 +32,11 @@ def label_means() -> dict[str, str]:
 def metric_of(column: str) -> Metric | None:
     """Row that a column of the table of cases belongs to; None if it is of no metric."""
     key = column.split("/")[0]
-    named = (*table.STRUCTURE, *table.PENALISED, *table.CONFIDENCE)
+    named = (
+        *table.STRUCTURE, *table.PENALISED, *table.CONFIDENCE, *table.RATERS, table.ENERGY,
+    )  # fmt: skip
     found: list[Metric] = [row for row in named if row.key == key]
-    for row in scope_metrics():
+    for row in (*scope_metrics(), table.BRIER_SOFT):
         if key == row.key if row.scope else key.startswith(f"{row.key}_"):
             found.append(row)
     return max(found, key=lambda row: len(row.key), default=None)

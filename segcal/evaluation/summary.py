@@ -44,6 +44,7 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
             for row in table.STRUCTURE
             if row.distance
         },
+        **({"raters": _of_raters(cohort, resamples)} if "raters" in rows else {}),
     }
 
 
@@ -69,6 +70,28 @@ def counts(cohort: Cohort) -> dict[str, Any]:
         "without_prediction": cohort.pairing.without_prediction,
         "without_reference": cohort.pairing.without_reference,
     }
+
+
+def _of_raters(cohort: Cohort, resamples: int) -> dict[str, Any]:
+    """Numbers of the cases that several raters labelled, by label and by rater."""
+    rows = cohort.rows
+    metrics = [row for row in (*table.RATERS, table.ENERGY) if _of_any(rows, f"{row.key}/")]
+    return {
+        "cases": int(rows["raters"].notna().sum()),
+        "most": int(rows["raters"].max()),
+        "classes": {
+            name: {row.key: _moments(rows[f"{row.key}/{name}"], resamples) for row in metrics}
+            for name in cohort.label_names
+        },
+        "ece": {
+            scope: {c.partition("/")[2]: _moments(rows[c]) for c in _of_any(rows, f"ece_{scope}/")}
+            for scope in cohort.calibration
+        },
+    }
+
+
+def _of_any(rows: pd.DataFrame, beginning: str) -> list[str]:
+    return [str(column) for column in rows.columns if str(column).startswith(beginning)]
 
 
 def _pooled(tally: Tally, scope: str, floor: EceFloor) -> dict[str, float | None]:

@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics, mean_gap
 from segcal.metrics.aurc import aurc, excess_aurc
+from segcal.metrics.crps import crps_empirical, crps_gaussian
 from segcal.metrics.dice import dice
 from segcal.metrics.ece_floor import EceFloor
 from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
 from segcal.metrics.isotonic_ece import isotonic_error
+from segcal.metrics.rater_agreement import RaterSums
 from segcal.metrics.soft_dice_confidence import soft_dice_of
 from segcal.metrics.structure_sums import StructureSums
 from segcal.metrics.volume_difference import volume_difference
@@ -29,10 +31,13 @@ from segcal.surface import SurfaceDistances, surface_distances
 from segcal.tally import Tally
 
 __all__ = [
+    "BRIER_SOFT",
     "CALIBRATION",
     "CONFIDENCE",
+    "ENERGY",
     "FLOOR",
     "PENALISED",
+    "RATERS",
     "STRUCTURE",
     "CalibrationMetric",
     "ConfidenceMetric",
@@ -40,6 +45,7 @@ __all__ = [
     "MaskPair",
     "Metric",
     "PenalisedMean",
+    "RaterMetric",
     "ScopeMetric",
     "StructureMetric",
     "calibration_of",
@@ -167,6 +173,19 @@ class ConfidenceMetric(Metric):
     """
 
     function: Callable[[StructureSums], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaterMetric(Metric):
+    """A number of one label or region that several raters drew.
+
+    Attributes:
+        function: gives it; NaN is undefined.
+        of_probabilities: whether it is undefined for a label map.
+    """
+
+    function: Callable[[RaterSums], float]
+    of_probabilities: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -638,6 +657,104 @@ FLOOR: tuple[FloorMetric, ...] = (
     ),
 )
 """How large the pooled ECE of calibrated probabilities would be."""
+
+
+RATERS: tuple[RaterMetric, ...] = (
+    RaterMetric(
+        key="dsc_agreed",
+        heading="DSC where raters agree",
+        meaning="DSC over the voxels that all raters put in the label, or none",
+        better="higher",
+        digits=3,
+        function=lambda sums: sums.dsc_agreed,
+    ),
+    RaterMetric(
+        key="p_agreed",
+        heading="p where raters agree",
+        meaning="mean probability of the label where all raters see it",
+        better="higher",
+        digits=3,
+        function=lambda sums: sums.p_agreed,
+        of_probabilities=True,
+    ),
+    RaterMetric(
+        key="confidence_disagreed",
+        heading="confidence where they do not",
+        meaning="mean of max(p, 1 - p) where raters disagree on the label",
+        digits=3,
+        function=lambda sums: sums.confidence_disagreed,
+        of_probabilities=True,
+    ),
+    RaterMetric(
+        key="gap_disagreed",
+        heading="gap to their share",
+        meaning="mean of |p - share of the raters that see the label| where they disagree",
+        digits=3,
+        function=lambda sums: sums.gap_disagreed,
+        of_probabilities=True,
+    ),
+    RaterMetric(
+        key="crps_raters_ml",
+        heading="CRPS",
+        meaning="of the expected volume (sum of p) against the raters' volumes, each of equal "
+        "weight, exact",
+        unit="ml",
+        digits=2,
+        function=lambda sums: sums.voxel_ml * crps_empirical(sums.volumes, sums.total),
+    ),
+    RaterMetric(
+        key="crps_gaussian_ml",
+        heading="CRPS, Gaussian",
+        meaning="of the expected volume against a normal distribution of the mean and SD "
+        "(population) of the raters' volumes, closed form",
+        unit="ml",
+        digits=2,
+        function=lambda sums: (
+            sums.voxel_ml
+            * crps_gaussian(float(sums.volumes.mean()), float(sums.volumes.std()), sums.total)
+        ),
+    ),
+    RaterMetric(
+        key="crps_forecast_ml",
+        heading="CRPS of the forecast",
+        shown=False,
+        meaning="of a normal forecast, the expected volume and its SD if voxels err independently, "
+        "mean over the raters",
+        unit="ml",
+        digits=2,
+        function=lambda sums: (
+            sums.voxel_ml
+            * float(
+                np.mean(
+                    [
+                        crps_gaussian(sums.total, max(sums.variance, 0.0) ** 0.5, float(v))
+                        for v in sums.volumes
+                    ]
+                )
+            )
+        ),
+        of_probabilities=True,
+    ),
+)
+"""Numbers of every label or region of cases that several raters labelled."""
+
+ENERGY = Metric(
+    key="energy_distance",
+    heading="energy distance",
+    meaning="generalised energy distance of the samples and the raters, d = 1 - IoU, 0 if they are "
+    "spread alike",
+    digits=3,
+)
+"""Of a label or region where there are samples."""
+
+BRIER_SOFT = ScopeMetric(
+    key="brier_soft",
+    heading="Brier, soft labels",
+    meaning="mean squared distance to the shares of the raters, summed over classes: brier, which "
+    "is the mean over the raters, less what they disagree among themselves",
+    where="cases",
+)
+"""Of a scope of cases that several raters labelled."""
 
 
 def top_risk(tally: Tally) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:

@@ -41,6 +41,10 @@ PathLike = str | os.PathLike[str]
 MOST_CLASSES = 16
 """Classes that get a reliability diagram each."""
 WORST = 3
+OF_RATERS = (
+    "Overlap and surfaces above are against the label that most raters give, calibration against "
+    "the shares of all of them. The errors against each rater are in summary.json (raters).",
+)
 FILES = (
     "index.html", "summary.json", "cases.csv", "reliability*.png", "confidence.png", "worst/*.png",
     "comparison.*", "comparison_*.*", "tables.*", "predicted_dsc.png", "risk_coverage.png",
@@ -136,6 +140,9 @@ def write_report(
     if "predicted_dsc" in report.summary:
         sections += _confidence_sections(output, report)
     if len(report.cases):
+        if "raters" in report.summary:
+            printed.append(tables.rater_table(report.summary, asked))
+            sections.append(page.table_section(tables.rater_table(report.summary), *OF_RATERS))
         if job.settings.compat is not None:
             printed.append(tables.compat_table(report.summary, job.settings.compat))
             sections.append(page.table_section(printed[-1]))

@@ -249,6 +249,31 @@ def volume_table(summary: Mapping[str, Any]) -> Table:
     return Table("volumes", "Volumes", columns, rows, caption)
 
 
+def rater_table(summary: Mapping[str, Any], asked: Collection[str] | None = None) -> Table:
+    """How predictions compare with several raters, label by label.
+
+    Args:
+        summary: content of ``summary.json``, of cases that several raters labelled.
+        asked: keys of the metrics; None takes the usual ones.
+    """
+    classes, unit = summary["raters"]["classes"], summary.get("unit", "mm")
+    meanings = _meanings(summary["conventions"])
+    there = set().union(*(of.keys() for of in classes.values()))
+    rows = [
+        row for row in (*table.RATERS, table.ENERGY) if row.key in there and row.is_shown(asked)
+    ]
+    columns = [
+        Column("label"),
+        *(_column(row, meanings[row.key], unit, row.heading) for row in rows),
+    ]
+    body = [
+        [Cell(name, name), *(_mean(of[row.key], row.digits) for row in rows)]
+        for name, of in classes.items()
+    ]
+    caption = f"{summary['raters']['cases']} cases of up to {summary['raters']['most']} raters. "
+    return Table("raters", "Where raters agree and where not", columns, body, caption + INTERVALS)
+
+
 def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
     """Numbers by the rules of a published evaluation.
 
