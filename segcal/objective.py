@@ -17,7 +17,7 @@ from segcal.heads import HEADS, Head, split_heads
 from segcal.schedule import Ramp, Schedules
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Penalty, Residual
-from segcal.tensors import check_logits
+from segcal.tensors import check_logits, is_soft
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
 
 __all__ = ["Objective", "TwoHeads", "two_view_loss"]
@@ -141,7 +141,8 @@ class Objective(nn.Module):
         two = self._two_views()
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []
-        if (pair := self._pair(logits)) is not None:
+        pair = None if is_soft(logits, labels) else self._pair(logits)
+        if pair is not None:
             (loss, cross_entropy), (penalty, description) = pair
             part, values[loss], values[penalty] = sweep(
                 logits,
