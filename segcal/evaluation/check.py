@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def count_channels(case: Case) -> int | None:
 def odd_headers(case: Case) -> list[str]:
     """Sentences on headers of a case that readers take differently."""
     notes = []
-    for path in (case.reference, case.label_map, case.prediction):
+    for path in (case.reference, *case.raters[1:], case.label_map, case.prediction):
         if path is None or path.is_dir() or is_array(path):
             continue
         try:
@@ -80,6 +81,8 @@ def check_case(
         return [str(error)]
     if channels > 1:
         problems.append(f"{case.reference}: expected a label map, got {channels} channels")
+    for other in (*case.raters[1:], *case.samples):
+        attempt(partial(_check_label_map, other, reference, tolerance))
     if case.prediction.is_dir():
         attempt(
             lambda: check_class_files(case.prediction, reference, label_set, tolerance=tolerance)

@@ -247,6 +247,17 @@ def test_the_challenge_needs_raters(folders):
     assert "c_rater1.nii.gz" in done.output
 
 
+def test_a_rater_who_lies_elsewhere_is_told_by_check(folders):
+    write_nifti(folders / "gt" / "b_rater2.nii.gz", np.zeros((3, 10, 9), np.uint8),
+                geometry((3, 10, 9), MM))  # fmt: skip
+    done = CliRunner().invoke(app, ["check", str(folders / "p"), str(folders / "gt")])
+    assert done.exit_code == 1
+    assert "b_rater2.nii.gz: does not lie on the reference" in done.output.replace("\n", "")
+    done = run(folders / "p", folders / "gt", "-o", folders / "out", "--bootstrap", 0)
+    assert done.exit_code == 1
+    assert "FAILED b:" in done.output
+
+
 def test_a_changed_rater_is_evaluated_anew(folders):
     pairing = pair(folders / "p", folders / "gt")
     store = Store(folders / "store", "making")
