@@ -196,9 +196,10 @@ def _calibration_of_raters(
     settings: EvaluationSettings,
 ) -> CaseResult:
     """Calibration against all raters, whose sums add up to those against their shares."""
-    options = {"bins": settings.bins, "threshold": settings.tace_threshold}
     each = [
-        Voxels(probabilities, one, scopes, ignore_index=ignore_index).tally(**options)
+        Voxels(probabilities, one, scopes, ignore_index=ignore_index).tally(
+            bins=settings.bins, threshold=settings.tace_threshold
+        )
         for one in raters
     ]
     total = {scope: sum((of[scope] for of in each[1:]), each[0][scope]) for scope in scopes}

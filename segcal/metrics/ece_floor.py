@@ -100,7 +100,8 @@ def floor_of_cells(cells: BinStatistics, bins: int, *, seed: int = 0) -> EceFloo
     n = int(cells.count.sum())
     coarse = _bins(cells, bins)
     if not n:
-        return EceFloor(*[float("nan")] * 5, np.full(bins, np.nan))
+        nan = float("nan")
+        return EceFloor(nan, nan, nan, nan, nan, np.full(bins, np.nan))
     rng = np.random.default_rng(seed)
     size, promise = (_grouped(x, bins) for x in (cells.count, cells.confidence_sum))
     share = np.clip(promise / np.maximum(size, 1), 0, 1)

@@ -45,7 +45,8 @@ def rater_disagreement(raters: Sequence[Labels]) -> NDArray[np.float32]:
     for i, one in enumerate(raters):
         for other in raters[i + 1 :]:
             differ += one != other
-    return 2 * differ / len(raters) ** 2
+    differ *= 2 / len(raters) ** 2
+    return differ
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,13 @@ def rater_sums(
             np.maximum(undecided, 1 - undecided).sum(), np.abs(undecided - share).sum(), p.sum(),
             (p * (1 - p)).sum(),
         )  # fmt: skip
-    counts = [int(n) for n in sums[:4]]
-    return RaterSums(volumes, *counts, *map(float, sums[4:]), voxel_ml)
+    inside_of_all, hits, predicted_agreed, disagreed = (int(n) for n in sums[:4])
+    inside_sum, confidence_sum, gap_sum, total, variance = (float(x) for x in sums[4:])
+    return RaterSums(
+        volumes=volumes, inside=inside_of_all, hits=hits, predicted=predicted_agreed,
+        disagreed=disagreed, inside_sum=inside_sum, confidence_sum=confidence_sum,
+        gap_sum=gap_sum, total=total, variance=variance, voxel_ml=voxel_ml,
+    )  # fmt: skip
 
 
 def _ratio(a: float, n: float) -> float:

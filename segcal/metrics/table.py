@@ -682,6 +682,7 @@ RATERS: tuple[RaterMetric, ...] = (
         heading="confidence where they do not",
         meaning="mean of max(p, 1 - p) where raters disagree on the label",
         digits=3,
+        better=None,
         function=lambda sums: sums.confidence_disagreed,
         of_probabilities=True,
     ),
@@ -741,8 +742,8 @@ RATERS: tuple[RaterMetric, ...] = (
 ENERGY = Metric(
     key="energy_distance",
     heading="energy distance",
-    meaning="generalised energy distance of the samples and the raters, d = 1 - IoU, 0 if they are "
-    "spread alike",
+    meaning="generalised energy distance of the samples and the raters, squared, d = 1 - IoU: 0 if "
+    "they are the same masks, and little above for few of one distribution",
     digits=3,
 )
 """Of a label or region where there are samples."""

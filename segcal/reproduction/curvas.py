@@ -82,7 +82,8 @@ def evaluate_case_curvas(
     row: dict[str, float] = {}
     for value, name in labels.items():
         masks = np.stack([one == value for one in raters])
-        inside, outside = masks.all(0), ~masks.any(0)
+        inside: Masks = np.all(masks, axis=0)
+        outside: Masks = ~np.any(masks, axis=0)
         p = probabilities[value]
         row[f"dsc/{name}"] = _mean_of_lines((prediction == value) & (inside | outside), inside)
         row[f"confidence/{name}"] = (1 - _mean(p[outside]) + _mean(p[inside])) / 2
@@ -113,7 +114,8 @@ def crps_of_volumes(volumes: Any, value: float) -> float:
     mean, sd = float(np.mean(volumes)), float(np.std(volumes))
     if sd == 0:
         return float("nan")
-    x = mean + sd * np.linspace(*stats.norm.ppf([0.01, 0.99]), POINTS)
+    low, high = (float(stats.norm.ppf(q)) for q in (0.01, 0.99))
+    x = mean + sd * np.linspace(low, high, POINTS)
     cdf = stats.norm.cdf(x, mean, sd)
     low, high = mean - 3 * sd, mean + 3 * sd
     total = 0.0
