@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from dynamic_network_architectures.architectures.unet import PlainConvUNet
-from monai.losses import NACLLoss
+from monai.losses import DiceCELoss, NACLLoss
 from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
 from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
 from numba import njit
@@ -37,12 +37,14 @@ from rich.table import Table
 
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.dice import SoftDiceLoss
+from segcal.losses.ml1_ace import ML1ACE
 from segcal.objective import Objective
 from segcal.penalties.cals import CALS
 from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin
 from segcal.penalties.nacl import NACL
+from segcal.recipes import build
 from segcal.sweep.loops import STRETCH
 from segcal.sweep.vector_math import EXACT, exp32, log32
 
@@ -69,10 +71,32 @@ def candidates(k: int, device: str, axes: int) -> dict[str, Loss]:
                 term.lam.fill_(0.2)
             objective = Objective({"ce": CrossEntropy(k), "penalty": term})
             found[f"CE + {name}" + ("" if fused else ", readable")] = objective
-    dice = {"dice": SoftDiceLoss(k), "ce": CrossEntropy(k)}
-    found["Dice + CE"] = Objective(dice)
-    found["Dice + CE + CRaC"] = Objective({**dice, "crac": CRaC(k, lambda0=0.2).to(device)})
+    for fused in (True, False):
+        end = "" if fused else ", readable"
+        found["mL1-ACE" + end] = ML1ACE(k, fused=fused)
+        found["mL1-ACE, soft bins" + end] = ML1ACE(k, binning="soft", fused=fused)
+    host = nnunet_loss()
+    found["nnU-Net Dice + CE"] = lambda x, y: host(x, y[:, None])
+    both = DiceCELoss(softmax=True, to_onehot_y=True)
+    found["MONAI DiceCELoss"] = lambda x, y: both(x, y[:, None])
+    for fused in (True, False):
+        dice = {"dice": SoftDiceLoss(k, fused=fused), "ce": CrossEntropy(k)}
+        end = "" if fused else ", Dice readable"
+        found["Dice + CE" + end] = Objective(dice)
+        for name, penalty in (("CRaC", CRaC), ("confidence", Confidence)):
+            term = penalty(k).to(device)
+            term.lam.fill_(0.2)
+            found[f"Dice + CE + {name}{end}"] = Objective({**dice, "penalty": term})
+    recipe = build("confidence", num_classes=k).to(device)
+    recipe.terms["confidence"].lam.fill_(0.2)
+    found["recipe confidence"] = recipe
     return found
+
+
+def nnunet_loss() -> torch.nn.Module:
+    """nnU-Net's own loss of a head, as a trainer builds it."""
+    options = {"batch_dice": True, "smooth": 1e-5, "do_bg": False, "ddp": False}
+    return DC_and_CE_loss(options, {}, dice_class=MemoryEfficientSoftDiceLoss)
 
 
 def synchronise(device: str) -> None:
@@ -117,10 +141,9 @@ def bench_shape(
     labels = blobs((n, *space), k, device)
     logits = (3 * torch.randn(shape)).to(device, dtype).requires_grad_()
     losses = candidates(k, device, len(space))
-    targets = {name: labels[:, None] if "MONAI" in name else labels for name in losses}
     times: dict[str, list[float]] = {name: [] for name in losses}
-    for name, loss in losses.items():  # compile, warm up
-        run(loss, logits, labels if "MONAI" in name else targets[name], device)
+    for loss in losses.values():  # compile, warm up
+        run(loss, logits, labels, device)
     order = list(losses)
     shuffle = random.Random(0)
     for _ in track(range(rounds), f"{shape}", console=console, transient=True):
@@ -173,10 +196,7 @@ def bench_step(rounds: int, device: str, console: Console) -> dict[str, float]:
             norm_op_kwargs={"eps": 1e-5, "affine": True}, nonlin=torch.nn.LeakyReLU,
         ).to(device)  # fmt: skip
         optimiser = torch.optim.SGD(network.parameters(), 1e-2, momentum=0.99, nesterov=True)
-        host = DC_and_CE_loss(
-            {"batch_dice": True, "smooth": 1e-5, "do_bg": False, "ddp": False}, {},
-            dice_class=MemoryEfficientSoftDiceLoss,
-        )  # fmt: skip
+        host = nnunet_loss()
         crac = CRaC(k, lambda0=0.2).to(device)
         images = torch.randn(shape, device=device)
         labels = blobs((shape[0], *shape[2:]), k, device)

@@ -124,6 +124,16 @@ def packed_by_itk(path: Path) -> None:
     by_itk(path, packed=True)
 
 
+def boxed_by_itk(path: Path) -> None:
+    """Write a part of the label map as 3D Slicer writes segments, and where the image lies."""
+    box = sitk.GetImageFromArray(labels()[1:, 2:, 3:])
+    box.SetOrigin((3, 2, 1))
+    ends = ";".join(f"0;{n - 1}" for n in SHAPE[::-1])
+    said = f"Reference image geometry|-1;0;0;0;0;-1;0;0;0;0;1;0;0;0;0;1;{ends};|Of the image.&"
+    box.SetMetaData("Segmentation_ConversionParameters", said)
+    sitk.WriteImage(box, str(path), useCompression=True)
+
+
 def by_nibabel(kind: Any) -> Callable[[Path], None]:
     """Write the label map with nibabel."""
     return lambda path: nib.save(kind(labels().transpose(), np.diag([1.25, 1.5, 8, 1])), path)
@@ -221,6 +231,7 @@ FORMATS: dict[str, Format] = {
     "a.mhd of a.zraw": Format(packed_by_itk, read_volume, "a.zraw", everything, True),
     "a.nrrd": Format(packed_by_itk, read_volume, covered=at(b"\n\n"), whole=True),
     "b.nrrd": Format(by_itk, read_volume, whole=True),
+    "a.seg.nrrd": Format(boxed_by_itk, read_volume, covered=at(b"\n\n"), whole=True),
     "a.nhdr": Format(packed_by_itk, read_volume),
     "a.nhdr of a.raw.gz": Format(packed_by_itk, read_volume, "a.raw.gz", everything, True),
     "a.gipl": Format(by_itk, read_volume, whole=True),

@@ -9,8 +9,8 @@ training: epochs, seconds, validation scores, the commit of segcal). They hold n
 image. The settings of a training are in ``configs/studies`` and ``configs/recipes`` at its commit.
 
 `page` puts tables that are made of these files into a Markdown page, each between the marks
-``<!-- NAME -->`` and ``<!-- /NAME -->``: ``verdict``, ``goals``, ``means``, ``duels``, ``ranks``,
-``claims`` and ``studies``. Marks that a page does not have are left out.
+``<!-- NAME -->`` and ``<!-- /NAME -->``: ``overview``, ``verdict``, ``goals``, ``means``,
+``duels``, ``ranks``, ``claims`` and ``studies``. Marks that a page does not have are left out.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ from segcal.io.files import read_json, whole_file, write_text
 from segcal.reporting.markup import render_tables
 from segcal.reporting.tables import Cell, Column, Table
 from segcal.study import tables
-from segcal.study.comparing import FIELDS, FOUGHT, GroupComparison, compare_study, rank_everywhere
+from segcal.study.comparing import (
+    FIELDS,
+    FOUGHT,
+    REPAIR,
+    GroupComparison,
+    compare_study,
+    rank_everywhere,
+)
 from segcal.study.published import load_published
-from segcal.study.results import MASK, StudyResults, read_results
+from segcal.study.results import MASK, RAW, Method, StudyResults, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = "dice_ce"
@@ -39,6 +46,7 @@ OF_PROBABILITIES = [
     "kl_all", "kl_dilated5",
 ]  # fmt: skip
 OF_CELL = ["network", "recipe", "seed", "status", "epochs", "best_epoch", "seconds", "parameters"]
+OVERVIEW = ["ece_dilated5", "nll_all", "tace_all", "dsc"]
 SHOWN = ["dsc", "ece_dilated5", "nll_all", "tace_all", "kl_all"]
 
 
@@ -142,8 +150,13 @@ def sections(
     """Tables by the name of their marks."""
     claims = [c for c in load_published().claims if c.recipe in results.recipes]
     shown = [m for m in SHOWN if m in results.metrics]
+    methods = {m.name: m for c in comparisons for m in c.rows if m.name != baseline}
+    trained = [
+        name for name, m in methods.items() if m.repair == RAW or m == Method(baseline, REPAIR)
+    ]
     return {
-        "verdict": [tables.verdict_table(comparisons, baseline)],
+        "overview": [tables.overview_table(comparisons, metric, trained) for metric in OVERVIEW],
+        "verdict": [tables.verdict_table(comparisons, baseline, trained)],
         "goals": [tables.goal_table(c) for c in comparisons if c.changes],
         "means": [tables.mean_table(c, shown) for c in comparisons],
         "duels": [tables.duel_table(comparisons, f, m) for f in FIELDS for m in FOUGHT],

@@ -8,19 +8,46 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from segcal.heads import HEADS, Head, split_heads
 from segcal.schedule import Ramp, Schedules
-from segcal.sweep.fused import supports, sweep
-from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Penalty, Residual
+from segcal.sweep.fused import supports, supports_overlap, sweep
+from segcal.sweep.terms import (
+    ConfidenceTerm,
+    CrossEntropyTerm,
+    OverlapTerm,
+    Penalty,
+    Residual,
+    Swept,
+)
 from segcal.tensors import check_logits, is_soft
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
 
 __all__ = ["Objective", "TwoHeads", "two_view_loss"]
+
+
+class _SharedSweep(NamedTuple):
+    """A cross-entropy, and what shares its sweep.
+
+    Attributes:
+        names: of the cross-entropy, the penalty and the loss of overlaps; "" where there is none.
+        cross_entropy: description.
+        penalty: description, or None.
+        overlap: description, or None.
+    """
+
+    names: tuple[str, str, str]
+    cross_entropy: CrossEntropyTerm
+    penalty: Penalty | None = None
+    overlap: OverlapTerm | None = None
+
+
+def _alike(one: Swept, other: Swept) -> bool:
+    return (one.num_classes, one.ignore_index) == (other.num_classes, other.ignore_index)
 
 
 class Objective(nn.Module):
@@ -105,7 +132,8 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the scalar objective, and every term without its weight and gradient, by name.
 
-        Cross-entropy and a penalty that can be swept (:mod:`segcal.sweep`) share one sweep. A term
+        Cross-entropy, a penalty and soft Dice that can be swept (:mod:`segcal.sweep`) share one
+        sweep; the sum is then the same, but for rounding. A term
         that compares two views (BWCR) is left out in eval mode.
 
         Args:
@@ -141,17 +169,20 @@ class Objective(nn.Module):
         two = self._two_views()
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []
-        pair = None if is_soft(logits, labels) else self._pair(logits)
-        if pair is not None:
-            (loss, cross_entropy), (penalty, description) = pair
-            part, values[loss], values[penalty] = sweep(
+        shared = None if is_soft(logits, labels) else self._shared(logits)
+        if shared is not None:
+            weights = [self.in_force.get(name, 0.0) for name in shared.names]
+            part, *found = sweep(
                 logits,
                 labels,
-                description,
-                weight=self.in_force[penalty],
-                cross_entropy=cross_entropy,
-                cross_entropy_weight=self.in_force[loss],
+                shared.penalty,
+                weight=weights[1],
+                cross_entropy=shared.cross_entropy,
+                cross_entropy_weight=weights[0],
+                overlap=shared.overlap,
+                overlap_weight=weights[2],
             )
+            values = {n: v for n, v in zip(shared.names, found, strict=True) if n in self.terms}
             parts.append(part)
         declared = self.declared()
         for name, term in self.terms.items():
@@ -200,30 +231,32 @@ class Objective(nn.Module):
         return dict(self._terms())
 
     def shares_sweep(self, logits: Tensor) -> bool:
-        """Whether a cross-entropy and a penalty share a sweep over logits ``(N, K, *S)``."""
-        return self._pair(logits) is not None
+        """Whether a cross-entropy shares a sweep over logits ``(N, K, *S)`` with other terms."""
+        return self._shared(logits) is not None
 
     def _two_views(self) -> list[str]:
         """Names of terms that compare two views."""
         return [name for name, term in self.declared().items() if term.two_views]
 
-    def _pair(
-        self, logits: Tensor
-    ) -> tuple[tuple[str, CrossEntropyTerm], tuple[str, Penalty]] | None:
-        """Names and descriptions of a cross-entropy and a penalty that can share a sweep."""
-        losses, penalties = [], []
-        for name, term in self.declared().items():
-            description = term.swept()
-            if isinstance(description, CrossEntropyTerm):
-                losses.append((name, description))
-            elif isinstance(description, Residual | ConfidenceTerm) and supports(
-                logits, description
-            ):
-                penalties.append((name, description))
-        for loss in losses:
-            for penalty in penalties:
-                if loss[1].ignore_index == penalty[1].ignore_index:
-                    return loss, penalty
+    def _shared(self, logits: Tensor) -> _SharedSweep | None:
+        """What can share a sweep: a cross-entropy, and a penalty or a loss of overlaps or both."""
+        described = [(name, term.swept()) for name, term in self.declared().items()]
+        for name, loss in described:
+            if not isinstance(loss, CrossEntropyTerm):
+                continue
+            beside = [(n, d) for n, d in described if d is not None and _alike(d, loss)]
+            penalties = [
+                (n, d)
+                for n, d in beside
+                if isinstance(d, Residual | ConfidenceTerm) and supports(logits, d)
+            ]
+            overlaps = [
+                (n, d) for n, d in beside if isinstance(d, OverlapTerm) and supports_overlap(logits)
+            ]
+            if penalties or overlaps:
+                penalty, overlap = (*penalties, ("", None))[0], (*overlaps, ("", None))[0]
+                names = (name, penalty[0], overlap[0])
+                return _SharedSweep(names, loss, penalty[1], overlap[1])
         return None
 
     def forward(self, logits: Tensor, labels: Tensor, image: Tensor | None = None) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from segcal.sweep.terms import CrossEntropyTerm, Penalty
+from segcal.sweep.terms import Swept
 
 __all__ = [
     "Capabilities",
@@ -35,6 +34,10 @@ Reduce = Callable[[Tensor], Tensor]
 STATE_VERSION = 2
 SLACK = 1e-6
 """How far a state may lie outside its range, of the range's ends: it may have been float32."""
+
+
+FINITE = (-1e300, 1e300)
+"""Range of numbers of a state that have no other."""
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ class Capabilities(Protocol):
     per_channel: bool
     ignore_index: int | None
 
-    def swept(self) -> CrossEntropyTerm | Penalty | None:
+    def swept(self) -> Swept | None:
         """Describe the term to :mod:`segcal.sweep`; None where that cannot compute it."""
 
 
@@ -125,7 +128,7 @@ class Term(nn.Module):
             if meant and name not in CAPABILITIES:
                 raise TypeError(f"{cls.__name__}: declares {name}; is {meant[0]} meant?")
 
-    def swept(self) -> CrossEntropyTerm | Penalty | None:
+    def swept(self) -> Swept | None:
         """Describe the term to :mod:`segcal.sweep`; None where that cannot compute it."""
         return None
 
@@ -255,12 +258,13 @@ class LearnedTerm(Term):
             value = state_dict.get(f"{prefix}{name}")
             if not isinstance(value, Tensor) or name == "_extra_state":
                 continue
-            low, high = ranges.get(name, (-math.inf, math.inf))
+            low, high = ranges.get(name, FINITE)
             above = value.double() >= low - SLACK * abs(low)
             wrong = value[~(above & (value.double() <= high + SLACK * abs(high)))]
             if wrong.numel():
+                wanted = f"numbers from {low:g} to {high:g}" if name in ranges else "finite numbers"
                 raise ValueError(
-                    f"{prefix}{name}: expected numbers from {low:g} to {high:g}, got "
+                    f"{prefix}{name}: expected {wanted}, got "
                     f"{float(wrong.flatten()[0]):g} in the state to be loaded; build the "
                     f"{type(self).__name__} with the settings that the state was saved with, or "
                     "start anew"

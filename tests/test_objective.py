@@ -87,9 +87,9 @@ def test_terms_with_different_ignore_labels_do_not_share():
     logits, labels = torch.randn(1, 3, 4, 4), torch.zeros(1, 4, 4, dtype=torch.int64)
     labels[0, 0] = 9
     objective = Objective({"ce": CrossEntropy(3, ignore_index=9), "nacl": NACL(3, ignore_index=9)})
-    assert objective._pair(logits) is not None
+    assert objective.shares_sweep(logits)
     objective.terms["ce"] = CrossEntropy(3)
-    assert objective._pair(logits) is None
+    assert not objective.shares_sweep(logits)
     with pytest.raises(ValueError, match="is an ignore_index missing"):
         objective(logits, labels)
 

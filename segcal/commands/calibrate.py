@@ -25,6 +25,7 @@ from segcal.commands.reading_options import (
     PredictionPattern,
     ReferencePattern,
     known_labels,
+    source_of,
 )
 from segcal.commands.reading_options import Labels as LabelNames
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.api import Comparison
     from segcal.evaluation.compare import Difference
     from segcal.evaluation.job import Job
+    from segcal.io.label_sets import LabelSet
     from segcal.repair.applying import Applied
     from segcal.repair.comparing import Repair
     from segcal.repair.saved import SavedCalibrator
@@ -172,8 +174,8 @@ def apply(
         Path,
         typer.Argument(
             metavar="PREDICTIONS",
-            help="Folder of predictions with probabilities: .npz (nnU-Net), 4-D volumes, or a "
-            "folder a case with one file per class.",
+            help="Folder of predictions with probabilities: .npz (nnU-Net), 4-D volumes, 3-D maps "
+            "of foreground, or a folder a case with one file per class.",
         ),
     ],
     calibrator: Annotated[
@@ -248,7 +250,7 @@ def apply(
         except KeyboardInterrupt:
             say(console, "Interrupted. The same command with --resume goes on from there.", "red")
             raise typer.Exit(130) from None
-    _say_applied(console, done)
+    _say_applied(console, done, job.label_set)
     say(console, f"Written to {output}")
     if any(one.failed for one in done.values()):
         raise typer.Exit(1)
@@ -410,10 +412,11 @@ def _temperatures(
     return table
 
 
-def _say_applied(console: Console, done: dict[str, Applied]) -> None:
+def _say_applied(console: Console, done: dict[str, Applied], label_set: LabelSet | None) -> None:
     for name, one in done.items():
         if one.failed:
-            say(console, f"FAILED {name}: {one.failed}", "red")
+            source = source_of(label_set, one.failed)
+            say(console, f"FAILED {name}: {one.failed}{source}", "red")
         elif one.notes:
             say(console, f"Note on {name}: {'; '.join(one.notes)}", "yellow")
     whole = [one for one in done.values() if not one.failed]

@@ -41,7 +41,7 @@ def check(
     Looks at pairs, sizes, places and numbers of channels; values are only seen by the evaluation.
     Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
     """
-    from segcal.evaluation.check import check_case, count_channels, odd_headers
+    from segcal.evaluation.check import check_case, count_channels, oddities
     from segcal.evaluation.labels import find_labels
     from segcal.io.case_patterns import Patterns
     from segcal.io.pairing import find_reader, pair
@@ -70,9 +70,9 @@ def check(
     wrong = {name: problems for name, problems in found.items() if problems}
     for name, problems in wrong.items():
         for problem in problems:
-            say(console, f"{name}: {problem}{source_of(known, problem)}", "red")
+            say(console, f"{name}: {problem}{source_of(known.label_set, problem)}", "red")
     for case in pairing.cases:
-        for note in odd_headers(case):
+        for note in oddities(case, label_set):
             say(console, f"Note on {case.name}: {note}", "yellow")
     for names, what in (
         (pairing.without_prediction, "references without a prediction"),

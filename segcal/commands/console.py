@@ -58,10 +58,8 @@ def class_table(summary: dict[str, Any], asked: Collection[str] | None = None) -
             table.add_section()
         cells = (number(block.get(key, {}).get(field), digits) for _, key, field, digits in shown)
         table.add_row(Text(name), *cells)
-    table.caption = (
-        f"{summary.get('unit', 'mm')}; HD95: pooled; distances: mean over the found; pen.: a miss "
-        "costs the diagonal"
-    )
+    printed = [row for row in (*STRUCTURE, *PENALISED) if _is_shown(row, asked)]
+    table.caption = _remarks(printed, summary.get("unit", "mm"))
     return table
 
 
@@ -75,7 +73,7 @@ def calibration_table(
         (row, pooled) for row in scope_metrics() if _is_shown(row, asked) for pooled in row.ways
     ]
     first = _table("Calibration, mean over cases (fractions of 1)")
-    first.caption = "pooled: ECE of all voxels together; CECE: classwise; TACE: Nixon"
+    first.caption = _remarks([row for row, _ in shown])
     tables: list[Table] = []
     for start in range(0, len(shown), ERRORS_IN_A_LINE):
         part = shown[start : start + ERRORS_IN_A_LINE]
@@ -83,7 +81,10 @@ def calibration_table(
         table.add_column("scope", no_wrap=True)
         for heading in (
             "n",
-            *("pooled" if pooled else row.brief or row.heading for row, pooled in part),
+            *(
+                "pooled" if pooled and len(row.ways) > 1 else row.brief or row.heading
+                for row, pooled in part
+            ),
         ):
             table.add_column(heading, justify="right", no_wrap=True)
         for scope in scopes:
@@ -91,6 +92,27 @@ def calibration_table(
             table.add_row(scope, count, *(_error(*one, summary, scope) for one in part))
         tables.append(table)
     return Group(*tables)
+
+
+def _remarks(shown: Sequence[Metric], unit: str = "mm") -> str:
+    """How to read a table of these numbers, in a line."""
+    from segcal.metrics.table import CalibrationMetric, PenalisedMean, StructureMetric
+
+    keys = {row.key for row in shown}
+    remarks = {
+        ", ".join(dict.fromkeys(row.unit_of(unit) for row in shown if row.unit)): True,
+        "HD95: pooled": "hd95_pooled_mm" in keys,
+        "distances: mean over the found": any(
+            isinstance(row, StructureMetric) and row.distance for row in shown
+        ),
+        "pen.: a miss costs the diagonal": any(isinstance(row, PenalisedMean) for row in shown),
+        "pooled: ECE of all voxels together": any(
+            isinstance(row, CalibrationMetric) and row.show_pooled for row in shown
+        ),
+        "CECE: classwise": "cece" in keys,
+        "TACE: Nixon": "tace" in keys,
+    }
+    return "; ".join(text for text, needed in remarks.items() if text and needed)
 
 
 def _is_shown(row: Metric, asked: Collection[str] | None) -> bool:

@@ -187,7 +187,8 @@ def evaluate(
         typer.Option(
             rich_help_panel=READING,
             help="Masks are where the probability of foreground, or of a region, is above this, "
-            "whatever label map lies beside; several, with commas, are compared: 0.3,0.5.",
+            "whatever label map lies beside: 0.5. Several, with commas, get tables and a folder "
+            "each, and are compared: 0.3,0.5. Classes that exclude each other have none.",
         ),
     ] = None,
     tolerance: Annotated[
@@ -422,7 +423,7 @@ def say_labels(console: Console, labels: FoundLabels) -> None:
 
 def _say_problems(console: Console, cohort: Cohort, labels: FoundLabels) -> None:
     for name, why in cohort.failed.items():
-        say(console, f"FAILED {name}: {why}{source_of(labels, why)}", "red")
+        say(console, f"FAILED {name}: {why}{source_of(labels.label_set, why)}", "red")
     for name, texts in list(cohort.notes.items())[:MAX_NOTES]:
         say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
     if len(cohort.notes) > MAX_NOTES:

@@ -170,6 +170,9 @@ def predict(
     label map is theirs, and saved logits stay as they were. A calibrator of single folds calibrates
     each fold before they are averaged, one of an ensemble their mean. One that was fitted to
     another model is refused before the first case.
+
+    Nothing of a model is run that is not nnU-Net's: checkpoints that hold code are refused, and
+    networks of other packages, unless SEGCAL_NETWORKS=PACKAGE,... names those.
     """
     _predict(context.args, Aggregation(average.value, save_logits, per_fold, calibrator, any_model))
 
@@ -317,10 +320,11 @@ def doctor() -> None:
         table.add_row(Text(f.verdict, style=colour[f.verdict]), Text(f.what), Text(f.found))
     console = open_console()
     console.print(table)
-    for f in findings:
-        if f.advice:
-            say(console, f"{f.what}: {f.advice}", colour[f.verdict])
-    stops = [f.what for f in findings if f.verdict == "stop"]
+    for text, verdict in dict.fromkeys(
+        (f"{f.what}: {f.advice}", f.verdict) for f in findings if f.advice
+    ):
+        say(console, text, colour[verdict])
+    stops = dict.fromkeys(f.what for f in findings if f.verdict == "stop")
     if stops:
         console.print(Text(f"A training would not work: {', '.join(stops)}.", style="red"))
         raise typer.Exit(1)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
-    from segcal.evaluation.labels import FoundLabels
     from segcal.io.label_sets import LabelSet
 
 READING = "What is read"
@@ -73,8 +72,8 @@ def known_labels(dataset_json: Path | None, labels: str | None) -> Path | LabelS
     return parse_labels(labels)
 
 
-def source_of(labels: FoundLabels, why: str) -> str:
+def source_of(label_set: LabelSet | None, why: str) -> str:
     """What a line on a case that failed ends in: the labels in use, unless it names them."""
-    if labels.label_set is None or labels.label_set.source in why:
+    if label_set is None or label_set.source in why:
         return ""
-    return f" (labels: {labels.label_set.source})"
+    return f" (labels: {label_set.source})"

@@ -68,6 +68,7 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
     console = open_console()
     with user_errors({**OPTIONS, "engine": "--engine", "scheduler": "--scheduler"}):
         from segcal.evaluation.api import runner_of
+        from segcal.io.files import check_writable
         from segcal.reporting.folder import ReportFolder
         from segcal.study.plan import cells, load_study
         from segcal.study.report import FILES, REPORT
@@ -78,6 +79,7 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
         found = cells(study)
         hosts = _hosts({cell.host for cell in found})
         if not options.report_only:
+            check_writable(study.folder)
             check(found, hosts)
         before = statuses(found)
         if options.dry_run:
@@ -272,12 +274,12 @@ def _say_plan(
     say(console, f"{len(found)} cells: " + ", ".join(f"{n} {s}" for s, n in states.items()))
     if study.cost is not None:
         gpu = study.cost.gpu_minutes
-        also = "" if gpu is None else f", or {gpu:g} minutes of a GPU"
-        say(console, f"All of them take about {study.cost.cpu_hours:g} hours of a CPU core{also}.")
+        also = "" if gpu is None else f", or {gpu:g} min of a GPU"
+        say(console, f"All of them take about {study.cost.cpu_hours:g} h of a CPU core{also}.")
     known = [(c, _seconds(s.result)) for c, s in found.items() if s.result]
     left = sum(_expected(c, known) for c, s in found.items() if s.state != "done")
     if known and left:
-        say(console, f"By the cells that are done, {left / 3600:.1f} hours are left.")
+        say(console, f"By the cells that are done, {left / 3600:.1f} h are left.")
     say(console, f"Output: {study.folder}")
 
 

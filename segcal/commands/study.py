@@ -160,6 +160,7 @@ def _classification(
 ) -> None:
     from segcal.classify.study import check, load_study, report_study, trials
     from segcal.classify.study_report import FILES
+    from segcal.io.files import check_writable
     from segcal.reporting.folder import ReportFolder
 
     console = open_console()
@@ -169,6 +170,7 @@ def _classification(
         ReportFolder(folder).check(FILES)
         found = trials(chosen)
         if not report_only:
+            check_writable(Path(chosen.output))
             check(found)
         todo = [] if report_only else [trial for trial in found if trial.result() is None]
     say(console, f"{len(found)} trainings, {len(todo)} of them to do")

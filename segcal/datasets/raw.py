@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from segcal.io.files import read_json, remove_leftovers, whole_file, write_json
+from segcal.io.files import check_writable, read_json, remove_leftovers, whole_file, write_json
 from segcal.io.sources import Source
 from segcal.io.volumes import (
     SKEWED,
@@ -301,8 +301,9 @@ def write_dataset(
         progress: called with each case's name after it is done.
 
     Raises:
-        ValueError: `folder` holds something else.
+        ValueError: `folder` holds something else, or cannot be written into.
     """
+    check_writable(folder)
     record = _take_over(folder, plan, force)
     (folder / DATASET).unlink(missing_ok=True)
     skipped, unchanged = list(plan.skipped), 0

@@ -19,7 +19,7 @@ from segcal.evaluation.engine import default_jobs, run
 from segcal.evaluation.intervals import with_intervals
 from segcal.evaluation.job import Job, named, plan
 from segcal.evaluation.labels import FoundLabels
-from segcal.evaluation.reported import compared_columns
+from segcal.evaluation.reported import compared_columns, metric_of
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.summary import summarise
 from segcal.io.case_patterns import Patterns
@@ -112,6 +112,17 @@ class Comparison:
             for column in columns
             for one in self.differences
             if one.metric == column and one.mean is not None
+        ]
+
+    @property
+    def listed(self) -> list[Difference]:
+        """Differences of all metrics but those that are left out unless they are asked for."""
+        return [
+            one
+            for one in self.differences
+            if (row := metric_of(one.metric)) is None
+            or not row.only_asked
+            or row.key in (self.asked or ())
         ]
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from segcal.io.class_files import check_class_files, class_geometry
-from segcal.io.files import is_array
+from segcal.evaluation.reading import image_of_box
+from segcal.io.class_files import check_class_files, class_geometry, note_missing
+from segcal.io.files import is_array, is_image, is_segmentation
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
 from segcal.io.probabilities import check_classes, check_npz, not_floating, stored_channels
-from segcal.io.volumes import Geometry, check_place, read_geometry, stores_bytes
+from segcal.io.volumes import Geometry, check_place, read_geometry, value_type
 
 
 def count_channels(case: Case) -> int | None:
@@ -30,18 +31,19 @@ def count_channels(case: Case) -> int | None:
     return channels if channels > 1 else None
 
 
-def odd_headers(case: Case) -> list[str]:
-    """Sentences on headers of a case that readers take differently."""
+def oddities(case: Case, label_set: LabelSet | None) -> list[str]:
+    """Sentences on what the evaluation of a case notes: readers at odds, organs without a file."""
     notes = []
     for path in (case.reference, *case.raters[1:], case.label_map, case.prediction):
-        if path is None or path.is_dir() or is_array(path):
+        if path is None or is_array(path):
             continue
         try:
-            conflict = read_geometry(path)[0].conflict
+            if path.is_dir():
+                notes += note_missing(path, label_set)
+            elif conflict := read_geometry(path)[0].conflict:
+                notes.append(f"{path}: {conflict}")
         except ValueError:  # which stops the evaluation, and is told as such
             continue
-        if conflict:
-            notes.append(f"{path}: {conflict}")
     return notes
 
 
@@ -77,10 +79,10 @@ def check_case(
             check_class_files(case.reference, reference, label_set, tolerance=tolerance)
         else:
             reference, channels = read_geometry(case.reference)
+            reference = image_of_box(case, reference) or reference
     except ValueError as error:
         return [str(error)]
-    if channels > 1:
-        problems.append(f"{case.reference}: expected a label map, got {channels} channels")
+    attempt(lambda: _check_single(case.reference, channels))
     for other in (*case.raters[1:], *case.samples):
         attempt(partial(_check_label_map, other, reference, tolerance))
     if case.prediction.is_dir():
@@ -109,8 +111,12 @@ def _check_npz(
 
 
 def _check_label_map(path: Path, reference: Geometry, tolerance: float) -> None:
-    channels = check_place(path, reference, tolerance)
-    if channels > 1:
+    _check_single(path, check_place(path, reference, tolerance))
+
+
+def _check_single(path: Path, channels: int) -> None:
+    """Refuse a label map of several channels; grey values may be saved as those of colours."""
+    if channels > 1 and not is_image(path):
         raise ValueError(f"{path}: expected a label map, got {channels} channels")
 
 
@@ -118,7 +124,9 @@ def _check_volume(
     path: Path, reference: Geometry, label_set: LabelSet | None, tolerance: float
 ) -> None:
     channels = check_place(path, reference, tolerance)
-    if channels > 1:
-        if stores_bytes(path):
+    if is_image(path) or is_segmentation(path):
+        _check_single(path, channels)
+    elif channels > 1:
+        if value_type(path) == np.uint8:
             raise ValueError(not_floating(str(path), np.dtype(np.uint8)))
         check_classes(str(path), channels, **_channels(label_set))

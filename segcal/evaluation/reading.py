@@ -11,14 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.evaluation.case import Structure
-from segcal.io.class_files import class_geometry, missing_classes, read_class_files
+from segcal.io.class_files import class_geometry, missing_classes, note_missing, read_class_files
+from segcal.io.files import is_array, is_segmentation
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import DECISION_HEAD, Case
-from segcal.io.probabilities import holds_probabilities, read_foreground, read_probabilities
+from segcal.io.probabilities import FEW, holds_probabilities, read_foreground, read_probabilities
 from segcal.io.volumes import (
     Geometry,
     Volume,
     check_place,
+    grid_around,
+    put_into,
     put_on,
     read_geometry,
     read_labels,
@@ -27,6 +30,7 @@ from segcal.io.volumes import (
 )
 from segcal.metrics.rater_agreement import majority
 from segcal.posthoc.decision import decide_argmax, regions_to_labels
+from segcal.tensors import MANY, holds_masks
 
 Note = Callable[[str], None]
 WHITE = 255
@@ -89,7 +93,7 @@ def read_case(
     Raises:
         ValueError: naming the file and what is wrong with it.
     """
-    reference = _read_reference(case.reference, label_set, tolerance, note)
+    reference = _read_reference(case, label_set, tolerance, note)
     if reference.note:
         note(f"{case.reference.name}: {reference.note}")
     ignore_index = None if label_set is None else label_set.ignore_index
@@ -194,7 +198,10 @@ def _above(
     """Label map of the voxels of a probability above a threshold."""
     order = None if label_set is None or not label_set.regions else label_set.class_order
     if probabilities is None:
-        raise ValueError(f"{path}: is a label map, to which no threshold can be applied")
+        raise ValueError(
+            f"{path}: is a label map, to which no threshold can be applied; probabilities "
+            "are floating values from 0 to 1"
+        )
     if order is not None:
         return regions_to_labels(probabilities, order, [threshold] * len(order))
     if len(probabilities) != 2:
@@ -205,10 +212,13 @@ def _above(
     return (probabilities[1] > threshold).astype(np.int32)
 
 
-def _read_reference(path: Path, label_set: LabelSet | None, tolerance: float, note: Note) -> Volume:
+def _read_reference(case: Case, label_set: LabelSet | None, tolerance: float, note: Note) -> Volume:
     """Labels of a file, or of a folder of a mask per class."""
+    path = case.reference
     if path.is_file():
-        return read_labels(path)
+        volume = read_labels(path)
+        image = image_of_box(case, volume.geometry)
+        return volume if image is None else put_into(path, volume, image)
     geometry = class_geometry(path, label_set)
     labels = read_class_files(
         path, geometry, label_set, tolerance=tolerance, note=note, overlaps=True
@@ -218,6 +228,14 @@ def _read_reference(path: Path, label_set: LabelSet | None, tolerance: float, no
     return Volume(labels, geometry)
 
 
+def image_of_box(case: Case, reference: Geometry) -> Geometry | None:
+    """Grid of a prediction's image, where the reference is the box of segments alone in it."""
+    path = case.prediction
+    if not is_segmentation(case.reference) or path.is_dir() or is_array(path):
+        return None
+    return grid_around(reference, read_geometry(path)[0])
+
+
 def _with_files(
     case: Case, structures: list[Structure], label_set: LabelSet | None, note: Note
 ) -> list[Structure]:
@@ -225,8 +243,8 @@ def _with_files(
     for path in (case.prediction, case.reference):
         if path.is_dir() and label_set is not None:
             missing = missing_classes(path, label_set)
-            for name in missing:
-                note(f"{path}: no file for label {name}, which has no numbers in this case")
+            for text in note_missing(path, label_set):
+                note(text)
             structures = [one for one in structures if one.name not in missing]
     return structures
 
@@ -273,16 +291,20 @@ def _read_prediction(
         probabilities = foreground
     class_order = label_set.class_order if label_set is not None and regions else None
     prediction = decide_argmax(probabilities, class_order=class_order)
+    kept: NDArray[Any] | None = probabilities
+    if probabilities[0].size >= MANY and holds_masks(probabilities):
+        note(f"{case.prediction.name}: taken for a label map, so its calibration is left out")
+        kept = None
     if case.label_map is None:
         if case.decision == DECISION_HEAD:
             note(
                 f"{case.prediction.name}: the mask of the decision head is not beside it, so "
                 "overlap and surfaces are those of the probabilities' argmax"
             )
-        return prediction, probabilities
+        return prediction, kept
     label_map = _read_on(case.label_map, at, tolerance, note)
     _compare(case, prediction, label_map, note)
-    return label_map, probabilities
+    return label_map, kept
 
 
 def _structures(
@@ -371,6 +393,8 @@ def _check_labels(
         hint = "renumber the labels to those"
         if unknown == [WHITE]:
             hint = f"store a mask of 0 and {WHITE} as 0 and 1"
+        elif said := _scaled(found, allowed):
+            hint = said
         raise ValueError(
             f"{path}: labels {unknown[:5]} are not among the classes "
             f"{', '.join(map(str, sorted(allowed)))}; {hint}, or if one of them means 'ignore', "
@@ -379,8 +403,20 @@ def _check_labels(
     return found
 
 
+def _scaled(found: set[int], labels: set[int]) -> str:
+    """Say what to do if values look like whole numbers that probabilities of foreground became."""
+    if len(found) <= FEW or labels != {0, 1} or not 1 < max(found) <= WHITE or min(found) < 0:
+        return ""
+    most = WHITE if max(found) > 100 else 100
+    return (
+        f"if they are probabilities of foreground from 0 to {most}, store value / {most} as float32"
+    )
+
+
 def _check_common(case: Case, reference: set[int], prediction: set[int], note: Note) -> None:
-    """Say that label maps have no label in common, and refuse one of 0 and 255 beside 0 and 1."""
+    """Say that label maps have no label in common, and refuse what is no label map."""
+    if said := _scaled(prediction, {0, *reference}):
+        raise ValueError(f"{case.prediction}: holds {len(prediction)} values; {said}")
     of_reference, predicted = sorted(reference - {0}), sorted(prediction - {0})
     if not of_reference or not predicted or reference & prediction - {0}:
         return

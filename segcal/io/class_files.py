@@ -36,6 +36,20 @@ def missing_classes(folder: Path, label_set: LabelSet) -> list[str]:
     return [name for name in label_set.foreground if name not in files]
 
 
+def note_missing(folder: Path, label_set: LabelSet | None) -> list[str]:
+    """Sentences on labels that a folder has no file of, while it has some.
+
+    Raises:
+        ValueError: it has none.
+    """
+    label_set = _known(folder, label_set)
+    find_class_files(folder, label_set)
+    return [
+        f"{folder}: no file for label {name}, which has no numbers in this case"
+        for name in missing_classes(folder, label_set)
+    ]
+
+
 def class_geometry(folder: Path, label_set: LabelSet | None) -> Geometry:
     """Geometry of the first label's file.
 
@@ -58,7 +72,7 @@ def _known(folder: Path, label_set: LabelSet | None) -> LabelSet:
     if label_set is None:
         raise ValueError(
             f"{folder}: holds one file per class; a dataset.json is needed to say which label "
-            "each of them is"
+            "each of them is, or --labels NAME=VALUE,..."
         )
     if label_set.regions:
         raise ValueError(
@@ -76,10 +90,7 @@ def check_class_files(
     Raises:
         ValueError: as :func:`read_class_files`, but for what the values tell.
     """
-    label_set = _known(folder, label_set)
-    if missing_classes(folder, label_set):
-        raise _missing(folder, label_set)
-    for path in find_class_files(folder, label_set).values():
+    for path in find_class_files(folder, _known(folder, label_set)).values():
         _check_header(path, geometry, tolerance)
 
 
@@ -168,9 +179,11 @@ def _label_map(
             if not (distance <= MASK_ROUNDING).all() or merged(array, distance):
                 return None, 0
         elif (values := (array.min(), array.max()))[0] < 0 or values[1] > 1:
+            low, high = values
+            hint = f"; store a mask as 0 and 1, probabilities as value / {high} in float32"
             raise ValueError(
                 f"{path}: expected a mask of 0 and 1, or floating probabilities, got {array.dtype} "
-                f"from {values[0]} to {values[1]}"
+                f"from {low} to {high}{hint if low == 0 else ''}"
             )
         twice += int(np.count_nonzero(mask & taken))
         labels[mask] = k

@@ -161,6 +161,11 @@ def is_image(path: PurePath) -> bool:
     return path.name.lower().endswith(IMAGE_ENDINGS)
 
 
+def is_segmentation(path: PurePath) -> bool:
+    """Whether a file is called like 3D Slicer's segments."""
+    return path.name.endswith(".seg.nrrd")
+
+
 def is_array(path: PurePath) -> bool:
     """Whether a file is NumPy's, by its ending."""
     return path.suffix in ARRAY_ENDINGS

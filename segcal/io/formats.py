@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,7 @@ import SimpleITK as sitk  # noqa: N813 - as everybody writes it
 from numpy.typing import NDArray
 from PIL import Image
 
-from segcal.io.files import is_image, read_exactly
+from segcal.io.files import is_image, is_segmentation, read_exactly
 from segcal.io.streams import check_header, check_stream, count_behind, is_gzip, open_unpacked
 
 Array = NDArray[Any]
@@ -32,6 +32,9 @@ NIFTI_HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
 MM_PER_UNIT = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
 """By NIfTI's code: unknown, m, mm, um."""
 UNIT_BITS = 7
+BEHIND = "holds more behind the voxels that its header tells of, which is left out"
+CONVERSION = "Segmentation_ConversionParameters"
+"""Entry of a header of 3D Slicer's segments."""
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """Affine of SimpleITK where a file states no orientation."""
 
@@ -47,6 +50,7 @@ class Frame:
         sform_code: NIfTI's.
         unit: ``mm``, or ``px`` of images, which have no size.
         notes: what is odd.
+        image: shape ``(x, y, z)`` and affine of the image that this is a box of, if it is stated.
     """
 
     spacing: list[float]
@@ -54,6 +58,7 @@ class Frame:
     sform_code: int = 0
     unit: str = "mm"
     notes: tuple[str, ...] = ()
+    image: tuple[tuple[int, ...], Affine] | None = None
 
 
 def read_file(path: Path) -> tuple[Array, Frame]:
@@ -94,8 +99,8 @@ def read_header(path: Path) -> tuple[tuple[int, ...], Frame]:
     return shape, frame
 
 
-def bytes_as_they_are(path: Path) -> bool:
-    """Whether the header of a file says that its values are bytes, and that none is scaled.
+def stored_type(path: Path) -> np.dtype[Any]:
+    """Type of the values of a file, by its header: float64 of those that a header scales.
 
     Raises:
         Exception: as :func:`read_header`.
@@ -103,15 +108,27 @@ def bytes_as_they_are(path: Path) -> bool:
     if path.name.endswith(NIFTI):
         with open_unpacked(_beside(path, ".hdr")) as file:
             header, _ = _nifti_header(file)
-        plain = header.get_slope_inter() in ((None, None), (1.0, 0.0))
-        return bool(plain and header.get_data_dtype() == np.uint8)
+        scaled = header.get_slope_inter() not in ((None, None), (1.0, 0.0))
+        return np.dtype(np.float64) if scaled else header.get_data_dtype()
     if path.name.endswith(MGH):
         with open_unpacked(path) as file:
-            return bool(nib.MGHImage.from_stream(file).get_data_dtype() == np.uint8)
+            return nib.MGHImage.from_stream(file).get_data_dtype()
     if is_image(path):
         with Image.open(path) as image:
-            return image.mode in ("L", "P", "RGB", "RGBA")
-    return _itk_reader(path).GetPixelID() in (sitk.sitkUInt8, sitk.sitkVectorUInt8)
+            wide = {"F": np.float32, "I": np.int32}
+            return np.dtype(wide.get(image.mode, np.uint16 if "16" in image.mode else np.uint8))
+    kind = sitk.GetPixelIDValueAsString(_itk_reader(path).GetPixelID())
+    letter = "f" if "float" in kind else "u" if "unsigned" in kind else "i"
+    return np.dtype(f"{letter}{_bits(kind) // 8}")
+
+
+def write_image(path: Path, array: Array) -> None:
+    """Write ``(y, x)`` as the image that the name says: uint8, uint16 or float32, as it can hold.
+
+    Raises:
+        OSError: a format that cannot hold the type.
+    """
+    Image.fromarray(array).save(path)
 
 
 def agrees(path: Path) -> bool:
@@ -179,8 +196,7 @@ def _read_nifti(path: Path) -> tuple[Array, Frame]:
         raw = np.memmap(voxels, dtype, "c", offset, shape, order="F")
         behind = voxels.stat().st_size - offset - size
     if behind:
-        note = "holds more behind the voxels that its header tells of, which is left out"
-        frame = Frame(**{**vars(frame), "notes": (*frame.notes, note)})
+        frame = replace(frame, notes=(*frame.notes, BEHIND))
     slope, inter = header.get_slope_inter()
     return nib.volumeutils.apply_read_scaling(raw, slope, inter), frame
 
@@ -230,7 +246,11 @@ def _mgh_frame(image: Any) -> Frame:
 
 def _check_single(image: Image.Image) -> None:
     if (frames := getattr(image, "n_frames", 1)) > 1:
-        raise ValueError(f"{frames} images in one file, expected one; write a stack as a volume")
+        raise ValueError(
+            f"{frames} images in one file, expected one; a stack of slices states no distance "
+            "between them: write it as a volume with its spacing, .nii.gz or .nrrd, or each image "
+            "as a file"
+        )
 
 
 def _read_image(path: Path) -> tuple[Array, Frame]:
@@ -239,7 +259,7 @@ def _read_image(path: Path) -> tuple[Array, Frame]:
         image.verify()  # the checksums, which reading alone passes over
     with Image.open(path) as image:
         _check_single(image)
-        array = np.asarray(image)
+        array = np.array(image)  # which can be written to, as torch wants it
         notes = ("read as the numbers of its palette",) if image.mode == "P" else ()
     frame = Frame([1.0, 1.0], unit="px", notes=notes)
     return array.transpose(1, 0, 2)[:, :, None] if array.ndim > 2 else array.transpose(), frame
@@ -247,7 +267,8 @@ def _read_image(path: Path) -> tuple[Array, Frame]:
 
 def _read_itk(path: Path) -> tuple[Array, Frame]:
     _, frame, size = _itk_header(path)
-    check_stream(path, size)
+    if check_stream(path, size):
+        frame = replace(frame, notes=(*frame.notes, BEHIND))
     image = sitk.ReadImage(str(path))
     array = sitk.GetArrayFromImage(image)
     if image.GetNumberOfComponentsPerPixel() > 1:  # stored last: make them the slowest axis
@@ -270,8 +291,7 @@ def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
     components = reader.GetNumberOfComponents()
     shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
     kind = sitk.GetPixelIDValueAsString(reader.GetPixelID())
-    bits = re.search(r"(\d+)-bit", kind)
-    itemsize = (int(bits[1]) // 8 if bits else 1) * (2 if "complex" in kind else 1)
+    itemsize = _bits(kind) // 8 * (2 if "complex" in kind else 1)
     d = reader.GetDimension()
     axes = min(d, 3)
     affine = np.eye(4)
@@ -279,5 +299,31 @@ def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
     affine[:axes, :axes] = direction * np.asarray(reader.GetSpacing()[:axes])
     affine[:axes, 3] = reader.GetOrigin()[:axes]
     affine[:2] *= -1  # LPS to RAS
-    frame = Frame(list(reader.GetSpacing()), {"header": affine})
+    image = _segmented_image(reader) if is_segmentation(path) else None
+    frame = Frame(list(reader.GetSpacing()), {"header": affine}, image=image)
     return shape, frame, math.prod(shape) * itemsize
+
+
+def _bits(kind: str) -> int:
+    """Bits of a number of one of ITK's types, by its name."""
+    bits = re.search(r"(\d+)-bit", kind)
+    return int(bits[1]) if bits else 8
+
+
+def _segmented_image(reader: Any) -> tuple[tuple[int, ...], Affine] | None:
+    """Grid of the image that 3D Slicer's segments are of: it stores the box alone that they fill.
+
+    The header has it as 16 numbers of the affine (RAS) and the first and last index of each axis.
+    """
+    if not reader.HasMetaDataKey(CONVERSION):
+        return None
+    match = re.search(r"Reference image geometry\|([^|]*)\|", reader.GetMetaData(CONVERSION))
+    try:
+        numbers = np.array([float(n) for n in match[1].split(";") if n] if match else [])
+    except ValueError:
+        return None
+    if len(numbers) != 22 or not np.isfinite(numbers).all():
+        return None
+    affine, ends = numbers[:16].reshape(4, 4), numbers[16:].reshape(3, 2)
+    affine[:3, 3] += affine[:3, :3] @ ends[:, 0]
+    return tuple(int(n) + 1 for n in ends[:, 1] - ends[:, 0]), affine

@@ -16,9 +16,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from segcal.io.files import is_array, read_exactly
+from segcal.io.files import ARRAY_ENDINGS, is_array, is_image, is_segmentation, read_exactly
 from segcal.io.nnunet_v1 import KEY, Crop, read_crop
-from segcal.io.rounding import LABEL_ROUNDING
+from segcal.io.rounding import LABEL_ROUNDING, MOST_LABELS, NOISE
 from segcal.io.volumes import (
     Array,
     Geometry,
@@ -125,10 +125,13 @@ def stored_channels(path: Path) -> int:
 def holds_probabilities(path: Path) -> bool:
     """Whether a prediction is probabilities (``.npz``, 4-D) or a label map (2-D, 3-D).
 
+    Channels of an image are colours, and those of 3D Slicer's segments layers.
+
     Raises:
         ValueError: not a file that can be read.
     """
-    return is_array(path) or stored_axes(path) > 3
+    labels = is_image(path) or is_segmentation(path)
+    return is_array(path) or (stored_axes(path) > 3 and not labels)
 
 
 def _channels(shape: tuple[int, ...], regions: bool) -> int:
@@ -153,8 +156,8 @@ def read_foreground(
 ) -> Array | None:
     """Probabilities of a 3-D map of foreground, or None of a volume that is another thing.
 
-    A map of foreground has floating values from 0 to 1, some of them above 0.5, and values that
-    are no labels, or more than a label map has.
+    A map of foreground has floating values from 0 to 1, and values that are no labels, or more
+    than a label map has; where none is above 0.5, more than labels that were divided have.
 
     Args:
         path: of the volume, for messages.
@@ -171,11 +174,12 @@ def read_foreground(
     array = volume.array
     if array.ndim != 3 or array.dtype.kind != "f":
         return None
-    inside = array[(array > 0) & (array < 1)]
-    if not 0.5 < array.max() <= 1 or array.min() < 0 or not inside.size:
+    inside = array[(array > NOISE) & (array < 1 - NOISE)]
+    if not (array.min() >= 0 and array.max() <= 1) or not inside.size:
         return None
     near = np.minimum(inside, 1 - inside) <= LABEL_ROUNDING
-    if near.all() and len(np.unique(inside)) <= FEW:
+    most = MOST_LABELS if array.max() <= 0.5 else FEW if near.all() else 0
+    if most and len(np.unique(inside)) <= most:
         return None
     if num_classes not in (None, 1 if regions else 2):
         raise ValueError(
@@ -191,6 +195,8 @@ def read_foreground(
 def not_floating(name: str, dtype: Any) -> str:
     """Say that values are of another type than probabilities have, and what to do."""
     remedy = "; store value / 255 as float32 if they go from 0 to 255" if dtype == np.uint8 else ""
+    if name.endswith(ARRAY_ENDINGS):
+        remedy += "; labels are read from volumes, .nii.gz say"
     return f"{name}: expected floating probabilities, got {dtype}{remedy}"
 
 

@@ -7,10 +7,15 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+HEADER_ENDINGS = (".hdr", ".hdr.gz", ".mhd", ".nhdr")
+"""Of volumes whose voxels are in a file beside the header."""
+VOXEL_ENDINGS = (".img", ".img.gz", ".raw", ".zraw", ".raw.gz")
+"""Of those files."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Source:
     def opened(self) -> Iterator[Path]:
         """Yield a path to read from; a member of an archive is unpacked for as long.
 
+        Of a volume in two files, the one with the voxels is unpacked beside its header.
+
         Raises:
             ValueError: a member that cannot be unpacked.
         """
@@ -38,19 +45,26 @@ class Source:
             yield self.path
             return
         with tempfile.TemporaryDirectory(prefix="segcal-") as folder:
-            path = Path(folder) / PurePosixPath(self.member).name
             try:
-                with (
-                    zipfile.ZipFile(self.path) as archive,
-                    archive.open(self.member) as packed,
-                    path.open("wb") as unpacked,
-                ):
-                    shutil.copyfileobj(packed, unpacked)
+                with zipfile.ZipFile(self.path) as archive:
+                    for name in (self.member, *_voxels_of(self.member, archive.namelist())):
+                        target = Path(folder) / PurePosixPath(name).name
+                        with archive.open(name) as packed, target.open("wb") as unpacked:
+                            shutil.copyfileobj(packed, unpacked)
             except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
                 raise ValueError(
                     f"{self.path}: {self.member} cannot be unpacked ({error}); download it again"
                 ) from None
-            yield path
+            yield Path(folder) / PurePosixPath(self.member).name
+
+
+def _voxels_of(header: str, names: Iterable[str]) -> list[str]:
+    """Members that hold the voxels of a volume whose header is another one, by their names."""
+    ending = next((e for e in HEADER_ENDINGS if header.endswith(e)), None)
+    if ending is None:
+        return []
+    stem = header.removesuffix(ending)
+    return [name for name in names if name.removeprefix(stem) in VOXEL_ENDINGS]
 
 
 def find_sources(root: Path) -> dict[str, Source]:

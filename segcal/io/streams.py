@@ -16,6 +16,8 @@ MOST_HEADER = 1 << 20
 MOST_LINE = 1000
 """Bytes of a line of an NRRD's header, at most: its reader dies of longer ones it does not know."""
 GIPL_HEADER = 256
+YES = (b"T", b"t", b"1")
+"""First letters of what MetaImage takes for true."""
 AXES = [b"%d" % n for n in range(1, 10)]
 MOST_BEHIND = 1 << 20
 """Bytes behind the voxels that are passed over, at least; as many as lie before, if more."""
@@ -73,16 +75,19 @@ def check_header(path: Path) -> None:
                 raise ValueError(f"a line of {len(line)} bytes in its header")
 
 
-def check_stream(path: Path, size: int) -> None:
+def check_stream(path: Path, size: int) -> bool:
     """Check that the voxels of a file of ITK's formats are whole, where ITK does not.
 
     Args:
         path: of the file, or of its header.
         size: bytes of the voxels.
 
+    Returns:
+        whether a MetaImage or an NRRD holds more behind the voxels.
+
     Raises:
         ValueError: a file that is too short, a stream that is damaged, too short or too long;
-            compressed slices.
+            compressed slices; a MetaImage of 8 bytes a voxel that ITK takes for 4.
         OSError: the file of the voxels cannot be read.
     """
     if is_gzip(path):
@@ -90,22 +95,43 @@ def check_stream(path: Path, size: int) -> None:
             while file.read(CHUNK):
                 pass
     elif path.name.endswith((".mha", ".mhd")):
-        _check_metaimage(path, size)
+        return _check_metaimage(path, size)
     elif path.name.endswith((".nrrd", ".nhdr")):
-        _check_nrrd(path, size)
+        return _check_nrrd(path, size)
     elif path.name.endswith(".gipl") and (there := path.stat().st_size - GIPL_HEADER) < size:
         raise ValueError(f"ends after {max(there, 0)} of the {size} bytes of its voxels")
+    return False
 
 
-def _check_metaimage(path: Path, size: int) -> None:
+def _check_metaimage(path: Path, size: int) -> bool:
     """Check what ``CompressedData = True`` announces; the voxels are the last field's."""
     with path.open("rb") as file:
         fields = _metaimage_fields(file)
-        if fields.get("compresseddata", b"")[:1] not in (b"T", b"t", b"1"):
-            return
-        stated = fields.get("compresseddatasize", b"0")
-        length = int(stated) if stated.isdigit() else 0
-        _check_zlib(path, file, fields.get("elementdatafile", b""), size, length)
+        elsewhere = fields.get("elementdatafile", b"")
+        if fields.get("compresseddata", b"")[:1] in YES:
+            stated = fields.get("compresseddatasize", b"0")
+            length = int(stated) if stated.isdigit() else 0
+            return _check_zlib(path, file, elsewhere, size, length)
+        if fields.get("headersize", b"0") != b"0" or fields.get("binarydata", b"T")[:1] not in YES:
+            return False
+        behind = _behind(path, file, elsewhere, size)
+    kind = fields.get("elementtype", b"").decode("latin-1")
+    if behind == size and kind.startswith(("MET_LONG", "MET_ULONG")) and "LONG_LONG" not in kind:
+        raise ValueError(
+            f"a voxel takes 8 bytes, but {kind} means 4; state {kind.replace('LONG', 'LONG_LONG')} "
+            "in its header, or write it anew as MET_INT"
+        )
+    return behind > 0
+
+
+def _behind(path: Path, file: IO[bytes], elsewhere: bytes, size: int) -> int:
+    """Bytes behind the voxels, which begin at `file` or are the file whose name a header gives."""
+    name = elsewhere.decode("utf-8", "replace")
+    if name.upper() == "LOCAL":
+        return path.stat().st_size - file.tell() - size
+    if name.upper().startswith("LIST") or "%" in name:
+        return 0
+    return (path.parent / name).stat().st_size - size
 
 
 def _metaimage_fields(file: IO[bytes]) -> dict[str, bytes]:
@@ -119,21 +145,23 @@ def _metaimage_fields(file: IO[bytes]) -> dict[str, bytes]:
     return fields
 
 
-def _check_nrrd(path: Path, size: int) -> None:
+def _check_nrrd(path: Path, size: int) -> bool:
     """Check what ``encoding: gzip`` announces; the voxels are behind the first empty line."""
     with path.open("rb") as file:
         fields = {}
         while file.tell() < MOST_HEADER and (line := file.readline(MOST_HEADER).rstrip(b"\r\n")):
             key, _, value = line.partition(b":")
             fields[_word(key)] = value.strip()
-        if _word(fields.get("encoding", b"")) not in ("gzip", "gz"):
-            return
-        skipped = fields.get("byteskip", b"0")
+        encoding, skipped = _word(fields.get("encoding", b"")), fields.get("byteskip", b"0")
         size += int(skipped) if skipped.isdigit() else 0
         elsewhere = fields.get("datafile", b"LOCAL")
+        if encoding == "raw" and skipped.isdigit() and fields.get("lineskip", b"0") == b"0":
+            return _behind(path, file, elsewhere, size) > 0
+        if encoding not in ("gzip", "gz"):
+            return False
         if fields.get("lineskip", b"0") != b"0":
             raise ValueError("lines to be skipped before compressed data, which are not read")
-        _check_zlib(path, file, elsewhere, size, 0)
+        return _check_zlib(path, file, elsewhere, size, 0)
 
 
 def _word(text: bytes) -> str:
@@ -141,20 +169,19 @@ def _word(text: bytes) -> str:
     return text.decode("latin-1").replace(" ", "").strip().lower()
 
 
-def _check_zlib(path: Path, file: IO[bytes], elsewhere: bytes, size: int, length: int) -> None:
+def _check_zlib(path: Path, file: IO[bytes], elsewhere: bytes, size: int, length: int) -> bool:
     """Check the stream at `file`, or in the file whose name a header gives."""
     name = elsewhere.decode("utf-8", "replace")
     if name.upper() == "LOCAL":
-        _measure(file, size, length)
-        return
+        return _measure(file, size, length)
     if name.upper().startswith("LIST") or "%" in name:
         raise ValueError("compressed data in several files, which are not read; write it as one")
     with (path.parent / name).open("rb") as other:
-        _measure(other, size, length)
+        return _measure(other, size, length)
 
 
-def _measure(file: IO[bytes], size: int, length: int) -> None:
-    """Unpack a stream to its end, where zlib compares the checksum, and forget the content."""
+def _measure(file: IO[bytes], size: int, length: int) -> bool:
+    """Unpack a stream to its end, where zlib compares the checksum; tell if more is behind it."""
     stream, unpacked, read = zlib.decompressobj(ZLIB_OR_GZIP), 0, 0
     while not stream.eof:
         chunk = stream.unconsumed_tail
@@ -170,3 +197,4 @@ def _measure(file: IO[bytes], size: int, length: int) -> None:
     if unpacked != size or not stream.eof:
         what = "is longer than" if unpacked > size else f"ends after {unpacked} of"
         raise ValueError(f"its compressed data {what} the {size} bytes that its header tells of")
+    return bool(stream.unused_data or file.read(1))

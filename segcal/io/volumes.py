@@ -11,10 +11,14 @@ they differ is noted. nibabel always takes the sform, so a file that lies where 
 taken to lie on the reference, as it is: it was made with one tool or the other.
 
 Images (PNG, BMP, TIF) have no size and no place: a pixel measures 1 px, and distances are in px.
+
+3D Slicer's segments (``.seg.nrrd``) may be stored as the box alone that they fill. They are put
+into the grid of the image that the header tells of, or of the reference that the box is part of.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +28,8 @@ import nibabel.orientations
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.io.files import whole_file
-from segcal.io.formats import LPS, Frame, agrees, bytes_as_they_are, read_file, read_header
+from segcal.io.files import is_image, is_segmentation, whole_file
+from segcal.io.formats import LPS, Frame, agrees, read_file, read_header, stored_type, write_image
 from segcal.io.rounding import round_labels
 
 Array = NDArray[Any]
@@ -33,6 +37,8 @@ SCANNER = 1
 """NIfTI's code of an orientation in the scanner's frame."""
 SINGULAR = 1e-6
 """Determinant of the unit axes below which they span no volume."""
+MOST_VOXELS = 1 << 31
+"""Of an image that a header of a few bytes may tell of."""
 SKEWED = 1e-3
 """Cosine between two axes from which a grid is noted as not rectangular."""
 
@@ -128,6 +134,16 @@ class Geometry:
             found.append(f"direction, by {np.degrees(np.arccos(cosine)).max():.3g} degrees")
         return found
 
+    def start_in(self, image: Geometry) -> tuple[int, ...] | None:
+        """Which voxel ``(z, y, x)`` of an image is the first of this grid; None if none can be.
+
+        The grid may begin before the image, or end behind it.
+        """
+        index = np.linalg.solve(image.affine, [*self.origin_mm, 1.0])[:3].round()
+        origin = self.origin_mm - self.affine[:3, :3] @ index
+        whole = replace(self, shape=image.shape, origin_mm=tuple(origin.tolist()), other=None)
+        return None if whole._differences(image, 1e-2) else tuple(map(int, index[::-1]))
+
     def reordered(self, orientation: NDArray[Any]) -> Geometry:
         """Geometry of the same voxels when nibabel re-orders their x, y, z axes that way."""
         size = self.shape[::-1]
@@ -180,7 +196,9 @@ def read_volume(path: Path) -> Volume:
     if array.ndim == 2:
         array = array[:, :, None]
     geometry, note = _geometry(path, array.shape, frame)
-    return Volume(array.transpose(), geometry, note)
+    volume = Volume(array.transpose(), geometry, note)
+    image = _image_around(geometry, frame)
+    return volume if image is None else put_into(path, volume, image)
 
 
 def read_geometry(path: Path) -> tuple[Geometry, int]:
@@ -198,7 +216,56 @@ def read_geometry(path: Path) -> tuple[Geometry, int]:
     shape = _significant(shape)
     shape = (*shape, 1) if len(shape) == 2 else shape
     geometry, _ = _geometry(path, shape, frame)
+    geometry = _image_around(geometry, frame) or geometry
     return geometry, shape[3] if len(shape) > 3 else 1
+
+
+def _image_around(box: Geometry, frame: Frame) -> Geometry | None:
+    """Grid of the image that a header says a box to be of; None if it says none, or another."""
+    if frame.image is None:
+        return None
+    shape, affine = frame.image
+    if min(shape) < 1 or math.prod(shape) > MOST_VOXELS or not _spans(affine):
+        return None
+    spacing = np.linalg.norm(affine[:3, :3], axis=0)
+    x, y, z = affine[:3, 3].tolist()
+    image = Geometry(
+        shape[::-1], tuple(spacing[::-1].tolist()), (x, y, z), affine[:3, :3] / spacing, form="box"
+    )
+    return None if box.shape == image.shape else grid_around(box, image)
+
+
+def grid_around(box: Geometry, image: Geometry) -> Geometry | None:
+    """Grid of an image, its axes in the order of a box of its voxels; None if it is no box."""
+    orientation = nib.orientations.io_orientation(_turn(image, box))
+    if np.isnan(orientation).any():
+        return None
+    whole = image.reordered(orientation)
+    return None if box.start_in(whole) is None else whole
+
+
+def put_into(path: Path, volume: Volume, image: Geometry) -> Volume:
+    """A volume of a box of voxels in the grid of the whole image, 0 elsewhere.
+
+    Raises:
+        ValueError: there is something outside of the image.
+    """
+    array, start = volume.array, volume.geometry.start_in(image)
+    if start is None:
+        return volume
+    stop = [i + n for i, n in zip(start, array.shape[-3:], strict=True)]
+    inside = [(max(i, 0), min(j, n)) for i, j, n in zip(start, stop, image.shape, strict=True)]
+    z, y, x = (slice(i - a, max(i, j) - a) for (i, j), a in zip(inside, start, strict=True))
+    part = array[..., z, y, x]
+    if lost := int(np.count_nonzero(array)) - int(np.count_nonzero(part)):
+        raise ValueError(
+            f"{path}: {lost} voxels of its segments lie outside of the image that they "
+            "are compared on; export them as a label map in the geometry of that image"
+        )
+    whole = np.zeros((*array.shape[:-3], *image.shape), array.dtype)
+    z, y, x = (slice(i, max(i, j)) for i, j in inside)
+    whole[..., z, y, x] = part
+    return Volume(whole, image, volume.note)
 
 
 def _geometry(path: Path, shape: tuple[int, ...], frame: Frame) -> tuple[Geometry, str]:
@@ -305,6 +372,8 @@ def check_place(path: Path, reference: Geometry, tolerance: float = 1e-2) -> int
         ValueError: as :func:`read_geometry` and :func:`find_orientation`.
     """
     geometry, channels = read_geometry(path)
+    if is_segmentation(path):
+        geometry = grid_around(geometry, reference) or geometry
     find_orientation(path, geometry, reference, tolerance)
     return channels
 
@@ -317,6 +386,8 @@ def put_on(
     Raises:
         ValueError: as :func:`find_orientation`.
     """
+    if is_segmentation(path) and (image := grid_around(volume.geometry, reference)) is not None:
+        volume = put_into(path, volume, image)
     orientation = find_orientation(path, volume.geometry, reference, tolerance)
     if orientation is None:
         return volume.array, ""
@@ -335,12 +406,12 @@ def stored_axes(path: Path) -> int:
     return 3 if channels == 1 else 4
 
 
-def stores_bytes(path: Path) -> bool:
-    """Whether a file's values are bytes as they are, by its header; False if that is not known."""
+def value_type(path: Path) -> np.dtype[Any] | None:
+    """Type of the values of a file, by its header, or None if that cannot be read."""
     try:
-        return bytes_as_they_are(path)
+        return stored_type(path)
     except Exception:  # noqa: BLE001 - what reads the file says what is wrong with it
-        return False
+        return None
 
 
 def read_labels(path: Path) -> Volume:
@@ -364,11 +435,8 @@ def to_labels(path: Path, volume: Volume) -> Volume:
     array = volume.array
     if array.ndim != 3:
         if volume.geometry.unit == "px":
-            raise ValueError(
-                f"{path}: expected a label map of grey values, got {len(array)} channels; save the "
-                "numbers of the labels, not their colours"
-            )
-        if path.name.endswith(".seg.nrrd"):
+            return _uncoloured(path, volume)
+        if is_segmentation(path):
             raise ValueError(
                 f"{path}: its segments lie in {len(array)} layers since they overlap; export them "
                 "as a label map"
@@ -383,6 +451,25 @@ def to_labels(path: Path, volume: Volume) -> Volume:
     elif array.dtype.kind == "b":
         array = array.astype(np.uint8)
     return Volume(np.ascontiguousarray(array), volume.geometry, volume.note)
+
+
+def _uncoloured(path: Path, volume: Volume) -> Volume:
+    """The grey values of a label map that was saved with channels of colour, all of them equal.
+
+    Raises:
+        ValueError: colours, which are told.
+    """
+    array = volume.array[:3] if len(volume.array) > 2 else volume.array[:1]  # without opacity
+    if (array == array[0]).all():
+        note = "; ".join(filter(None, (volume.note, "grey values saved as colours")))
+        return Volume(np.ascontiguousarray(array[0]), volume.geometry, note)
+    colours = np.unique(array.reshape(3, -1), axis=1).T
+    shown = ", ".join(f"{k} for {tuple(map(int, c))}" for k, c in enumerate(colours[:4]))
+    raise ValueError(
+        f"{path}: expected a label map of grey values, got {len(volume.array)} channels with "
+        f"{len(colours)} colours (red, green, blue); save the number of its label in place of "
+        f"each colour, e.g. {shown}{', ...' if len(colours) > 4 else ''}"
+    )
 
 
 def reads_alike(path: Path) -> bool:
@@ -474,6 +561,27 @@ def _save(path: Path, image: nib.Nifti1Image, geometry: Geometry) -> None:
     image.header.set_xyzt_units("mm" if geometry.unit == "mm" else "unknown")
     with whole_file(path) as temporary:
         nib.save(image, temporary)
+
+
+def write_volume(path: Path, array: Array, geometry: Geometry) -> None:
+    """Write ``(z, y, x)`` as an image if it is called like one, else as NIfTI; whole or not at all.
+
+    Raises:
+        ValueError: as :func:`write_nifti`; what an image of that format cannot hold.
+    """
+    if not is_image(path):
+        write_nifti(path, array, geometry)
+        return
+    if array.shape != geometry.shape or len(array) != 1:
+        raise ValueError(f"{path}: array {array.shape} does not fit an image")
+    dtype = _label_type(path, array) if array.dtype.kind in "iub" else np.float32
+    with whole_file(path) as temporary:
+        try:
+            write_image(temporary, array[0].astype(dtype))
+        except (OSError, TypeError) as error:
+            raise ValueError(
+                f"{path}: such values cannot be written as an image ({error})"
+            ) from None
 
 
 def _significant(shape: tuple[int, ...]) -> tuple[int, ...]:

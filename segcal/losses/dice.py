@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from segcal.sweep.terms import OverlapTerm
 from segcal.tensors import (
     check_background,
     check_channels,
@@ -113,17 +114,25 @@ def soft_dice_loss(
         first = 0 if include_background else 1
         p, t = p[:, first:], t[:, first:]
         p = _scaled_by_error(p, t) if surgery else p
-        axes = (0, 2) if batch else (2,)
-        overlap = (p * t).sum(axes)
+        overlap, labelled = (p * t).sum(2), t.sum(2)
         if gamma == 1 and not soft:  # |p - t| = p + t - 2 p t
-            size = p.sum(axes) + t.sum(axes)
+            size = p.sum(2) + labelled
         else:
-            size = 2 * overlap + ((p - t).abs() ** gamma).sum(axes)
-        loss = 1 - (2 * overlap + smooth) / (size + smooth)
-        if skip_empty:
-            kept = t.sum(axes) > 0
-            return torch.where(kept, loss, 0.0).sum() / kept.sum().clamp(min=1)
-        return loss.mean()
+            size = 2 * overlap + ((p - t).abs() ** gamma).sum(2)
+        return _of_sums(size, overlap, labelled, batch, smooth, skip_empty)
+
+
+def _of_sums(
+    size: Tensor, overlap: Tensor, labelled: Tensor, batch: bool, smooth: float, skip_empty: bool
+) -> Tensor:
+    """Loss of ``sum p + sum t``, ``sum p t`` and ``sum t`` by sample and class ``(N, K)``."""
+    if batch:
+        size, overlap, labelled = (x.sum(0) for x in (size, overlap, labelled))
+    loss = 1 - (2 * overlap + smooth) / (size + smooth)
+    if skip_empty:
+        kept = labelled > 0
+        return torch.where(kept, loss, 0.0).sum() / kept.sum().clamp(min=1)
+    return loss.mean()
 
 
 def _scaled_by_error(p: Tensor, t: Tensor) -> Tensor:
@@ -134,6 +143,9 @@ def _scaled_by_error(p: Tensor, t: Tensor) -> Tensor:
 
 class SoftDiceLoss(Term):
     """Module form of :func:`soft_dice_loss`.
+
+    In an objective with a cross-entropy it can be swept (:mod:`segcal.sweep`), unless `gamma` or
+    `surgery` ask for more than sums of overlaps.
 
     Raises:
         ValueError: options out of range.
@@ -151,6 +163,7 @@ class SoftDiceLoss(Term):
         skip_empty: bool = False,
         per_channel: bool = False,
         ignore_index: int | None = None,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         _check_gamma(gamma)
@@ -164,6 +177,18 @@ class SoftDiceLoss(Term):
         self.skip_empty = skip_empty
         self.per_channel = per_channel
         self.ignore_index = ignore_index
+        self.fused = fused
+
+    def swept(self) -> OverlapTerm | None:
+        """Describe the loss to :mod:`segcal.sweep`; None where it is more than sums of overlaps."""
+        if not self.fused or self.per_channel or self.gamma != 1 or self.surgery:
+            return None
+        return OverlapTerm(self.num_classes, self._of_overlaps, self.ignore_index)
+
+    def _of_overlaps(self, probability: Tensor, overlap: Tensor, labelled: Tensor) -> Tensor:
+        first = 0 if self.include_background else 1
+        p, o, t = (x[:, first:] for x in (probability, overlap, labelled))
+        return _of_sums(p + t, o, t, self.batch, self.smooth, self.skip_empty)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from segcal.binning import equal_width_index
+from segcal.sweep.bins import bin_sums, supports_bins
 from segcal.tensors import (
     check_channels,
     check_choice,
@@ -38,6 +39,7 @@ def ml1_ace(
     include_background: bool = True,
     per_channel: bool = False,
     ignore_index: int | None = None,
+    fused: bool = True,
 ) -> Tensor:
     """Mean over images and classes of the unweighted gap over non-empty bins.
 
@@ -67,6 +69,8 @@ def ml1_ace(
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; p is the sigmoid
             of every channel, none of which is background.
         ignore_index: label to leave out.
+        fused: use compiled loops where that is possible (see :mod:`segcal.sweep.bins`). False is
+            the readable version, which has a second derivative.
 
     Returns:
         scalar; an image without a valid voxel has no part in it, 0 if none has one.
@@ -77,27 +81,61 @@ def ml1_ace(
     _check(bins, binning, empty_weight)
     check = check_channels if per_channel else check_logits_labels
     check(logits, labels, ignore_index=ignore_index)
-    n, k = logits.shape[:2]
-    valid = valid_mask(labels, ignore_index)
     with full_precision(logits) as x:
         if not x.numel():
             return x.sum()
-        if per_channel:
-            p, hits = torch.sigmoid(x), ((labels == 1) & valid).double()
+        if fused and not per_channel and supports_bins(x):
+            weight, confidence, accuracy = bin_sums(
+                x, labels, bins=bins, soft=binning == "soft", ignore_index=ignore_index
+            )
         else:
-            p = torch.softmax(x, dim=1)
-            hits = one_hot(labels, k, ignore_index=ignore_index, dtype=torch.float64)
-            valid = valid.unsqueeze(1).expand_as(x)
-        if logits.ndim == 2:  # classification: the batch is the image
-            n, p, hits, valid = 1, p.t()[None], hits.t()[None], valid.t()[None]
+            weight, confidence, accuracy = _sums(
+                x, labels, bins, binning, per_channel, ignore_index
+            )
         first = 0 if include_background or per_channel else 1
-        p, hits, counted = (a[:, first:].reshape(n * (k - first), -1) for a in (p, hits, valid))
-        p = torch.where(counted, p, 0.0)
+        weight, confidence, accuracy = (
+            t[:, first:].flatten(0, 1) for t in (weight, confidence, accuracy)
+        )
         least = empty_weight if binning == "soft" else 1.0
-        membership = _soft(p, bins) if binning == "soft" else _hard(p, bins)
-        gap, used = _gaps(membership, p, hits, counted, bins, least)
-        gap = torch.where(hits.any(1), gap, 0.0) if skip_empty else gap
-        return (gap.sum() / used.sum().clamp(min=1)).to(x.dtype)
+        found = ~(weight < least)  # NaN goes on to the loss, as in others
+        total = torch.where(found, (confidence - accuracy).abs(), 0.0)
+        gap = (total / torch.where(found, weight, 1.0)).sum(1) / found.sum(1).clamp(min=1)
+        if skip_empty:
+            gap = torch.where(accuracy.sum(1) == 0, 0.0, gap)
+        return (gap.sum() / found.any(1).sum().clamp(min=1)).to(x.dtype)
+
+
+def _sums(
+    x: Tensor,
+    labels: Tensor,
+    bins: int,
+    binning: Binning,
+    per_channel: bool,
+    ignore_index: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight of every bin, and its sums of probability and of hits: float64 ``(N, K, M)`` each.
+
+    Of classification, where logits are ``(N, K)``, the batch is the image.
+    """
+    valid = valid_mask(labels, ignore_index)
+    if per_channel:
+        p, hits, counted = torch.sigmoid(x), ((labels == 1) & valid).double(), valid
+    else:
+        p = torch.softmax(x, dim=1)
+        hits = one_hot(labels, x.shape[1], ignore_index=ignore_index, dtype=torch.float64)
+        counted = valid.unsqueeze(1).expand_as(x)
+    if x.ndim == 2:
+        p, hits, counted = p.t()[None], hits.t()[None], counted.t()[None]
+    p, hits, counted = p.flatten(2), hits.flatten(2), counted.flatten(2)
+    p = torch.where(counted, p, 0.0)
+    weight = torch.zeros(*p.shape[:2], bins, dtype=torch.float64, device=p.device)
+    confidence, accuracy = weight, weight
+    for index, share in _soft(p, bins) if binning == "soft" else _hard(p, bins):
+        own = share * counted
+        weight = weight.scatter_add(2, index, own)
+        confidence = confidence.scatter_add(2, index, own * p)
+        accuracy = accuracy.scatter_add(2, index, own * hits)
+    return weight, confidence, accuracy
 
 
 def _hard(p: Tensor, bins: int) -> Membership:
@@ -109,31 +147,6 @@ def _soft(p: Tensor, bins: int) -> Membership:
     left = position.detach().floor().long().clamp(0, bins - 1)  # of NaN, any integer
     share = (position - left).double()
     return [(left, 1 - share), ((left + 1).clamp(max=bins - 1), share)]
-
-
-def _gaps(
-    membership: Membership, p: Tensor, hits: Tensor, counted: Tensor, bins: int, least: float
-) -> tuple[Tensor, Tensor]:
-    """Mean gap of every row's bins that are not empty ``(rows,)``, and which rows have such bins.
-
-    Args:
-        membership: of every value.
-        p: probabilities ``(rows, n)``.
-        hits: what came true ``(rows, n)``, float64.
-        counted: bool ``(rows, n)``.
-        bins: M.
-        least: weight below which a bin is empty.
-    """
-    weight = torch.zeros(p.shape[0], bins, dtype=torch.float64, device=p.device)
-    confidence, accuracy = weight, weight
-    for index, share in membership:
-        own = share * counted
-        weight = weight.scatter_add(1, index, own)
-        confidence = confidence.scatter_add(1, index, own * p)
-        accuracy = accuracy.scatter_add(1, index, own * hits)
-    found = ~(weight < least)  # NaN goes on to the loss, as in others
-    gap = torch.where(found, (confidence - accuracy).abs(), 0.0) / torch.where(found, weight, 1.0)
-    return gap.sum(1) / found.sum(1).clamp(min=1), found.any(1)
 
 
 class ML1ACE(Term):
@@ -154,6 +167,7 @@ class ML1ACE(Term):
         include_background: bool = True,
         per_channel: bool = False,
         ignore_index: int | None = None,
+        fused: bool = True,
     ) -> None:
         super().__init__()
         _check(bins, binning, empty_weight)
@@ -165,6 +179,7 @@ class ML1ACE(Term):
         self.include_background = include_background
         self.per_channel = per_channel
         self.ignore_index = ignore_index
+        self.fused = fused
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
@@ -179,6 +194,7 @@ class ML1ACE(Term):
             include_background=self.include_background,
             per_channel=self.per_channel,
             ignore_index=self.ignore_index,
+            fused=self.fused,
         )
 
 

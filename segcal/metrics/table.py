@@ -78,6 +78,7 @@ class Metric:
         better: direction of the better values; None where neither is.
         compared: whether a comparison of methods shows it first.
         in_cases: whether the report's table of cases has it.
+        only_asked: whether it is left out, unless it is asked for, even where all are listed.
     """
 
     key: str
@@ -90,6 +91,7 @@ class Metric:
     better: Direction | None = "lower"
     compared: bool = False
     in_cases: bool = False
+    only_asked: bool = False
 
     def unit_of(self, length: str) -> str:
         """Unit where lengths are in ``mm``, or in ``px`` of images, which state no size."""
@@ -364,7 +366,7 @@ STRUCTURE: tuple[StructureMetric, ...] = (
 """Numbers of every label or region."""
 
 _PENALISED = (
-    "mean over the labels of a case of hd95_pooled_mm, assd_pooled_mm, in which a miss or false "
+    "mean over the labels of a case of HD95, ASSD (pooled), in which a miss or false "
     "alarm costs the image diagonal"
 )
 PENALISED: tuple[PenalisedMean, ...] = (

@@ -330,8 +330,8 @@ class Confidence(LearnedTerm):
         }
 
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Bounds of the multipliers."""
-        return {"lam": self.bounds}
+        """Bounds of the multipliers, and of the smallest gap, infinite as long as there is none."""
+        return {"lam": self.bounds, "smallest": (0.0, math.inf)}
 
     def decisions(self, logits: Tensor, labels: Tensor) -> Decisions:
         """Check a batch and return what is decided in it, see :func:`decide`."""

@@ -25,7 +25,9 @@ from segcal.io.class_files import find_class_files, read_class_files
 from segcal.io.files import (
     case_name,
     check_writable,
+    ending_of,
     is_array,
+    is_image,
     read_json,
     remove_leftovers,
     whole_file,
@@ -46,9 +48,18 @@ from segcal.io.probabilities import (
     StoredProbabilities,
     check_probabilities,
     holds_probabilities,
+    of_foreground,
+    read_foreground,
     read_stored,
 )
-from segcal.io.volumes import Geometry, read_geometry, read_labels, read_volume, write_nifti
+from segcal.io.volumes import (
+    Geometry,
+    read_geometry,
+    read_labels,
+    read_volume,
+    value_type,
+    write_volume,
+)
 from segcal.posthoc.decision import Offsets, Rule, decide
 from segcal.posthoc.links import logits_of, normalised
 from segcal.repair.inputs import check_same
@@ -79,6 +90,12 @@ class ToCalibrate:
     label_map: Path | None = None
     logits: Path | None = None
     decision: str = "argmax"
+
+    @property
+    def ending(self) -> str:
+        """Of the volumes that are written: that of an image where one is given, or NIfTI's."""
+        given = self.label_map or self.members[0]
+        return ending_of(given.name) if is_image(given) else ".nii.gz"
 
 
 @dataclass(frozen=True)
@@ -193,6 +210,7 @@ def plan_apply(
         notes.append(f"going on without label names: {labels.problem}")
     if label_set is not None:
         saved.check_labels(label_set, label_set.num_channels, str(predictions))
+        notes += filter(None, [label_set.contradiction()])
     return ApplyJob(
         predictions,
         output,
@@ -239,7 +257,7 @@ def _sources(
 ) -> tuple[list[ToCalibrate], int]:
     """Predictions by case, and how many networks are averaged in each after calibration."""
     found, maps = find_predictions(predictions, pattern=Patterns(pattern).prediction)
-    found = {k: p for k, p in found.items() if p.is_dir() or holds_probabilities(p)}
+    found = {k: p for k, p in found.items() if _may_hold_probabilities(p)}
     if not found:
         raise ValueError(
             f"{predictions}: holds no probabilities; nnU-Net writes them with --save_probabilities"
@@ -258,6 +276,14 @@ def _sources(
         logits = find_logits(path, stem) if stem and not apart else None
         sources.append(ToCalibrate(name, members, maps.get(name) if stem else None, logits))
     return sources, len(folds) if apart else 1
+
+
+def _may_hold_probabilities(path: Path) -> bool:
+    """Whether a prediction is of several channels, or floating numbers: one map of foreground."""
+    if path.is_dir() or holds_probabilities(path):
+        return True
+    dtype = value_type(path)
+    return dtype is not None and dtype.kind == "f"
 
 
 def apply_job(
@@ -305,8 +331,8 @@ def _begin(job: ApplyJob, resume: bool) -> dict[str, Applied]:
         done = _done_before(job)
     for source in job.sources:  # what an earlier run wrote must not be taken for this one's
         if source.name not in done:
-            for path in (f"{source.name}.npz", f"{source.name}.nii.gz"):
-                (job.output / path).unlink(missing_ok=True)
+            for ending in (".npz", ".nii.gz", source.ending):
+                (job.output / f"{source.name}{ending}").unlink(missing_ok=True)
     for found in (find_dataset_json(job.predictions, job.predictions), find_plans(job.predictions)):
         if found is not None:
             with whole_file(job.output / found.name) as temporary:
@@ -328,7 +354,7 @@ def _done_before(job: ApplyJob) -> dict[str, Applied]:
     done = {}
     for source in job.sources:
         of = before["cases"].get(source.name)
-        there = [job.output / f"{source.name}{e}" for e in (".npz", ".nii.gz", "")]
+        there = [job.output / f"{source.name}{e}" for e in (".npz", source.ending, "")]
         if of and of["files"] == _stamp(source) and any(path.exists() for path in there):
             done[source.name] = Applied(of["changed"], of["notes"])
     return done
@@ -384,12 +410,14 @@ class _Read:
         logits: whether it is logits.
         geometry: of its frame; None where nothing says it.
         stored: of an ``.npz``.
+        foreground: whether the file holds the probability of foreground alone.
     """
 
     array: NDArray[Any]
     logits: bool
     geometry: Geometry | None
     stored: StoredProbabilities | None = None
+    foreground: bool = False
 
 
 def _apply(source: ToCalibrate, job: ApplyJob) -> Applied:
@@ -424,10 +452,17 @@ def _read(path: Path, source: ToCalibrate, job: ApplyJob, notes: list[str]) -> _
         geometry = None
         if source.label_map is not None:
             geometry = stored.frame(read_geometry(source.label_map)[0], reader=job.reader)
-        read = _Read(stored.array, stored.key == LOGITS_KEY, geometry, stored)
+        array, logits, alone = stored.array, stored.key == LOGITS_KEY, stored.array.ndim == 3
+        if alone and not logits:
+            array = array[None] if regions else of_foreground(array)
+        read = _Read(array, logits, geometry, stored, alone)
     else:
         volume = read_volume(path)
-        read = _Read(volume.array, False, volume.geometry)
+        one = read_foreground(path, volume, volume.geometry, regions=regions, note=notes.append)
+        if one is None and volume.array.ndim == 3:
+            raise ValueError(f"{path}: holds labels, not probabilities, which calibration is of")
+        array = volume.array if one is None else one
+        read = _Read(array, False, volume.geometry, foreground=one is not None)
     if not read.logits:
         check_probabilities(read.array, str(path), regions=regions, note=notes.append)
     elif not np.isfinite(read.array).all():
@@ -505,12 +540,14 @@ def _write(
 ) -> None:
     """Write a case, its probabilities last: what has them is whole."""
     into = job.output / source.name
-    volume = job.output / f"{source.name}.nii.gz"
+    volume = job.output / f"{source.name}{source.ending}"
     beside = source.label_map
+    if read.foreground:
+        after = after[-1]
     if read.stored is None and job.decide == "argmax":  # evaluation decides likewise
         _write_volumes(source, read, after, job)
         given = source.members[0]
-        if given.is_file() and not given.name.endswith((".nii", ".nii.gz")):
+        if given.is_file() and not given.name.endswith((".nii", ".nii.gz", source.ending)):
             notes.append(f"{given.name} is written as NIfTI")
         return
     if labels is not None and read.geometry is not None:
@@ -519,7 +556,7 @@ def _write(
                 shutil.copyfile(beside, temporary)
         else:
             geometry = read.geometry if beside is None else read_geometry(beside)[0]
-            write_nifti(volume, labels, geometry)
+            write_volume(volume, labels, geometry)
     if read.stored is None:
         notes.append("written as .npz, since its label map needs the name of the volume")
     key = read.stored.key if read.stored is not None and not read.logits else "probabilities"
@@ -531,14 +568,14 @@ def _write(
 
 
 def _write_volumes(source: ToCalibrate, read: _Read, after: NDArray[Any], job: ApplyJob) -> None:
-    """Write a 4-D volume, or a file a class as they were given."""
+    """Write a volume, or a file a class, as they were given."""
     if read.geometry is None:
         raise ValueError(f"{source.members[0]}: has no place in space")
     after = after.astype(np.float32, copy=False)  # NIfTI has no float16
     path = source.members[0]
     if not path.is_dir() or job.label_set is None:
-        write_nifti(job.output / f"{source.name}.nii.gz", after, read.geometry)
+        write_volume(job.output / f"{source.name}{source.ending}", after, read.geometry)
         return
-    for k in find_class_files(path, job.label_set):
-        name = job.label_set.names[k]
-        write_nifti(job.output / source.name / f"{name}.nii.gz", after[k], read.geometry)
+    for k, file in find_class_files(path, job.label_set).items():
+        name = job.label_set.names[k] + (ending_of(file.name) if is_image(file) else ".nii.gz")
+        write_volume(job.output / source.name / name, after[k], read.geometry)

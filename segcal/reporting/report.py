@@ -246,7 +246,7 @@ def write_comparison(
             pictures=[picture],
         ),
         page.table_section(
-            tables.difference_table(as_records(comparison.differences), unit=unit),
+            tables.difference_table(as_records(comparison.listed), unit=unit),
             "Click a heading to sort. Wilcoxon p is not corrected for the number of comparisons.",
         ),
     ]

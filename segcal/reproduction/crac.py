@@ -87,6 +87,7 @@ TACE_REF = CalibrationMetric(
     function=lambda tally, groups: tace_ref_of(tally),
     where="cases",
     scope="fg",
+    only_asked=True,
 )
 """Row of the table of metrics, beside Nixon's TACE for comparison with published numbers."""
 

@@ -32,6 +32,7 @@ __all__ = [
     "floor_table",
     "goal_table",
     "mean_table",
+    "overview_table",
     "published_table",
     "rank_table",
     "verdict_table",
@@ -71,14 +72,18 @@ class RecipeCost:
     tried: int
 
 
-def verdict_table(comparisons: Sequence[GroupComparison], baseline: str) -> Table:
+def verdict_table(
+    comparisons: Sequence[GroupComparison], baseline: str, methods: Sequence[str] | None = None
+) -> Table:
     """In how many sets and networks a method reaches the goals.
 
     Args:
         comparisons: of the study.
         baseline: name of the method that all are compared with.
+        methods: rows, by name; None takes all.
     """
-    rows = list(dict.fromkeys(m for c in comparisons for m in c.rows if m.name != baseline))
+    every = dict.fromkeys(m for c in comparisons for m in c.rows if m.name != baseline)
+    rows = [m for m in every if methods is None or m.name in methods]
     asked: list[tuple[Column, Callable[[GroupComparison, Method], bool | None]]] = [
         (_goal_column(metric), partial(GroupComparison.reaches, metric=metric)) for metric in GOALS
     ]
@@ -123,6 +128,38 @@ def _count(answers: Sequence[bool | None]) -> Cell:
 
 def _all(cell: Cell) -> bool:
     return cell.value == "1.0"
+
+
+def overview_table(
+    comparisons: Sequence[GroupComparison], metric: str, methods: Sequence[str]
+) -> Table:
+    """Changes of one metric to the baseline, a column a set and network.
+
+    Args:
+        comparisons: of the study, or of several.
+        metric: which.
+        methods: rows, by name.
+    """
+    known = [c for c in comparisons if c.changes]
+    body = []
+    for name in methods:
+        found = [c.change_of.get((name, metric)) for c in known]
+        cells = [
+            _relative_cell(change, GOALS.get(metric)) if is_relative(metric) else _dsc_cell(change)
+            for change in found
+        ]
+        body.append([Cell(name, name), *cells])
+    baseline = known[0].baseline.name if known else ""
+    columns = [
+        Column("method"),
+        *(Column(c.group.name, better=ARROWS[better(metric)]) for c in known),
+    ]
+    caption = (
+        f"{definition(metric)}. Change against {baseline}, 95 % intervals of patients nested in "
+        f"seeds in brackets. {MARKED}"
+    )
+    title = f"{metric_name(metric)}, against {baseline}"
+    return Table(f"overview-{metric}".replace("_", "-"), title, columns, body, caption)
 
 
 def goal_table(comparison: GroupComparison) -> Table:

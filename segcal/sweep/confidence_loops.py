@@ -44,6 +44,7 @@ from segcal.sweep.loops import (
     CROSS_ENTROPY,
     PENALTY,
     STRETCH,
+    add_overlap_gradient,
     of_class,
     set_ce_weights,
     set_largest,
@@ -73,6 +74,7 @@ class ConfidenceNumbers(NamedTuple):
         with_ce: compute the cross-entropy.
         with_gradient: compute the gradient.
         with_statistics: compute the statistics.
+        slopes: ``(N, 2, K)``, of a loss of overlaps; none where there is none.
     """
 
     ce_weight: NDArray[np.float64]
@@ -86,6 +88,7 @@ class ConfidenceNumbers(NamedTuple):
     with_ce: bool
     with_gradient: bool
     with_statistics: bool
+    slopes: NDArray[np.float64]
 
 
 class OddsBuffers(NamedTuple):
@@ -107,7 +110,7 @@ CE_WEIGHT = 2  # w_y; then a w_y
 GAP = 3  # l_c - l_y; then the cross-entropy
 PULL = 4  # lam_rc; then d
 VALUE = 5  # lam_rc min(-log o, clip)
-SHARE = 6  # what turns exps into the gradient of their class
+SHARE = 6  # what turns exps into the gradient of their class; then into the softmax
 
 
 @njit(forceinline=True, fastmath=EXACT)
@@ -195,6 +198,18 @@ def _write_gradient(g, k, label, predicted, e, share, own, weight):
 
 
 @njit(forceinline=True, fastmath=EXACT)
+def _complete(predicted, odds, exps, per_exp):
+    """Set e^(l - l_c) of class c, too, and what they are to be multiplied by to be the softmax."""
+    one = odds.dtype.type(1)
+    for x in range(odds.shape[0]):
+        per_exp[x] = one / (one + odds[x])
+    for k in range(exps.shape[0]):
+        e, code = exps[k, : odds.shape[0]], np.uint8(k)
+        for x in range(odds.shape[0]):
+            e[x] = one if predicted[x] == code else e[x]
+
+
+@njit(forceinline=True, fastmath=EXACT)
 def _observe(label, predicted, outer, odds, statistics):
     """Add the stretch to the sums of confidence and hits, and to the voxels."""
     for x in range(odds.shape[0]):
@@ -236,6 +251,9 @@ def _sweep_stretch(logits, maps, plan, gradient, sums, statistics, at, buffers):
         for k in range(logits.shape[1]):
             g, e = of_class(gradient, k, at), buffers.exps[k, :width]
             _write_gradient(g, k, label, predicted, e, share, pull, weight)
+        if plan.slopes.shape[0]:
+            _complete(predicted, odds, buffers.exps, share)
+            add_overlap_gradient(gradient, at, plan.slopes[at[0]], label, buffers.exps, share, gap)
 
 
 @partial(compiled, fastmath=EXACT)

@@ -1,7 +1,7 @@
 """The sweep on CPUs: brings a plan to the compiled loops, and shares them out to threads.
 
 What is computed, and how, is said in :mod:`segcal.sweep.loops`, and for the penalty on log-odds in
-:mod:`segcal.sweep.confidence_loops`.
+:mod:`segcal.sweep.confidence_loops`, for sums by bin in :mod:`segcal.sweep.bins_loops`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.sweep.bins_loops import (
+    EXTRA_CELLS,
+    HIT_SLOTS,
+    SLOTS,
+    Bins,
+    pull_block,
+    sum_block,
+)
 from segcal.sweep.confidence_loops import ConfidenceNumbers, confidence_block, largest_block
-from segcal.sweep.loops import Numbers, split, sweep_block
-from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, ConfidencePlan, SweepPlan
+from segcal.sweep.loops import BLOCK_VOXELS, STRETCH, Numbers, split, sweep_block
+from segcal.sweep.overlap_loops import overlap_block
+from segcal.sweep.terms import (
+    FUNCTION_CODES,
+    SHAPE_CODES,
+    ConfidencePlan,
+    Residual,
+    SweepPlan,
+)
+
+TABLE_BYTES = 2**25
+"""About as much memory the sums by bin of all blocks take at most, if one per image is less."""
 
 
 def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -42,13 +60,14 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
     stretches, per_block = split(n * z, y * x)
     blocks = -(-stretches // per_block)
     sums = np.zeros((blocks, 2))
-    statistics = np.zeros((blocks if plan.statistics else 1, 3, *plan.residual.lam.shape))
+    numbers = _numbers(plan, k)
+    statistics = np.zeros((blocks if plan.statistics else 1, 3, *numbers.lam.shape))
     planes, codes = logits.view(n, k, z, y * x), codes.contiguous()
     gradient = torch.empty_like(planes) if plan.gradient else logits.new_empty((0,) * 4)
     arguments = (
         planes.numpy(),
         codes.numpy(),
-        _numbers(plan),
+        numbers,
         gradient.numpy(),
         sums,
         statistics,
@@ -108,6 +127,83 @@ def run_confidence(
     )
 
 
+def sum_bins(logits: Tensor, codes: Tensor, bins: Bins) -> tuple[Tensor, Tensor]:
+    """Sum probabilities and hits by cell.
+
+    Args:
+        logits: float32 or float64 ``(N, K, V)``, contiguous.
+        codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
+        bins: M of them.
+
+    Returns:
+        sums of :mod:`segcal.sweep.bins_loops`, float64 ``(N, K, M + 2, SLOTS)`` and, of the hits,
+        ``(N, K, M + 2, HIT_SLOTS)``.
+    """
+    n, k, _ = logits.shape
+    per_image, per_block = _bin_blocks(logits, bins)
+    sums, hits = (
+        np.empty((n, per_image, k, bins.number + EXTRA_CELLS, slots))
+        for slots in (SLOTS, HIT_SLOTS)
+    )
+    arguments = logits.unsqueeze(2).numpy(), codes.numpy(), bins, per_block, sums, hits
+    _in_parallel(lambda block: sum_block(*arguments, block), n * per_image)
+    return torch.from_numpy(sums.sum(1)), torch.from_numpy(hits.sum(1))
+
+
+def pull_bins(logits: Tensor, codes: Tensor, bins: Bins, lines: Tensor) -> Tensor:
+    """Gradient like `logits` ``(N, K, V)`` of a loss of what :func:`sum_bins` found.
+
+    Args:
+        logits: as there, like the next two.
+        codes: see there.
+        bins: see there.
+        lines: ``(N, K, 2, M + 2, LINE)`` of the logits' type, see :func:`pull_block`.
+    """
+    per_image, per_block = _bin_blocks(logits, bins)
+    gradient = torch.empty_like(logits)
+    arguments = (
+        logits.unsqueeze(2).numpy(),
+        codes.numpy(),
+        bins,
+        per_block,
+        per_image,
+        lines.contiguous().flatten(2).numpy(),
+        gradient.unsqueeze(2).numpy(),
+    )
+    _in_parallel(lambda block: pull_block(*arguments, block), len(logits) * per_image)
+    return gradient
+
+
+def _bin_blocks(logits: Tensor, bins: Bins) -> tuple[int, int]:
+    """Blocks of an image, and stretches of a block: no more blocks than tables have room for."""
+    n, k, voxels = logits.shape
+    stretches = -(-voxels // STRETCH)
+    table = 8 * k * (bins.number + EXTRA_CELLS) * (SLOTS + HIT_SLOTS)
+    most = max(1, min(-(-voxels // BLOCK_VOXELS), TABLE_BYTES // (n * table)))
+    per_block = -(-stretches // most)
+    return -(-stretches // per_block), per_block
+
+
+def sum_overlaps(logits: Tensor, codes: Tensor) -> Tensor:
+    """Sum probabilities, those of the labels, and labels, by image and class.
+
+    Args:
+        logits: float32 or float64 ``(N, K, V)``, contiguous.
+        codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
+
+    Returns:
+        P, O and T of :mod:`segcal.sweep.overlap_loops`, float64 ``(3, N, K)``.
+    """
+    n, k, voxels = logits.shape
+    stretches = -(-voxels // STRETCH)
+    per_block = -(-BLOCK_VOXELS // STRETCH)
+    per_image = -(-stretches // per_block)
+    sums = np.zeros((n, per_image, 3, k))
+    arguments = logits.unsqueeze(2).numpy(), codes.contiguous().numpy(), per_block, sums
+    _in_parallel(lambda block: overlap_block(*arguments, block), n * per_image)
+    return torch.from_numpy(sums.sum(1)).transpose(0, 1).contiguous()
+
+
 def _in_parallel(work: Callable[[int], None], blocks: int) -> None:
     """Call `work` for every block, on as many threads as torch uses.
 
@@ -156,9 +252,9 @@ def _openmp() -> Callable[..., None] | None:
     return cast(Callable[..., None], parallel)
 
 
-def _numbers(plan: SweepPlan) -> Numbers:
-    residual = plan.residual
-    with_ce = plan.cross_entropy_weight is not None
+def _numbers(plan: SweepPlan, classes: int) -> Numbers:
+    nothing = torch.zeros(1, classes, dtype=torch.float64)
+    residual = plan.residual or Residual(nothing, nothing, "relu", "upper", (0.0,))
     ce_weight = _ce_weight(plan)
     return Numbers(
         ce_weight=ce_weight,
@@ -177,9 +273,11 @@ def _numbers(plan: SweepPlan) -> Numbers:
         from_largest=residual.patch is None,
         gaps=plan.gaps,
         one_ce_weight=bool((ce_weight == ce_weight[:1]).all()),
-        with_ce=with_ce,
+        with_ce=plan.cross_entropy_weight is not None,
+        with_penalty=plan.residual is not None,
         with_gradient=plan.gradient,
         with_statistics=plan.statistics,
+        slopes=_slopes(plan, classes),
     )
 
 
@@ -197,7 +295,12 @@ def _confidence_numbers(plan: ConfidencePlan, epsilon: float) -> ConfidenceNumbe
         with_ce=plan.cross_entropy_weight is not None,
         with_gradient=plan.gradient,
         with_statistics=plan.statistics,
+        slopes=_slopes(plan, plan.term.lam.shape[1]),
     )
+
+
+def _slopes(plan: SweepPlan | ConfidencePlan, classes: int) -> NDArray[np.float64]:
+    return np.zeros((0, 2, classes)) if plan.slopes is None else _float64(plan.slopes)
 
 
 def _ce_weight(plan: SweepPlan | ConfidencePlan) -> NDArray[np.float64]:

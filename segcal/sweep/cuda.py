@@ -328,6 +328,8 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
     n, k, z, y, x = logits.shape
     _check_size(z * y * x, codes[0].numel())
     residual = plan.residual
+    if residual is None:
+        raise ValueError("penalty: expected one, got None")
     r = len(residual.margins)
     blocks = n * triton.cdiv(z * y * x, BLOCK)
     programs = _programs(blocks)

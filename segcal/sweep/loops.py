@@ -93,8 +93,10 @@ class Numbers(NamedTuple):
         gaps: some codes are ``NOTHING``.
         one_ce_weight: all classes have the same.
         with_ce: compute the cross-entropy.
+        with_penalty: compute the penalty.
         with_gradient: compute the gradient.
         with_statistics: compute the statistics.
+        slopes: ``(N, 2, K)``, of a loss of overlaps; none where there is none.
     """
 
     ce_weight: NDArray[np.float64]
@@ -114,8 +116,10 @@ class Numbers(NamedTuple):
     gaps: bool
     one_ce_weight: bool
     with_ce: bool
+    with_penalty: bool
     with_gradient: bool
     with_statistics: bool
+    slopes: NDArray[np.float64]
 
 
 @njit
@@ -151,18 +155,19 @@ LABEL = 0  # code of the class; NOTHING where the voxel does not count
 REGION = 1  # 0, or 1 where the patch holds several classes; NOTHING as above
 TOTAL = 2  # voxels in the patch that count, at least 1
 
-FLOAT_SLOTS = 13
+FLOAT_SLOTS = 14
 LARGEST = 0  # max l
 TIES = 1  # how many logits are the largest
 NORM = 2  # the sum of e^(l - max l); then a w_y over it, which turns these into a w_y p
 CE_WEIGHT = 3  # w_y; then a w_y
-GAP = 4  # max l - l_y; then the cross-entropy
+GAP = 4  # max l - l_y; then the cross-entropy; then what add_overlap_gradient sums up
 MARGIN = 5  # m, over the voxels in the patch that count
 VALUE = 6  # the sum of P over the classes
 ONTO_LARGEST = 7  # the sum of d over the classes; then the share of each largest logit
 LAM, RHO = 8, 9  # of the region and the class in turn
 U = 10  # of the class in turn: the residual; then z
 SLOPE, PULL = 11, 12  # of the class in turn: P', and d
+PER_EXP = 13  # 1 over the sum of e^(l - max l)
 
 
 @njit
@@ -301,6 +306,19 @@ def set_largest(logits, at, largest):
 
 
 @njit(forceinline=True, fastmath=EXACT)
+def set_exponentials(logits, at, largest, exps, norm):
+    """Set e^(l - max l) of every class of a stretch, and norm to their sum."""
+    zero = norm.dtype.type(0)
+    for x in range(norm.shape[0]):
+        norm[x] = zero
+    for k in range(logits.shape[1]):
+        plane, e = of_class(logits, k, at), exps[k, : norm.shape[0]]
+        for x in range(norm.shape[0]):
+            e[x] = exponential(plane[x] - largest[x])
+            norm[x] += e[x]
+
+
+@njit(forceinline=True, fastmath=EXACT)
 def set_ce_weights(table, alike, label, weight):
     """Set w_y, 0 where the voxel does not count; that all classes weigh alike is the usual case."""
     T = weight.dtype.type
@@ -318,15 +336,11 @@ def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
     """Return the sum of the cross-entropy; leave exps and norm for the gradient."""
     T = norm.dtype.type
     zero = T(0)
+    set_exponentials(logits, at, largest, exps, norm)
     for x in range(norm.shape[0]):
-        norm[x] = zero
         gap[x] = zero
     for k in range(logits.shape[1]):
-        plane, e = of_class(logits, k, at), exps[k, : norm.shape[0]]
-        for x in range(norm.shape[0]):
-            e[x] = exponential(plane[x] - largest[x])
-            norm[x] += e[x]
-        code = np.uint8(k)  # bytes are compared 32 at a time
+        plane, code = of_class(logits, k, at), np.uint8(k)  # bytes are compared 32 at a time
         for x in range(norm.shape[0]):
             gap[x] = largest[x] - plane[x] if label[x] == code else gap[x]
     for x in range(norm.shape[0]):
@@ -337,11 +351,11 @@ def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
 
 
 @njit(forceinline=True, fastmath=EXACT)
-def _prepare_gradient(factor, norm, weight):
+def _prepare_gradient(factor, per_exp, norm, weight):
     """Turn w_y into a w_y, and norm into what turns exps into a w_y p."""
     for x in range(norm.shape[0]):
         weight[x] *= factor
-        norm[x] = weight[x] / norm[x]
+        norm[x] = weight[x] * per_exp[x]
 
 
 @njit(inline="always")
@@ -429,12 +443,44 @@ def _write_gradient(g, k, factor, with_ce, label, pull, e, norm, weight):
     zero, code = g.dtype.type(0), np.uint8(k)
     if with_ce:
         for x in range(g.shape[0]):
-            p = factor * pull[x] if label[x] != NOTHING else zero
             hit = weight[x] if label[x] == code else zero
-            g[x] = p + e[x] * norm[x] - hit
+            slope = factor * pull[x] + e[x] * norm[x] - hit
+            g[x] = slope if label[x] != NOTHING else zero
     else:
         for x in range(g.shape[0]):
             g[x] = factor * pull[x] if label[x] != NOTHING else zero
+
+
+@njit(forceinline=True, fastmath=EXACT)
+def add_overlap_gradient(gradient, at, slopes, label, exps, per_exp, total):
+    """Add the gradient of a loss of overlaps, see :mod:`segcal.sweep.overlap_loops`.
+
+    Args:
+        gradient: of all logits.
+        at: stretch.
+        slopes: ``(2, K)``, P' and O' of its image.
+        label: of the stretch.
+        exps: ``(K, length)``, which times per_exp are the softmax.
+        per_exp: see there.
+        total: buffer.
+    """
+    T = total.dtype.type
+    zero = T(0)
+    for x in range(total.shape[0]):
+        total[x] = zero
+    for k in range(exps.shape[0]):
+        e, code = exps[k, : total.shape[0]], np.uint8(k)
+        miss, hit = T(slopes[0, k]), T(slopes[0, k] + slopes[1, k])
+        for x in range(total.shape[0]):
+            total[x] += e[x] * (hit if label[x] == code else miss)
+    for x in range(total.shape[0]):
+        total[x] *= per_exp[x]
+    for k in range(exps.shape[0]):
+        g, e, code = of_class(gradient, k, at), exps[k, : total.shape[0]], np.uint8(k)
+        miss, hit = T(slopes[0, k]), T(slopes[0, k] + slopes[1, k])
+        for x in range(total.shape[0]):
+            more = e[x] * per_exp[x] * ((hit if label[x] == code else miss) - total[x])
+            g[x] += more if label[x] != NOTHING else zero
 
 
 @njit(forceinline=True, fastmath=EXACT)
@@ -448,7 +494,7 @@ def _share_among_largest(logits, gradient, at, factor, label, largest, ties, sha
         for x in range(ties.shape[0]):
             ties[x] += one if plane[x] == largest[x] else zero
     for x in range(ties.shape[0]):
-        each = factor * share[x] / ties[x]
+        each = factor * share[x] / (ties[x] if ties[x] > zero else one)  # a NaN equals nothing
         share[x] = each if label[x] != NOTHING else zero
     for k in range(logits.shape[1]):
         plane, g = of_class(logits, k, at), of_class(gradient, k, at)
@@ -477,12 +523,14 @@ def _sweep_classes(logits, plan, gradient, statistics, at, buffers):
     for x in range(width):
         value[x] = T(0)
         onto_largest[x] = T(0)
+        pull[x] = T(0)
     for k in range(logits.shape[1]):
-        _by_region(region, plan.lam[:, k], lam)
-        _by_region(region, plan.rho[:, k], rho)
-        plane, count = of_class(logits, k, at), buffers.counts[k, :width]
-        _set_residuals(plane, count, from_largest, scale, largest, margin, u)
-        _penalise_by(plan.function, plan.shape, u, lam, rho, value, slope, pull)
+        if plan.with_penalty:
+            _by_region(region, plan.lam[:, k], lam)
+            _by_region(region, plan.rho[:, k], rho)
+            plane, count = of_class(logits, k, at), buffers.counts[k, :width]
+            _set_residuals(plane, count, from_largest, scale, largest, margin, u)
+            _penalise_by(plan.function, plan.shape, u, lam, rho, value, slope, pull)
         if plan.with_statistics:
             _observe(k, low, high, region, slope, u, statistics)
         if plan.with_gradient:
@@ -491,7 +539,7 @@ def _sweep_classes(logits, plan, gradient, statistics, at, buffers):
             if from_largest:
                 for x in range(width):
                     onto_largest[x] += pull[x]
-    if plan.with_gradient and from_largest:
+    if plan.with_gradient and plan.with_penalty and from_largest:
         _share_among_largest(logits, gradient, at, onto_each, label, largest, ties, onto_largest)
 
 
@@ -503,6 +551,7 @@ def _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
     total, margin = buffers.bytes[TOTAL, :width], floats[MARGIN, :width]
     largest, norm, gap = floats[LARGEST, :width], floats[NORM, :width], floats[GAP, :width]
     weight, value = floats[CE_WEIGHT, :width], floats[VALUE, :width]
+    per_exp = floats[PER_EXP, :width]
     T = value.dtype.type
     patch = not plan.from_largest
     _look_around(codes, at, plan.sizes, plan.gaps, patch, buffers.column, label, counts, total)
@@ -515,8 +564,12 @@ def _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
     if plan.with_ce:
         set_ce_weights(plan.ce_weight, plan.one_ce_weight, label, weight)
         sums[CROSS_ENTROPY] += _cross_entropy(logits, at, label, largest, exps, norm, gap, weight)
-        _prepare_gradient(T(plan.ce_factor), norm, weight)
+        for x in range(width):
+            per_exp[x] = T(1) / norm[x]
+        _prepare_gradient(T(plan.ce_factor), per_exp, norm, weight)
     _sweep_classes(logits, plan, gradient, statistics, at, buffers)
+    if plan.with_gradient and plan.slopes.shape[0]:
+        add_overlap_gradient(gradient, at, plan.slopes[at[0]], label, exps, per_exp, gap)
     for x in range(width):
         value[x] = value[x] if label[x] != NOTHING else T(0)
     sums[PENALTY] += plan.penalty_weight * sum_up(value)

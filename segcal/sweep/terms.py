@@ -1,8 +1,9 @@
-"""What one sweep over the logits can compute: a cross-entropy and a penalty."""
+"""What one sweep over the logits can compute: a cross-entropy, a penalty and a loss of overlaps."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,6 +42,22 @@ class CrossEntropyTerm:
 
 
 @dataclass(frozen=True)
+class OverlapTerm:
+    """A loss of sums over the voxels of every image and class, such as soft Dice.
+
+    Attributes:
+        num_classes: K.
+        value: takes ``sum_i p_k(i)``, ``sum_i p_k(i) [k = y(i)]`` and ``sum_i [k = y(i)]`` over the
+            voxels that count, float64 ``(N, K)`` each, and returns a scalar; p is the softmax.
+        ignore_index: label of voxels that do not count.
+    """
+
+    num_classes: int
+    value: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ignore_index: int | None = None
+
+
+@dataclass(frozen=True)
 class Residual:
     """A penalty ``sum_i sum_k P(z_k(i); lam[r(i), k], rho[r(i), k]) / (N d)`` on a residual u.
 
@@ -75,6 +92,11 @@ class Residual:
     ignore_index: int | None = None
     clip: tuple[float, float] = (-math.inf, math.inf)
 
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.lam.shape[1]
+
     def __post_init__(self) -> None:
         most = 1 if self.patch is None else 2
         if not 1 <= len(self.margins) <= most:
@@ -104,53 +126,105 @@ class ConfidenceTerm:
     kernel_size: KernelSize = 3
     ignore_index: int | None = None
 
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.lam.shape[1]
+
 
 Penalty = Residual | ConfidenceTerm
+Swept = CrossEntropyTerm | OverlapTerm | Penalty
 
 
 @dataclass(frozen=True)
-class SweepPlan:
-    """One sweep with everything looked up.
+class Together:
+    """What one sweep computes; None leaves a part out.
 
     Attributes:
-        residual: the penalty.
-        penalty_weight: float64 scalar, ``1 / (N d)``, 0 where nothing counts.
+        penalty: the penalty.
+        cross_entropy: the cross-entropy.
+        overlap: the loss of overlaps, beside a cross-entropy.
+
+    Raises:
+        ValueError: nothing to compute, a loss of overlaps without a cross-entropy, or parts of
+            several numbers of classes or ignore labels.
+    """
+
+    penalty: Penalty | None
+    cross_entropy: CrossEntropyTerm | None = None
+    overlap: OverlapTerm | None = None
+
+    def __post_init__(self) -> None:
+        if self.overlap is not None and self.cross_entropy is None:
+            raise ValueError("overlap: expected a cross-entropy beside it")
+        if len(self._shared()) != 1:
+            raise ValueError(
+                "terms: expected one number of classes and one ignore label, got "
+                f"{sorted(self._shared(), key=str)}"
+            )
+
+    def _shared(self) -> set[tuple[int, int | None]]:
+        parts = (self.penalty, self.cross_entropy, self.overlap)
+        return {(one.num_classes, one.ignore_index) for one in parts if one is not None}
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return next(iter(self._shared()))[0]
+
+    @property
+    def ignore_index(self) -> int | None:
+        """Label of voxels that do not count."""
+        return next(iter(self._shared()))[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One sweep with everything looked up, but for its penalty.
+
+    Attributes:
+        penalty_weight: float64 scalar, factor on a voxel's penalty: ``1 / N``, of a residual
+            ``1 / (N d)``; 0 where nothing counts.
         cross_entropy_weight: float64 ``(K,)``, factor on a voxel's cross-entropy by label; None
             leaves it out.
         factors: of cross-entropy and penalty in the gradient.
-        sizes: of the patch along Z, Y, X.
-        gaps: some codes are :data:`NOTHING`.
+        slopes: float64 ``(N, 2, K)``, derivatives of a loss of overlaps by its first two sums, its
+            weight included; None leaves it out.
         gradient: compute the gradient.
-        statistics: compute the sums of P' and z per region and class.
+        statistics: compute what multipliers are learned from.
     """
 
-    residual: Residual
     penalty_weight: Tensor
     cross_entropy_weight: Tensor | None
     factors: tuple[float, float]
-    sizes: tuple[int, int, int]
-    gaps: bool
+    slopes: Tensor | None
     gradient: bool
     statistics: bool
 
 
-@dataclass(frozen=True)
-class ConfidencePlan:
-    """One sweep on log-odds with everything looked up.
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan(Plan):
+    """A plan with a penalty on residuals. Statistics: sums of P' and z per region and class.
+
+    Attributes:
+        residual: the penalty; None leaves it out.
+        sizes: of the patch along Z, Y, X.
+        gaps: some codes are :data:`NOTHING`.
+    """
+
+    residual: Residual | None
+    sizes: tuple[int, int, int]
+    gaps: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidencePlan(Plan):
+    """A plan with the penalty on log-odds.
+
+    Statistics: sums of confidence and of hits, and the voxels, per region and predicted class.
 
     Attributes:
         term: the penalty.
-        penalty_weight: float64 scalar, ``1 / N``, 0 where nothing counts.
-        cross_entropy_weight: as in :class:`SweepPlan`, like the next two.
-        factors: see there.
-        gradient: see there.
-        statistics: compute the sums of confidence and of hits, and the voxels, per region and
-            predicted class.
     """
 
     term: ConfidenceTerm
-    penalty_weight: Tensor
-    cross_entropy_weight: Tensor | None
-    factors: tuple[float, float]
-    gradient: bool
-    statistics: bool

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from segcal.io.files import check_writable
 from segcal.objective import Objective
 from segcal.recipes import Recipe
 from segcal.reporting.picture import draw
@@ -94,6 +95,8 @@ class TrainingRun(ABC, Generic[Kind]):
         self.ranks = ranks or Ranks(0, 1, choose_device(settings.device))
         self.device = self.ranks.device
         self.say = say if self.ranks.first else lambda text: None
+        if self.ranks.first:
+            check_writable(self.folder)
         if not resume:
             check_unused(experiment)
         checkpoint = last_checkpoint(experiment, self.keys) if resume else None

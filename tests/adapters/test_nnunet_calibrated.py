@@ -423,6 +423,66 @@ def test_code_in_checkpoints_is_not_run(trained, tmp_path, monkeypatch):
     assert Path("it_ran").exists()
 
 
+STRANGE = """
+from pathlib import Path
+from dynamic_network_architectures.architectures.unet import PlainConvUNet as Net
+from torch.nn import InstanceNorm2d as Norm
+Path("it_ran").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "values", "said"),
+    [
+        ((), {"network_class_name": "strange.Net"}, "'strange.Net'"),
+        (("arch_kwargs",), {"norm_op": "strange.Norm"}, "'strange.Norm'"),
+        (
+            ("arch_kwargs",),
+            {"nonlin": "torch.nn.functional.torch.os.mkdir", "nonlin_kwargs": {"path": "it_ran"}},
+            "expected an nn.Module, got builtin",
+        ),
+    ],
+)
+def test_code_that_plans_name_is_not_run(trained, tmp_path, monkeypatch, place, values, said):
+    model, images = trained
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("strange.py").write_text(STRANGE)
+    preprocessed = tmp_path / "preprocessed" / NAME / "nnUNetPlans.json"
+    for path in (preprocessed, model / "plans.json"):
+        plans = read_json(path)
+        one = plans["configurations"]["2d"]["architecture"]
+        for key in place:
+            one = one[key]
+        one.update(values)
+        write_json(path, plans)
+    start = ["nnunet", "train", NAME, "2d", "1", "-device", "cpu", "-tr"]
+    exporting = ["nnunet", "export", str(model), str(tmp_path / "shared")]
+    predicting = ["nnunet", "predict", *arguments(images, tmp_path / "out", 0, 1)]
+    for given in (
+        predicting, exporting, [*start, "nnUNetTrainerCRaC"], [*start, "nnUNetTrainer"],
+        [*start, "nnUNetTrainerBaseline", "--val"],
+    ):  # fmt: skip
+        done = CliRunner().invoke(app, given)
+        assert done.exit_code == 2, done.output
+        assert said in done.output
+        assert not Path("it_ran").exists()
+
+
+def test_networks_of_a_package_that_is_trusted_are_built(trained, tmp_path, monkeypatch):
+    model, images = trained
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("strange.py").write_text(STRANGE)
+    plans = read_json(model / "plans.json")
+    plans["configurations"]["2d"]["architecture"]["network_class_name"] = "strange.Net"
+    write_json(model / "plans.json", plans)
+    monkeypatch.setenv("SEGCAL_NETWORKS", "other,strange")
+    running.predict(arguments(images, tmp_path / "out", 0, 1))
+    assert Path("it_ran").exists()
+    assert (tmp_path / "out" / "case_0.npz").exists()
+
+
 @pytest.mark.parametrize("labels", [CLASSES, HEART], ids=["labels", "regions"])
 @pytest.mark.parametrize("calib", [False, True])
 def test_training_ends_with_a_calibrator(tmp_path, monkeypatch, calib, labels):

@@ -232,6 +232,10 @@ def test_an_order_that_contradicts_the_regions_is_said(tiny, capsys):
     run("Baseline", "2d", epochs=1)
     shown = capsys.readouterr().out
     assert "WARNING: dataset.json: 'regions_class_order' [3, 2, 1] contradicts the reg" in shown
+    brief = Budget(epochs=1, iterations=1, val_iterations=1, seed=0, validate=False)
+    for name in ("nnUNetTrainer", "nnUNetTrainerBaseline"):  # a stock one cannot say it itself
+        running.train([data.folder.name, "2d", "0", "-device", "cpu", "-tr", name], brief)
+        assert capsys.readouterr().out.count("contradicts the regions") == 1
 
 
 def test_a_source_of_multipliers_that_are_not_learned_is_said(tiny, capsys):

@@ -1,4 +1,4 @@
-"""nnU-Net's cross-entropy shares a sweep with a penalty, and nothing else changes."""
+"""nnU-Net's cross-entropy and Dice share a sweep with a penalty, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nnunetv2.training.loss.compound_losses import (
 from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
 from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
 
-from segcal.adapters.nnunet.host_loss import HeadLoss, head_of, take_apart, without
+from segcal.adapters.nnunet.host_loss import HeadLoss, HostDice, head_of, take_apart, without
 from segcal.adapters.nnunet.labels import Labels
 from segcal.adapters.nnunet.loss import PenalisedLoss
 from segcal.losses.focal import Focal
@@ -238,6 +238,8 @@ def test_where_the_sweep_does_not_apply(monkeypatch):
         Objective({"crac": CRaC(K, fused=False)}),
     ):
         loss = PenalisedLoss(deep(compound()), layout, penalties)
+        assert run(loss, heads, targets)[3] == 2  # its own Dice shares a sweep all the same
+        loss = PenalisedLoss(deep(compound(weight_dice=0)), layout, penalties)
         assert run(loss, heads, targets)[3] == 3  # nnU-Net computes every cross-entropy
     loss, _ = pair(lambda: deep(compound()), PENALTIES["crac"])
     expected = run(loss, heads, targets)
@@ -266,12 +268,49 @@ def test_losses_of_another_kind_are_left_whole():
     assert take_apart(compound(), K) is not None
 
 
+@pytest.mark.parametrize("ignore", [None, IGNORED])
+@pytest.mark.parametrize("batch_dice", [False, True])
+def test_nnunets_own_loss_is_swept(batch_dice, ignore):
+    """Without a penalty, too: Dice + cross-entropy with nnU-Net's value and gradient."""
+    layout = Labels(K, per_channel=False, ignore_index=ignore, channels=1)
+    host = deep(compound(batch_dice=batch_dice, ignore=ignore))
+    heads, targets = heads_and_targets((16, 12), ignore=ignore)
+    leaves = [h.clone().requires_grad_() for h in heads]
+    expected = host(leaves, targets)
+    slopes = torch.autograd.grad(expected, leaves[:3])
+    value, found, means, calls = run(PenalisedLoss(host, layout), heads, targets)
+    assert calls == 2
+    close(value, expected.detach(), rtol=1e-6)
+    close(means["base"], expected.item(), rtol=1e-6)
+    for a, b in zip(found, slopes, strict=False):
+        close(a, b, rtol=1e-5, atol=1e-8)
+
+
+def test_a_dice_of_another_kind_stays_nnunets():
+    heads, targets = heads_and_targets((16, 12))
+    layout = Labels(K, per_channel=False, ignore_index=None, channels=1)
+    usual = DC_and_CE_loss({"batch_dice": True, "smooth": 1e-5, "do_bg": False, "ddp": False}, {})
+    shared = compound(batch_dice=True)
+    shared.dc.ddp = True  # sums over the batches of several processes
+    for head in (usual, shared):
+        assert HostDice(head, K).swept() is None
+    loss = PenalisedLoss(usual, layout, PENALTIES["crac"](None))
+    calls = []
+    usual.dc.register_forward_hook(lambda *_: calls.append(1))
+    value, *_ = run(loss, heads, targets)
+    assert calls == [1]
+    crac = PENALTIES["crac"](None)(heads[0], targets[0][:, 0].long())
+    close(value, usual(heads[0], targets[0]) + crac, rtol=1e-6)
+
+
 def test_nnunets_loss_is_left_as_it_is():
     heads, targets = heads_and_targets((16, 12))
     host = deep(compound())
     before = host(heads, targets)
     rest = take_apart(host, K)
     assert torch.equal(host(heads, targets), before)
-    cross_entropy = rest.weight * rest.cross_entropy(heads[0], targets[0][:, 0].long())
-    close(rest(heads, targets) + cross_entropy, before, rtol=1e-6)
-    assert rest.weight == WEIGHTS[0]
+    labels = targets[0][:, 0].long()
+    values = {name: term(heads[0], labels) for name, term in rest.terms.items()}
+    close(rest(heads, targets) + rest.take(values), before, rtol=1e-6)
+    assert not values
+    assert set(rest.weights.values()) == {WEIGHTS[0]}

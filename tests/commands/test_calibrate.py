@@ -143,6 +143,18 @@ def test_what_cannot_be_written_or_read_is_said(folders, tmp_path):
     assert "Not a directory" in done.output
 
 
+def test_a_case_that_fails_names_the_labels_in_use(folders, tmp_path):
+    path = tmp_path / "calibrator.json"
+    run("fit", folders.predictions, folders.labels, "-o", path, "-p", 1)
+    bad = folders.stored("case_00")
+    bad[0, 0, 0, 0] = np.nan
+    np.savez(folders.predictions / "case_00.npz", probabilities=bad)
+    done = run("apply", folders.predictions, path, "-o", tmp_path / "out", "-p", 1)
+    assert done.exit_code == 1
+    said = "".join(done.output.split())
+    assert f"areNaNorinfinite(labels:{folders.predictions}/dataset.json)" in said
+
+
 def test_two_patients_get_no_marks(tmp_path):
     two = cohort(tmp_path, cases=2)
     done = run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -108,11 +109,21 @@ def test_one_file_per_class(folders):
     text = " ".join(done.output.split())
     assert done.exit_code == 1
     for part in (
-        "b: ", "no file for label liver of", "c: ", "spleen.nii.gz: does not lie on the reference",
+        "Note on b: ", "no file for label liver, which has no numbers", "c: ",
+        "spleen.nii.gz: does not lie on the reference",
         "d: ", "spleen.nii.gz: expected a volume of one class, got 3 channels",
-        "1 of 4 cases can be evaluated",
+        "2 of 4 cases can be evaluated",
     ):  # fmt: skip
         assert part in text, part
+    for case in "cd":
+        shutil.rmtree(p / case)
+        (root / "gt" / f"{case}.nii.gz").unlink()
+    for case in "efg":
+        (root / "gt" / f"{case}.nii.gz").unlink()
+    for command in (["check"], ["evaluate", "-o", str(root / "out"), "--bootstrap", "0"]):
+        done = CliRunner().invoke(app, [*command, str(p), str(root / "gt")])
+        assert done.exit_code == 0, done.output  # what is an error is one for both
+        assert "no file for label liver, which has no numbers" in " ".join(done.output.split())
 
 
 def test_nnunet_v1_and_turned_volumes(folders):

@@ -13,6 +13,8 @@ import nibabel as nib
 import numpy as np
 import pandas as pd
 import pytest
+import SimpleITK as sitk  # noqa: N813
+from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -27,6 +29,7 @@ from segcal.reporting import report
 from segcal.reproduction.marginloss import evaluate_case_marginloss
 from tests.conftest import close
 from tests.evaluation.test_cohort import geometry, soft
+from tests.io.test_formats import BOXED, box_of_segments, oblique
 from tests.io.test_pairing import write_summary
 
 
@@ -1036,6 +1039,10 @@ def test_metrics_of_the_tables_are_chosen(folders):
             assert shown in text
         for other in ("ASSD", "TACE ", "Brier"):
             assert other not in text
+    for remark in ("HD95: pooled", "pooled: ECE of all voxels together"):
+        assert remark in " ".join(done.output.split())
+    for remark in ("CECE", "pen.: "):  # of what is not there
+        assert remark not in done.output
     methods = (root / "out" / "tables.md").read_text()
     assert "| HD95 penalised (mm)" in methods
     assert "ECE dilated5" in methods
@@ -1062,7 +1069,14 @@ def test_names_in_tables_are_for_people(folders):
         body = "\n".join(line for line in shown.splitlines() if ": " not in line)
         assert not re.search(r"hd95_|assd_|ece_|tace_|dsc/|tace\\_", body)
     assert "TACE ref" not in done.output
-    assert "TACE ref" in evaluate(root, "--metrics", "tace_ref", out="b").output
+    page = root / "out" / "index.html"
+    assert "TACE ref" not in page.read_text()
+    methods = root / "p", root / "p", root / "gt", "-o", root / "out", "--names", "a,b"
+    assert run(*methods, "--metrics", "tace_ref").exit_code == 0
+    assert "TACE ref" in page.read_text()
+    alone = evaluate(root, "--metrics", "tace_ref,volume_difference", out="b").output
+    assert "TACE ref" in alone
+    assert re.search(r"\nml *\n", alone)
     assert readable("hd95_penalised_mm") == "HD95 penalised (mm)"
     assert readable("dsc/liver") == "DSC liver"
     assert readable("cece_fg/core") == "CECE fg core"
@@ -1181,3 +1195,51 @@ def test_several_thresholds_are_compared(binary):
     np.savez(root / "p" / "a.npz", probabilities=soft(y, 3))
     done = evaluate(root, "--threshold", 0.5, out="three")
     assert "has 3 classes; a threshold is for foreground against background" in done.output
+
+
+@pytest.mark.parametrize("boxed", ["reference", "prediction", "both"])
+@pytest.mark.parametrize("stated", [True, False])
+def test_segments_of_slicer_are_compared_in_the_whole_image(tmp_path, boxed, stated):
+    """Segments are stored as the box that they fill: the numbers are those of the label maps."""
+    for folder in ("p", "gt", "boxed_p", "boxed_gt"):
+        (tmp_path / folder).mkdir()
+    rolled = np.roll(BOXED, 1, 2)
+    for folder, array in (("p", rolled), ("gt", BOXED)):
+        sitk.WriteImage(oblique(array), str(tmp_path / folder / "a.nii.gz"))
+        box_of_segments(tmp_path / f"boxed_{folder}/a.seg.nrrd", oblique(array), stated)
+    gt = "gt" if boxed == "prediction" else "boxed_gt"
+    p = "p" if boxed == "reference" else "boxed_p"
+    if boxed == "both" and not stated:
+        done = run(tmp_path / p, tmp_path / gt, "-o", tmp_path / "out")
+        assert done.exit_code == 1
+        assert "lie outside of the image that they are compared on" in " ".join(done.output.split())
+        return
+    rows = []
+    for number, (predictions, references) in enumerate((("p", "gt"), (p, gt))):
+        output = tmp_path / f"out{number}"
+        assert run(tmp_path / predictions, tmp_path / references, "-o", output).exit_code == 0
+        rows.append(pd.read_csv(output / "cases.csv"))
+    pd.testing.assert_frame_equal(*rows)
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / p), str(tmp_path / gt)])
+    assert checked.exit_code == 0, checked.output
+
+
+def test_labels_saved_as_colours(tmp_path):
+    y = np.zeros((12, 12), np.uint8)
+    y[2:6, 2:6], y[6:9, 6:9] = 1, 2
+    for folder, mode in (("p", "RGB"), ("gt", "RGBA"), ("bad", "RGB")):
+        (tmp_path / folder).mkdir()
+        grey = y if folder != "bad" else y * np.uint8(100)
+        Image.fromarray(grey).convert(mode).save(tmp_path / folder / "a.png")
+    done = run(tmp_path / "p", tmp_path / "gt", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert set(pd.read_csv(tmp_path / "out" / "cases.csv")["dsc"]) == {1.0}
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / "p"), str(tmp_path / "gt")])
+    assert checked.exit_code == 0, checked.output
+    colours = np.stack([y * 100, y * 0, y * 0], -1).astype(np.uint8)
+    Image.fromarray(colours).save(tmp_path / "bad" / "a.png")
+    done = run(tmp_path / "bad", tmp_path / "gt", "-o", tmp_path / "out2")
+    assert done.exit_code == 1
+    said = " ".join(done.output.split())
+    assert "3 colours (red, green, blue); save the number of its label in place of each" in said
+    assert "1 for (100, 0, 0), 2 for (200, 0, 0)" in said

@@ -38,6 +38,12 @@ def test_doctor_tells_what_stops_a_training(environment, monkeypatch):
     assert done.exit_code == 1
     assert 'nnUNet_results: export nnUNet_results="$HOME/nnunet/results"' in done.output
     assert "A training would not work: nnUNet_results." in done.output
+    wrong = {"a.json, 2d": "unknown crc", "b.json, 2d": "unknown crc"}
+    monkeypatch.setattr(doctor, "run_probe", lambda environment: {**PROBED, "blocks": wrong})
+    done = RUNNER.invoke(app, ["nnunet", "doctor"])
+    assert "b.json, 2d: unknown crc" in done.output
+    assert done.output.count("mend the plans, or leave the entry out") == 1  # advice is said once
+    assert "A training would not work: nnUNet_results, entry segcal of plans." in done.output
 
 
 def test_recipes_lists_every_trainer(monkeypatch):

@@ -735,3 +735,32 @@ def test_two_forms_that_disagree_are_warned_of(tmp_path):
     shutil.copy(reference, tmp_path / "p" / "a.nii.gz")
     done = run(tmp_path / "p", tmp_path / "l", "-o", tmp_path / "out")
     assert done.output.count(told) == 2  # of the prediction, too
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+@pytest.mark.parametrize("ending", [".npz", ".npy", ".nii.gz"])
+def test_masks_given_as_probabilities_have_no_calibration(tmp_path, axes, ending):
+    """Their ECE would be 1 - accuracy: overlap and surfaces are those of the label map."""
+    y = np.zeros((6, 20, 20), np.uint8)
+    y[2:4, 5:12, 5:12] = 1
+    mask = np.roll(y, 2, 2).astype(np.float32)
+    given = mask if axes == 3 else np.stack([1 - mask, mask])
+    write_nifti(tmp_path / "gt" / "a.nii.gz", y, geometry(y.shape))
+    write_nifti(tmp_path / "m" / "a.nii.gz", mask, geometry(y.shape))
+    (tmp_path / "p").mkdir()
+    path = tmp_path / "p" / f"a{ending}"
+    if ending == ".npz":
+        np.savez(path, probabilities=given)
+    elif ending == ".npy":
+        np.save(path, given)
+    else:
+        write_nifti(path, given, geometry(y.shape))
+    cohort = evaluate_cohort(pair(tmp_path / "p", tmp_path / "gt"))
+    pd.testing.assert_frame_equal(
+        cohort.rows, evaluate_cohort(pair(tmp_path / "m", tmp_path / "gt")).rows
+    )
+    assert "ece_fg" not in cohort.rows
+    if axes == 4 or ending != ".nii.gz":
+        said = "; ".join(cohort.notes["a"])
+        assert "holds 0 and 1 alone, masks in place of probabilities" in said
+        assert "taken for a label map, so its calibration is left out" in said

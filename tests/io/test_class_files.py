@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import nibabel as nib
 import numpy as np
 import pytest
 
-from segcal.io.class_files import check_class_files, read_class_files
+from segcal.io.class_files import check_class_files, note_missing, read_class_files
 from segcal.io.label_sets import LabelSet
 from segcal.io.volumes import write_nifti
 from tests.io.test_volumes import GEOMETRY
@@ -80,7 +81,7 @@ def test_axes_are_reordered_and_other_files_left_out(tmp_path):
     [
         ({"liver": P[1]}, r"no file for label left kidney of dataset\.json; expected left"),
         ({"liver": Y > 0, "left_kidney": Y == 2}, f"masks overlap in {(Y == 2).sum()} voxels"),
-        ({"liver": Y * 255, "left_kidney": Y == 2}, "expected a mask of 0 and 1, or floating"),
+        ({"liver": Y * 255, "left_kidney": Y == 2}, "510; store a mask as 0 and 1, .*/ 510"),
         ({"liver": Y * -128, "left_kidney": Y == 2}, "expected a mask .* int16 from -256 to 0"),
         ({"liver": 0.6 + 0 * P[1], "left_kidney": 0.7 + 0 * P[2]}, "in 60 voxels .* up to 1.3"),
         ({"liver": P[1], "left_kidney": Y == 2}, "left kidney.nii.gz: expected floating"),
@@ -106,5 +107,11 @@ def test_refuses_from_headers(tmp_path):
         with pytest.raises(ValueError, match=r"liver\.nii\.gz: does not .* origin .* 5 mm apart"):
             read(folder, replace(GEOMETRY, origin_mm=(10.0, -20.0, 35.0)), LABELS)
     (folder / "left kidney.nii.gz").unlink()
-    with pytest.raises(ValueError, match="no file for label left kidney"):
-        check_class_files(folder, GEOMETRY, LABELS)
+    check_class_files(folder, GEOMETRY, LABELS)
+    assert note_missing(folder, LABELS) == [
+        f"{folder}: no file for label left kidney, which has no numbers in this case"
+    ]
+    (folder / "liver.nii.gz").unlink()
+    for check in (partial(check_class_files, geometry=GEOMETRY), note_missing):
+        with pytest.raises(ValueError, match="no file for label liver, left kidney"):
+            check(folder, label_set=LABELS)

@@ -271,6 +271,34 @@ def test_bytes_behind_the_voxels_are_left_out(tmp_path):
         read_labels(tmp_path / "d.nii.gz")
 
 
+@pytest.mark.parametrize("name", [*COMPRESSED, "a.seg.nrrd"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_bytes_behind_the_voxels_of_itks_formats_are_told(tmp_path, name, packed):
+    path = written(tmp_path / name, useCompression=packed)
+    assert read_labels(path).note == ""
+    voxels = next((p for p in tmp_path.iterdir() if p != path), path)
+    with voxels.open("ab") as file:
+        file.write(b"and more")
+    volume = read_labels(path)
+    np.testing.assert_array_equal(volume.array, LABELS)
+    assert volume.note == "holds more behind the voxels that its header tells of, which is left out"
+
+
+@pytest.mark.parametrize("name", ["a.mha", "a.mhd"])
+@pytest.mark.parametrize("kind", ["LONG", "ULONG"])
+def test_a_metaimage_of_long_has_four_bytes_a_voxel(tmp_path, name, kind):
+    """Of one with 8, which old programs wrote, ITK took every other half for a voxel."""
+    for dtype in ("i4", "i8"):
+        path = written(tmp_path / name, LABELS.astype(dtype))
+        content = path.read_bytes()
+        old = b"MET_INT" if dtype == "i4" else b"MET_LONG_LONG"
+        path.write_bytes(content.replace(old, f"MET_{kind}".encode()))
+        if dtype == "i4":
+            np.testing.assert_array_equal(read_labels(path).array, LABELS)
+    with pytest.raises(ValueError, match=f"8 bytes, but MET_{kind} means 4; state MET_{kind}_LONG"):
+        read_labels(path)
+
+
 GEOMETRY_OF_LABELS = type(GEOMETRY)(
     LABELS.shape, GEOMETRY.spacing_mm, GEOMETRY.origin_mm, GEOMETRY.direction
 )
@@ -327,11 +355,22 @@ def test_modes_of_images(tmp_path):
     colours = np.stack([PIXELS, PIXELS * 2, PIXELS * 3], -1)
     Image.fromarray(colours).save(path)
     np.testing.assert_array_equal(read_volume(path).array[:, 0], np.moveaxis(colours, -1, 0))
-    with pytest.raises(ValueError, match=r"a\.png: expected a label map of grey values, got 3"):
+    for mode, ending in (("RGB", "png"), ("RGBA", "png"), ("LA", "png"), ("RGB", "bmp")):
+        grey = tmp_path / f"g.{ending}"
+        Image.fromarray(PIXELS).convert(mode).save(grey)
+        volume = read_labels(grey)
+        np.testing.assert_array_equal(volume.array[0], PIXELS)
+        assert volume.note == "grey values saved as colours"
+    red = np.stack([PIXELS // 2 * 255, PIXELS * 0, PIXELS * 0], -1)
+    Image.fromarray(red).save(path)
+    with pytest.raises(
+        ValueError,
+        match=r"a\.png: .* got 3 channels with 2 colours .*, e\.g\. 0 for \(0, 0, 0\), 1 for",
+    ):
         read_labels(path)
     frames = [Image.fromarray(PIXELS)] * 3
     frames[0].save(tmp_path / "s.tif", save_all=True, append_images=frames[1:])
-    with pytest.raises(ValueError, match=r"s\.tif: .* 3 images in one file, expected one"):
+    with pytest.raises(ValueError, match=r"s\.tif: .* 3 images in one file.* write it as a volume"):
         read_volume(tmp_path / "s.tif")
 
 
@@ -356,6 +395,79 @@ def test_segments_that_overlap_are_refused_in_words(tmp_path):
     sitk.WriteImage(sitk.GetImageFromArray(layers, True), str(path))
     with pytest.raises(ValueError, match=r"a\.seg\.nrrd: its segments lie in 2 layers"):
         read_labels(path)
+
+
+def box_of_segments(path, image, extent=True):
+    """What 3D Slicer stores of a label map: the box of its foreground, and where the image lies."""
+    index = np.argwhere(sitk.GetArrayFromImage(image))[:, ::-1]
+    low, size = index.min(0), np.ptp(index, axis=0) + 1
+    box = sitk.RegionOfInterest(image, size.tolist(), low.tolist())
+    if extent:
+        matrix = np.eye(4)
+        matrix[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
+        matrix[:3, 3] = image.GetOrigin()
+        matrix[:2] *= -1
+        ends = [n for length in image.GetSize() for n in (0, length - 1)]
+        numbers = ";".join(map(str, [*matrix.ravel(), *ends]))
+        said = f"Oversampling factor|1|What.&Reference image geometry|{numbers};|Which image.&"
+        box.SetMetaData("Segmentation_ConversionParameters", said)
+    sitk.WriteImage(box, str(path), useCompression=True)
+    return path
+
+
+def oblique(array):
+    image = sitk.GetImageFromArray(array)
+    image.SetSpacing((1.25, 1.5, 8.0))
+    image.SetOrigin((-10, 20, 30))
+    turn = sitk.Euler3DTransform()
+    turn.SetRotation(0.1, -0.2, 0.3)
+    image.SetDirection(turn.GetMatrix())
+    return image
+
+
+BOXED = np.zeros_like(LABELS)
+BOXED[1:4, 2:5, 3:7] = LABELS[1:4, 2:5, 3:7] + 1
+
+
+@pytest.mark.parametrize("extent", [True, False], ids=["image stated", "not stated"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_segments_stored_as_their_box_are_put_into_the_image(tmp_path, extent, turned):
+    image = oblique(BOXED)
+    path = box_of_segments(tmp_path / "a.seg.nrrd", image, extent)
+    sitk.WriteImage(sitk.DICOMOrient(image, "RPI") if turned else image, str(tmp_path / "r.nii.gz"))
+    reference = read_labels(tmp_path / "r.nii.gz")
+    assert stored_axes(path) == 3
+    assert check_place(path, reference.geometry) == 1
+    volume = read_labels(path)
+    assert volume.array.shape == ((5, 6, 9) if extent else (3, 3, 4))
+    array, done = put_on(path, volume, reference.geometry)
+    np.testing.assert_array_equal(array, reference.array)
+    assert ("re-ordered" in done) == turned
+    if extent:
+        np.testing.assert_array_equal(volume.array, BOXED)
+        assert read_geometry(path)[0].differences(volume.geometry) == []
+
+
+def test_segments_outside_of_the_image_are_refused(tmp_path):
+    path = box_of_segments(tmp_path / "a.seg.nrrd", oblique(BOXED), extent=False)
+    sitk.WriteImage(oblique(BOXED)[:, :, :3], str(tmp_path / "r.nrrd"))
+    at = read_geometry(tmp_path / "r.nrrd")[0]
+    with pytest.raises(ValueError, match=r"a\.seg\.nrrd: 12 voxels of its segments lie outside"):
+        put_on(path, read_labels(path), at)
+    moved = oblique(BOXED)
+    moved.SetOrigin((-10.5, 20, 30))
+    sitk.WriteImage(moved, str(tmp_path / "r.nrrd"))
+    with pytest.raises(ValueError, match=r"a\.seg\.nrrd: does not lie on the reference: size"):
+        check_place(path, read_geometry(tmp_path / "r.nrrd")[0])
+
+
+@pytest.mark.parametrize("said", ["1;2;3;", "x;", ";".join(["nan"] * 22), "0;" * 22, "1e9;" * 22])
+def test_an_image_that_a_header_states_wrongly_is_not_believed(tmp_path, said):
+    path = box_of_segments(tmp_path / "a.seg.nrrd", oblique(BOXED), extent=False)
+    image = sitk.ReadImage(str(path))
+    image.SetMetaData("Segmentation_ConversionParameters", f"Reference image geometry|{said}|.&")
+    sitk.WriteImage(image, str(path))
+    assert read_labels(path).array.shape == (3, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import zipfile
+from dataclasses import replace
 
 import nibabel as nib
 import numpy as np
 import pytest
 
-from segcal.io.probabilities import holds_probabilities, read_probabilities
-from segcal.io.volumes import Geometry, write_nifti
+from segcal.io.probabilities import holds_probabilities, read_foreground, read_probabilities
+from segcal.io.volumes import Geometry, Volume, write_nifti
 from tests.io.test_volumes import GEOMETRY, peak
 
 RNG = np.random.default_rng(0)
@@ -187,3 +188,26 @@ def test_volumes_are_put_on_the_reference(tmp_path, axes):
         f"b.nii.gz: stored as {axes}, re-ordered to the reference's LPS"
     ]  # fmt: skip
     assert notes == expected
+
+
+@pytest.mark.parametrize(
+    ("array", "taken"),
+    [
+        (np.linspace(0, 0.4, 1200), True),  # a case without foreground, or with little
+        (np.linspace(0, 0.04, 1200), True),
+        (np.linspace(0, 1, 1200), True),
+        (np.resize([0, 0.7], 1200), True),
+        (np.resize(np.arange(200) / 1000, 1200), False),  # labels that were divided
+        (np.resize([0, 1 / 255], 1200), False),
+        (np.resize([0.0, 1], 1200) * (1 - 5e-7 * RNG.random(1200)), False),
+        (1e-7 * np.linspace(0, 1, 1200), False),
+    ],
+)
+def test_what_is_a_map_of_foreground(tmp_path, array, taken):
+    geometry = replace(GEOMETRY, shape=(10, 10, 12))
+    array = np.clip(array, 0, 1).reshape(geometry.shape).astype(np.float32)
+    volume = Volume(array, geometry)
+    found = read_foreground(tmp_path / "a.nii.gz", volume, geometry)
+    assert (found is not None) == taken
+    if found is not None:
+        np.testing.assert_array_equal(found, np.stack([1 - array, array]))

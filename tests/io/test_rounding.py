@@ -125,6 +125,15 @@ def test_a_mask_of_0_and_255_beside_one_of_0_and_1(tmp_path):
     assert cohort(tmp_path, 255 * one, 255 * one).rows.loc["a", "dsc/255"] == 1
 
 
+@pytest.mark.parametrize("names", [None, {"background": 0, "organ": 1}])
+@pytest.mark.parametrize(("most", "dtype"), [(255, np.uint8), (255, np.float32), (100, np.uint8)])
+def test_a_map_of_probabilities_stored_as_whole_numbers(tmp_path, names, most, dtype):
+    p = (np.linspace(0, most, MAP.size).reshape(MAP.shape)).astype(np.uint8)
+    why = cohort(tmp_path, p.astype(dtype), MAP // 4, names).failed["a"]
+    assert f"of foreground from 0 to {most}, store value / {most} as float32" in why
+    assert str(tmp_path / "p" / "a.nii.gz") in why
+
+
 def test_labels_that_have_nothing_in_common_are_said(tmp_path):
     found = cohort(tmp_path, (MAP == 1) + 2 * (MAP == 2), 85 * (MAP == 1) + 170 * (MAP == 2))
     assert found.notes["a"] == [

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import zipfile
 
+import numpy as np
 import pytest
+import SimpleITK as sitk  # noqa: N813
 
 from segcal.io.sources import find_sources
+from segcal.io.volumes import read_labels
 
 
 def pack(path, members):
@@ -91,3 +94,19 @@ def test_a_damaged_member(tmp_path):
         find_sources(path)["x.txt"].opened(),
     ):
         pass
+
+
+@pytest.mark.parametrize("name", ["a.1.mhd", "a.nhdr", "a.hdr"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_volumes_in_two_files_are_unpacked_whole(tmp_path, name, packed):
+    """Of a header alone nothing could be read."""
+    labels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    (tmp_path / "in").mkdir()
+    sitk.WriteImage(sitk.GetImageFromArray(labels), str(tmp_path / "in" / name), packed)
+    members = {f"training/{p.name}": p.read_bytes() for p in (tmp_path / "in").iterdir()}
+    assert len(members) == 2
+    other = {"training/b.raw": "1", "training/a.2.raw": "1", "a.raw": "1"}
+    sources = find_sources(pack(tmp_path / "a.zip", {**members, **other}))
+    with sources[f"training/{name}"].opened() as path:
+        np.testing.assert_array_equal(read_labels(path).array, labels)
+        assert len(list(path.parent.iterdir())) == 2

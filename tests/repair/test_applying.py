@@ -20,14 +20,21 @@ import torch
 
 from segcal.evaluation.api import evaluate, runner_of
 from segcal.evaluation.engine import run
-from segcal.io.volumes import from_canonical, read_labels, read_volume, to_canonical, write_nifti
+from segcal.io.volumes import (
+    from_canonical,
+    read_labels,
+    read_volume,
+    to_canonical,
+    write_nifti,
+    write_volume,
+)
 from segcal.posthoc.decision import decide_dice
 from segcal.repair import applying
 from segcal.repair.applying import apply_job, plan_apply
 from segcal.repair.fitting import fit_calibrator
 from segcal.repair.saved import write_calibrator
 from tests.conftest import close
-from tests.repair.conftest import CLASSES, SHAPE, cohort, geometry, record, softmax
+from tests.repair.conftest import CLASSES, SHAPE, cohort, geometry, record, smooth_logits, softmax
 
 
 @pytest.fixture(scope="module")
@@ -449,3 +456,87 @@ def test_other_volumes_are_written_as_nifti(test_set, saved, tmp_path):
     done = applied(folder, saved, tmp_path / "out")
     assert done["a"].notes == ["a.nrrd is written as NIfTI"]
     close(read_volume(tmp_path / "out" / "a.nii.gz").array, expected(saved, p), atol=1e-6)
+
+
+@pytest.mark.parametrize("decide", ["argmax", "dice"])
+@pytest.mark.parametrize("ending", [".nii.gz", ".npz", ".npy", ".tif"])
+def test_one_map_of_foreground_stays_one(tmp_path, ending, decide):
+    """Three axes, the probability of foreground alone: in its format, or as the decision wants."""
+    rng = np.random.default_rng(0)
+    shape = (1, *SHAPE[1:]) if ending == ".tif" else SHAPE
+    where = replace(geometry(shape), unit="px", spacing_mm=(1.0, 1.0, 1.0), stated=False)
+    where = where if ending == ".tif" else geometry(shape)
+    predictions, labels, maps = tmp_path / "p", tmp_path / "gt", {}
+    predictions.mkdir()
+    of_labels = ".png" if ending == ".tif" else ".nii.gz"
+    for name in "ab":
+        x = smooth_logits(rng, 1, shape)[0]
+        p = (1 / (1 + np.exp(-3 * x))).astype(np.float32)
+        y = (rng.random(shape) < 1 / (1 + np.exp(-x))).astype(np.uint8)
+        write_volume(labels / f"{name}{of_labels}", y, where)
+        maps[name] = p
+        if ending == ".npz":
+            np.savez(predictions / f"{name}.npz", probabilities=p)
+        elif ending == ".npy":
+            np.save(predictions / f"{name}.npy", p)
+        else:
+            write_volume(predictions / f"{name}{ending}", p, where)
+    fitted = fit_calibrator(predictions, labels, method="temperature", processes=1)
+    done = applied(predictions, fitted, tmp_path / "out", decide=decide)
+    assert not any(one.failed for one in done.values()), done
+    for name, p in maps.items():
+        both = torch.from_numpy(np.stack([1 - p, p])).log()[None]
+        wanted = fitted.calibrator.apply(both, spacing_mm=where.spacing_mm)[0, 1].numpy()
+        if ending in (".nii.gz", ".tif") and decide == "argmax":
+            got = read_volume(tmp_path / "out" / f"{name}{ending}").array
+        else:
+            got = stored(tmp_path / "out" / f"{name}.npz")["probabilities"]
+            if ending in (".nii.gz", ".tif"):  # the label map of another rule
+                assert read_labels(tmp_path / "out" / f"{name}{ending}").array.max() == 1
+        close(got, wanted, atol=1e-6)
+    before, after = (evaluate(f, labels) for f in (predictions, tmp_path / "out"))
+    assert not after.failed, after.failed
+    nll = [one.summary["metrics"]["nll_all"]["mean"] for one in (before, after)]
+    assert nll[1] < nll[0]
+    assert not set(done["a"].notes) & {"a.tif is written as NIfTI"}
+
+
+def test_a_volume_of_whole_numbers_is_no_map(tmp_path, test_set, saved):
+    folder = tmp_path / "p"
+    folder.mkdir()
+    labels = test_set.reference["case_50"].astype(np.float32)
+    write_nifti(folder / "a.nii.gz", labels, geometry())
+    np.savez(folder / "b.npz", probabilities=test_set.stored("case_50"))
+    done = applied(folder, saved, tmp_path / "out")
+    assert "a.nii.gz: holds labels, not probabilities" in done["a"].failed
+    assert not done["b"].failed
+
+
+def test_label_maps_of_images_stay_images(tmp_path):
+    """As nnU-Net writes them: CASE.npz and CASE.png; the mask of another rule is a PNG, too."""
+    rng = np.random.default_rng(0)
+    shape = (1, 20, 18)
+    where = replace(geometry(shape), unit="px", spacing_mm=(1.0, 1.0, 1.0), stated=False)
+    predictions, labels = tmp_path / "p", tmp_path / "gt"
+    predictions.mkdir()
+    for name in "ab":
+        x = smooth_logits(rng, 3, shape)
+        p = softmax(3 * x).astype(np.float32)
+        y = (softmax(x).cumsum(0) < rng.random(shape)).sum(0).astype(np.uint8)
+        np.savez(predictions / f"{name}.npz", probabilities=p)
+        write_volume(predictions / f"{name}.png", p.argmax(0).astype(np.uint8), where)
+        write_volume(labels / f"{name}.png", y, where)
+    fitted = fit_calibrator(predictions, labels, method="temperature", processes=1)
+    for decide in ("argmax", "dice"):
+        out = tmp_path / decide
+        done = applied(predictions, fitted, out, decide=decide)
+        assert not any(one.failed for one in done.values()), done
+        assert {p.name for p in out.iterdir() if p.suffix != ".json"} == {
+            "a.npz", "a.png", "b.npz", "b.png",
+        }  # fmt: skip
+        report = evaluate(out, labels)
+        assert not report.failed
+        assert report.job.unit == "px"
+    after = stored(tmp_path / "dice" / "a.npz")["probabilities"]
+    close(read_labels(tmp_path / "dice" / "a.png").array, decide_dice(after).labels)
+    assert done["a"].changed

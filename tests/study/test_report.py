@@ -10,7 +10,13 @@ from segcal.io.files import read_json
 from segcal.study.comparing import compare_study
 from segcal.study.report import report
 from segcal.study.results import read_results
-from segcal.study.tables import duel_table, goal_table, mean_table, verdict_table
+from segcal.study.tables import (
+    duel_table,
+    goal_table,
+    mean_table,
+    overview_table,
+    verdict_table,
+)
 from tests.study.simulated import Effect, write_simulated
 
 EFFECTS = {
@@ -114,6 +120,25 @@ def test_verdicts(whole):
     assert "▼" in goals["confidence"][1].text
     assert goals["nacl@alpha=1"][5].text.startswith("-0.0")
     assert not goals["nacl@alpha=1"][5].best
+
+
+def test_an_overview_has_the_changes_of_every_set(whole):
+    output, _ = whole
+    comparisons = compare_study(read_results(output), "dice_ce", resamples=RESAMPLES)
+    methods = ["confidence", "dice_ce + class_region"]
+    table = overview_table(comparisons, "nll_all", methods)
+    assert [column.name for column in table.columns] == [
+        "method", *(c.group.name for c in comparisons)
+    ]  # fmt: skip
+    assert [row[0].text for row in table.rows] == methods
+    for row in table.rows:
+        for comparison, cell in zip(comparisons, row[1:], strict=True):
+            change = comparison.change_of[row[0].text, "nll_all"]
+            assert float(cell.value) == change.relative
+    dsc = overview_table(comparisons, "dsc", methods).rows[0][1]
+    assert float(dsc.value) == comparisons[0].change_of["confidence", "dsc"].difference
+    few = verdict_table(comparisons, "dice_ce", methods)
+    assert [row[0].text for row in few.rows] == methods[::-1]
 
 
 def test_the_true_posterior_is_a_row_and_no_rival(whole):

@@ -69,7 +69,8 @@ def compare(monkeypatch, logits, labels, term, ce=None, gradient=True, statistic
             continue
         assert a.dtype == b.dtype
         assert a.shape == b.shape
-        close(a, b, rtol=rtol, atol=1e-12 if exact else 2e-7 * max(float(b.abs().max()), 1e-3))
+        atol = 1e-12 if exact else 2e-7 * max(float(b.abs().max()), 1e-3)
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True)
     return found[0]
 
 
@@ -185,6 +186,20 @@ def test_nan_is_not_hidden(monkeypatch, function, from_largest, k):
     )
     assert values.isnan().all()
     assert found[1, 0, k].isnan()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("from_largest", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_is_not_finite_is_that_of_the_loops_for_cpus(monkeypatch, function, from_largest, bad):
+    for shape, k in itertools.product(SHAPES, range(2)):
+        logits, labels = data((5, 7), n=1)
+        logits[0, k, 2, 3] = bad
+        term = residual(3, function=function, shape=shape)
+        if from_largest:
+            term = replace(term, patch=None, scale=1.5)
+        compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3))
+    compare(monkeypatch, logits, labels, confidence(3), CrossEntropyTerm(3))
 
 
 def confidence(k, **arguments):

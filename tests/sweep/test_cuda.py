@@ -27,6 +27,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # the interpreter takes half a minute of a free core
 def test_interpreted_kernel_equals_the_loops_for_cpus():
     """In a process of its own: the interpreter has to be chosen before Triton is imported."""
     done = subprocess.run(

@@ -281,6 +281,19 @@ def test_what_is_not_finite_is_as_in_the_readable_version(name, bad):
         assert not values[0].isfinite()
 
 
+@pytest.mark.parametrize("name", FUSED)
+def test_nan_is_no_error(name):
+    """Also where it is the first logit, and so the largest, which no logit equals."""
+    logits, labels = data((9, 21), k=4)
+    logits[0, 0, 3, 4] = torch.nan
+    x = logits.requires_grad_()
+    value = method("penalties", name, k=4)(x, labels)
+    value.backward()
+    assert value.isnan()
+    x.grad[0, :, 3, 4] = 0
+    assert x.grad.isfinite().all()
+
+
 def test_scaled_and_repeated_backward():
     logits, labels = data((8, 6))
     x = logits.requires_grad_()

@@ -22,7 +22,7 @@ from segcal.adapters.monai.data import Preprocess, resample
 from segcal.adapters.monai.dataset import CaseFiles, check_images, find_cases, find_images
 from segcal.adapters.monai.experiment import AXES, SegmentationExperiment, VolumeData
 from segcal.heads import split_heads
-from segcal.io.files import whole_file, write_json
+from segcal.io.files import check_writable, whole_file, write_json
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import DECISION_HEAD, RECORD_NAME
 from segcal.io.volumes import Geometry, write_nifti
@@ -190,8 +190,9 @@ def check_output(folder: Path, data: VolumeData, cases: Sequence[CaseFiles]) -> 
     """See to it that nothing is written among images, labels, or beside their dataset.json.
 
     Raises:
-        ValueError: `folder` holds what is read.
+        ValueError: `folder` holds what is read, or cannot be written into.
     """
+    check_writable(folder)
     read = {p for p in (data.root, data.images, data.labels) if p is not None}
     if data.root is not None:
         read |= {path for kind in ("images", "labels") for path in data.root.glob(f"{kind}T*")}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import _codecs
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import torch
 from numpy._core.multiarray import scalar
 
-from segcal.adapters.nnunet.patching import RefusedError, replaced
+from segcal.adapters.nnunet.patching import RefusedError
 
 # What numpy's scalars are pickled as, which nnU-Net's logs hold; numpy 1 had another name for it.
 NUMPY_SCALARS: list[Any] = [
@@ -52,13 +50,6 @@ def read_plain(path: Any, *, map_location: Any = None, **_: Any) -> Any:
         ) from None
     except (RuntimeError, EOFError, OSError) as error:
         raise RefusedError(f"{path}: not a whole checkpoint ({error})") from None
-
-
-@contextmanager
-def no_code_in_checkpoints() -> Iterator[None]:
-    """Let nnU-Net, which trusts any file, load checkpoints by :func:`read_plain` in this block."""
-    with replaced(torch, "load", read_plain):
-        yield
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

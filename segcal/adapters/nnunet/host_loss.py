@@ -1,4 +1,4 @@
-"""nnU-Net's own loss: a weight of it set to 0, its cross-entropy replaced, or taken out of it.
+"""nnU-Net's own loss: a weight of it set to 0, its cross-entropy replaced, or taken apart.
 
 Its Dice, its masks and its weights of heads stay nnU-Net's code: what is made here are copies of
 its modules that share everything but the weight that differs.
@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import torch
 from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
 from nnunetv2.training.loss.deep_supervision import DeepSupervisionWrapper
+from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
 from nnunetv2.training.loss.robust_ce_loss import RobustCrossEntropyLoss
 from torch import Tensor, nn
 
 from segcal.adapters.nnunet.labels import Labels
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.objective import Objective
+from segcal.sweep.terms import OverlapTerm
+from segcal.term import Term
 
+CROSS_ENTROPY, DICE = "host/cross_entropy", "host/dice"
+"""Names of nnU-Net's own terms, which are those of no recipe."""
 Heads = Tensor | Sequence[Tensor]
 """What nnU-Net's network returns, and its targets: with deep supervision one a head."""
 
@@ -64,50 +70,94 @@ class HostWeights:
         return {name: in_force[name] for name in factors if name in in_force}
 
 
-class RestOfLoss(nn.Module):
-    """nnU-Net's loss without the cross-entropy of its full-resolution head.
+class HostDice(Term):
+    """nnU-Net's Dice of one head as a term, which a sweep can compute.
 
-    nnU-Net's loss is this plus :attr:`weight` times :attr:`cross_entropy` of that head.
+    Args:
+        host: nnU-Net's compound loss of one head.
+        num_classes: K.
+    """
+
+    def __init__(self, host: nn.Module, num_classes: int) -> None:
+        super().__init__()
+        self.host: Any = host
+        self.num_classes = num_classes
+        self.ignore_index = cast(int | None, host.ignore_label)
+
+    def swept(self) -> OverlapTerm | None:
+        """Describe it to :mod:`segcal.sweep`; None of a Dice of another kind.
+
+        Sums over a batch that several processes share are left to nnU-Net.
+        """
+        dice = self.host.dc
+        if type(dice) is not MemoryEfficientSoftDiceLoss or (dice.ddp and dice.batch_dice):
+            return None
+        return OverlapTerm(self.num_classes, self._of_overlaps, self.ignore_index)
+
+    def _of_overlaps(self, probability: Tensor, overlap: Tensor, labelled: Tensor) -> Tensor:
+        dice = self.host.dc
+        sums = [x[:, 0 if dice.do_bg else 1 :] for x in (probability, overlap, labelled)]
+        p, o, t = (x.sum(0) for x in sums) if dice.batch_dice else sums
+        return -((2 * o + dice.smooth) / (t + p + dice.smooth).clamp_min(1e-8)).mean()
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return nnU-Net's value for logits ``(N, K, *S)`` and labels ``(N, *S)``."""
+        target, mask = labels.unsqueeze(1), None
+        if self.ignore_index is not None:
+            mask = target != self.ignore_index
+            target = torch.where(mask, target, 0)
+        value: Tensor = self.host.dc(logits, target, loss_mask=mask)
+        return value
+
+
+class RestOfLoss(nn.Module):
+    """nnU-Net's loss without the terms of its full-resolution head.
+
+    nnU-Net's loss is this plus what :attr:`terms` with their :attr:`weights` give for that head.
 
     Args:
         host: nnU-Net's loss, deep supervision included; it is left as it is.
         cross_entropy: its cross-entropy as a term.
 
     Attributes:
-        weight: of the cross-entropy in nnU-Net's loss.
+        terms: cross-entropy and Dice of the full resolution, those with a weight.
+        weights: of the terms in nnU-Net's loss.
     """
 
     def __init__(self, host: nn.Module, cross_entropy: CrossEntropy) -> None:
         super().__init__()
-        head = head_of(host)
-        self.cross_entropy = cross_entropy
-        self.weight = float(head.weight_ce)
-        self.full_resolution = without(copy.copy(head), "weight_ce")
+        head, scale = head_of(host), 1.0
         self.others: Any = None
         if isinstance(host, DeepSupervisionWrapper):
-            self.head_weight = float(host.weight_factors[0])
-            self.weight *= self.head_weight
+            scale = float(host.weight_factors[0])
             self.others = copy.copy(host)
             self.others.weight_factors = (0.0, *host.weight_factors[1:])
+        self.terms: dict[str, Term] = {CROSS_ENTROPY: cross_entropy}
+        self.weights = {CROSS_ENTROPY: scale * float(head.weight_ce)}
+        if head.weight_dice:
+            self.terms[DICE] = HostDice(head, cross_entropy.num_classes)
+            self.weights[DICE] = scale * float(head.weight_dice)
 
     def forward(self, output: Heads, target: Heads) -> Tensor | float:
         """Return the rest of nnU-Net's ``(N, K, *S)`` heads and targets; 0 if nothing is left."""
-        if self.others is None:
-            return self.full_resolution(output, target)
-        full = self.head_weight * self.full_resolution(output[0], target[0])
-        return full + self.others(output, target)
+        return 0.0 if self.others is None else self.others(output, target)
+
+    def take(self, values: dict[str, Tensor]) -> Tensor:
+        """Take the values of the terms out of `values`, and return their weighted sum."""
+        return torch.stack([self.weights[name] * values.pop(name) for name in self.terms]).sum()
 
 
 def take_apart(host: nn.Module, num_classes: int) -> RestOfLoss | None:
-    """Return nnU-Net's loss without the cross-entropy of its first head, and that cross-entropy.
+    """Return nnU-Net's loss without cross-entropy and Dice of its first head, and those two.
 
     Args:
         host: nnU-Net's loss, deep supervision included.
         num_classes: K.
 
     Returns:
-        None where that is not the mean over voxels that :class:`CrossEntropy` computes: with
-        regions, with label smoothing, when it is replaced, or in a loss of another kind.
+        None where the cross-entropy is not the mean over voxels that :class:`CrossEntropy`
+        computes: with regions, with label smoothing, when it is replaced, or in a loss of another
+        kind.
     """
     head = head_of(host)
     if type(head) is not DC_and_CE_loss or type(head.ce) is not RobustCrossEntropyLoss:

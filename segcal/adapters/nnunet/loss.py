@@ -19,7 +19,6 @@ from segcal.tensors import full_precision, valid_mask
 from segcal.term import DualStep, LearnedTerm, Reduce, TwoViewTerm, View
 
 ECE_BINS = 15
-CROSS_ENTROPY = "cross_entropy"
 
 
 class Weighed(Protocol):
@@ -32,8 +31,9 @@ class Weighed(Protocol):
 class PenalisedLoss(nn.Module):
     """nnU-Net's loss plus terms on the full resolution, and the sums of a pass.
 
-    Where that is possible nnU-Net's cross-entropy of the full resolution shares a sweep with a
-    penalty (:mod:`segcal.sweep`): the values are the same, one pass over the logits less.
+    Where that is possible nnU-Net's cross-entropy and Dice of the full resolution share a sweep
+    with a penalty (:mod:`segcal.sweep`): the values are the same, with fewer passes over the
+    logits.
 
     With two heads (:mod:`segcal.heads`) the full resolution has ``2 K`` channels: all of the above
     is of the decision's, the first K, and the probability's terms are of the others, whose
@@ -82,15 +82,17 @@ class PenalisedLoss(nn.Module):
         self.start_pass()
 
     def _join(self) -> None:
-        """Let nnU-Net's cross-entropy stand beside the penalties, with the weights in force."""
+        """Let nnU-Net's own terms stand beside the penalties, with the weights in force."""
         one = self.penalties
-        self.rest = None if one is None else take_apart(self.host, self.labels.num_classes)
+        self.rest = take_apart(self.host, self.labels.num_classes)
         self.joined: Objective | None = None
-        if one is not None and self.rest is not None:
-            self.joined = Objective(
-                {CROSS_ENTROPY: self.rest.cross_entropy, **one.terms},
-                {CROSS_ENTROPY: self.rest.weight, **one.in_force},
-            )
+        if self.rest is not None:
+            terms: dict[str, nn.Module] = {**self.rest.terms}
+            weights = dict(self.rest.weights)
+            if one is not None:
+                terms |= one.terms.items()
+                weights |= one.in_force
+            self.joined = Objective(terms, weights)
 
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
         """Set the weights of the terms that have a schedule, for what is trained next.
@@ -239,16 +241,14 @@ class PenalisedLoss(nn.Module):
     def _view_loss(
         self, output: Heads, target: Heads, image: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        if self.penalties is None:
-            base = self._host_loss(output, target)
-            return base, {self.base: base}
         logits, labels = _first(output), self.labels.of(_first(target))
         if self.rest is not None and self.joined is not None and self.joined.shares_sweep(logits):
-            base = self.rest(output, target)
             total, values = self.joined.loss_and_terms(logits, labels, image)
-            cross_entropy = self.rest.weight * values.pop(CROSS_ENTROPY)
-            return base + total, {self.base: base + cross_entropy, **values}
+            rest = self.rest(output, target)
+            return rest + total, {self.base: rest + self.rest.take(values), **values}
         base = self._host_loss(output, target)
+        if self.penalties is None:
+            return base, {self.base: base}
         total, values = self.penalties.loss_and_terms(logits, labels, image)
         return base + total, {self.base: base, **values}
 

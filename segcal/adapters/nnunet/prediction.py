@@ -23,8 +23,9 @@ from tqdm import tqdm
 
 from segcal import __version__
 from segcal.adapters.nnunet.calibrators import check_continued, find_calibrator
-from segcal.adapters.nnunet.checkpoints import no_code_in_checkpoints, read_checkpoint
+from segcal.adapters.nnunet.checkpoints import read_checkpoint
 from segcal.adapters.nnunet.exporting import export, logits_path
+from segcal.adapters.nnunet.foreign_code import no_foreign_code
 from segcal.adapters.nnunet.patching import Aggregation, RefusedError, replaced
 from segcal.heads import head_layer, output_of
 from segcal.io.files import write_json
@@ -67,12 +68,12 @@ class AveragingPredictor(nnUNetPredictor):
         """Load the folds, remember their names, and find the calibrator.
 
         Raises:
-            RefusedError: a checkpoint that is damaged or could run code; a calibrator that cannot
-                be read, or is not one of this model.
+            RefusedError: a checkpoint that is damaged or could run code, or plans that could; a
+                calibrator that cannot be read, or is not one of this model.
         """
         if use_folds is None:
             use_folds = self.auto_detect_available_folds(model_training_output_dir, checkpoint_name)
-        with no_code_in_checkpoints():
+        with no_foreign_code():
             super().initialize_from_trained_model_folder(
                 model_training_output_dir, use_folds, checkpoint_name
             )

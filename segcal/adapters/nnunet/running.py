@@ -19,7 +19,7 @@ from typing import Any
 
 from segcal.adapters.nnunet.discovery import ensure_env, require_paths
 from segcal.adapters.nnunet.patching import Aggregation, replaced
-from segcal.io.files import read_json
+from segcal.io.files import check_writable, read_json
 from segcal.io.pairing import RECORD_NAME
 from segcal.recipes import names
 
@@ -100,12 +100,14 @@ def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
     """Check what can be checked before nnU-Net starts.
 
     Raises:
-        ValueError: nnU-Net's path variables are not set; a calibrator is asked for that is unknown
-            or would be fitted to what is not the model's.
+        ValueError: nnU-Net's path variables are not set, or nothing can be written into its
+            results; a calibrator is asked for that is unknown or would be fitted to what is not the
+            model's.
     """
     if _asks_for_help(arguments):
         return
     require_paths("nnUNet_preprocessed", "nnUNet_results")
+    check_writable(Path(os.environ["nnUNet_results"]))
     method = None if budget is None else budget.calibrate
     if method is None:
         return
@@ -129,8 +131,9 @@ def check_predict(
     """Check what can be checked before nnU-Net starts.
 
     Raises:
-        ValueError: nnU-Net's path variables are not set; a prediction that was started with
-            another average or checkpoint is to be continued.
+        ValueError: nnU-Net's path variables are not set, or nothing can be written into the
+            output; a prediction that was started with another average or checkpoint is to be
+            continued.
     """
     if _asks_for_help(arguments):
         return
@@ -143,6 +146,8 @@ def check_predict(
     if not from_modelfolder:
         parser.add_argument("-c")  # which would pass for the beginning of -chk
     known, _ = parser.parse_known_args([str(a) for a in arguments])
+    if known.o is not None:
+        check_writable(known.o)
     if not known.continue_prediction or known.o is None or not (known.o / RECORD_NAME).exists():
         return
     before = read_json(known.o / RECORD_NAME)
@@ -164,7 +169,8 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
 
     Raises:
         ValueError: see :func:`check_train`.
-        RefusedError: a checkpoint to start or go on from that is damaged or could run code.
+        RefusedError: a checkpoint to start or go on from that is damaged or could run code, or
+            plans that could.
     """
     budget = budget or Budget()
     check_train(arguments, budget)
@@ -185,24 +191,28 @@ def train_rank(budget: Budget, rank: int, *arguments: Any) -> None:
 def _prepared(budget: Budget) -> Iterator[Any]:
     """Yield nnU-Net's module of training, which finds our trainers and gives them the budget.
 
-    Checkpoints that a training starts or goes on from run no code.
+    Checkpoints that a training starts or goes on from run no code, nor do its plans.
     """
     if budget.seed is not None:
         os.environ["nnUNet_n_proc_DA"] = "0"  # read when nnU-Net is imported
     ensure_env()
     from nnunetv2.run import run_training
 
-    from segcal.adapters.nnunet.checkpoints import no_code_in_checkpoints
+    from segcal.adapters.nnunet.foreign_code import no_foreign_code
     from segcal.adapters.nnunet.registration import register
+    from segcal.adapters.nnunet.trainers import CalibratedTrainer, warn_of_labels
     from segcal.adapters.nnunet.workers import workers_end_with_us
 
     register()
     find_trainer = run_training.get_trainer_from_args
-    plainly = no_code_in_checkpoints()
+    plainly = no_foreign_code()
 
     def with_budget(*args: Any, **kwargs: Any) -> Any:
         trainer = find_trainer(*args, **kwargs)
         budget.apply(trainer)
+        if not isinstance(trainer, CalibratedTrainer):  # which says it when it starts
+            warn_of_labels(trainer)
+        trainer.initialize = plainly(trainer.initialize)
         trainer.load_checkpoint = plainly(trainer.load_checkpoint)
         return trainer
 
@@ -230,8 +240,8 @@ def predict(
 
     Raises:
         ValueError: see :func:`check_predict`.
-        RefusedError: a checkpoint that is damaged or could run code, or a calibrator that is not
-            one of the model, before the first case.
+        RefusedError: a checkpoint that is damaged or could run code, plans that could, or a
+            calibrator that is not one of the model, before the first case.
     """
     aggregation = aggregation or Aggregation()
     check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)

@@ -16,10 +16,11 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 from segcal import __version__
 from segcal.adapters.nnunet.calibrators import for_trainer
 from segcal.adapters.nnunet.checkpoints import read_checkpoint
+from segcal.adapters.nnunet.foreign_code import no_foreign_code
 from segcal.adapters.nnunet.registration import register
 from segcal.adapters.nnunet.trainers import TwoHeadTrainer
 from segcal.heads import Head, one_head
-from segcal.io.files import TEMPORARY, read_json
+from segcal.io.files import TEMPORARY, check_writable, read_json
 from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, read_calibrator, write_calibrator
 
 STOCK = "nnUNetTrainer"
@@ -64,6 +65,7 @@ def export_model(
             model of that name in `results`, or a calibrator that cannot be read; a network of two
             heads and none is named, or of one and one is.
     """
+    check_writable(results)
     plans, dataset = (_read_of_model(model, name) for name in ("plans.json", "dataset.json"))
     folds = sorted(path.parent for path in model.glob(f"fold_*/{checkpoint_name}"))
     if not folds:
@@ -159,7 +161,8 @@ def _check_network(
     """Check that stock nnU-Net builds the very network of a checkpoint.
 
     Raises:
-        ValueError: the trainer builds its own, or its weights do not fit.
+        ValueError: the trainer builds its own, its weights do not fit, or its plans could run
+            code.
     """
     name = checkpoint["trainer_name"]
     if _class_of(path, name).build_network_architecture not in OWN_NETWORKS:
@@ -169,13 +172,14 @@ def _check_network(
         )
     manager = PlansManager(plans)
     configuration = manager.get_configuration(checkpoint["init_args"]["configuration"])
-    network = nnUNetTrainer.build_network_architecture(
-        manager,
-        configuration,
-        determine_num_input_channels(manager, configuration, dataset),
-        manager.get_label_manager(dataset).num_segmentation_heads,
-        enable_deep_supervision=False,
-    )
+    with no_foreign_code():
+        network = nnUNetTrainer.build_network_architecture(
+            manager,
+            configuration,
+            determine_num_input_channels(manager, configuration, dataset),
+            manager.get_label_manager(dataset).num_segmentation_heads,
+            enable_deep_supervision=False,
+        )
     try:
         network.load_state_dict(checkpoint["network_weights"])
     except RuntimeError as error:

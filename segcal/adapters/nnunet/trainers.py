@@ -199,9 +199,7 @@ class CalibratedTrainer(nnUNetTrainer):
                 f"segcal: the plans say {', '.join(self._of_others)} for other trainers; this one "
                 "has no such term"
             )
-        labels = label_set_of(self.dataset_json, "dataset.json")
-        if why := labels.contradiction():
-            self.print_to_log_file(f"WARNING: {why}")
+        warn_of_labels(self)
         source = self.settings.multiplier_source
         if not self.loss.learns and (self.calibration_cases or source != "val_patches"):
             self.print_to_log_file(
@@ -517,6 +515,16 @@ def _trainers() -> dict[str, type[CalibratedTrainer]]:
 TRAINERS = _trainers()
 globals().update(TRAINERS)
 __all__ = list(TRAINERS)
+
+
+def warn_of_labels(trainer: nnUNetTrainer) -> None:
+    """Say in a training's log what is wrong with its labels: regions in no label map, say."""
+    try:
+        why = label_set_of(trainer.dataset_json, "dataset.json").contradiction()
+    except ValueError as error:  # which nnU-Net trains with, and segcal evaluate refuses
+        why = str(error)
+    if why:
+        trainer.print_to_log_file(f"WARNING: {why}")
 
 
 def _channel_names(labels: dict[str, Any], *, regions: bool) -> list[str]:

@@ -22,6 +22,7 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
 from segcal import __version__
 from segcal.adapters.nnunet.checkpoints import read_checkpoint
+from segcal.adapters.nnunet.foreign_code import no_foreign_code
 from segcal.adapters.nnunet.registration import register
 from segcal.heads import both_heads
 from segcal.io.files import whole_file, write_json
@@ -103,7 +104,8 @@ def warmstart(
         trainer = _trainer(dataset, configuration, fold, trainer_name, plans_name)
         if differences := unlike(checkpoint["init_args"], trainer.my_init_kwargs):
             raise ValueError(f"{path}: cannot go on as {target}: {'; '.join(differences)}")
-        trainer.initialize()
+        with no_foreign_code():
+            trainer.initialize()
     checkpoint["network_weights"] = both_heads(checkpoint["network_weights"], trainer.network)
     _check_weights(path, checkpoint["network_weights"], trainer.network.state_dict())
     trained = checkpoint["current_epoch"]

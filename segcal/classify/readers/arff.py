@@ -221,7 +221,11 @@ def _label_columns(
 ) -> list[str]:
     if isinstance(labels, int):
         if not 0 < abs(labels) < len(columns):
-            raise ValueError(f"{path}: labels {labels} of {len(columns)} columns leave none")
+            raise ValueError(
+                f"{path}: labels {labels} of {len(columns)} columns leave none; expected how "
+                "many of the last columns are labels (below 0: of the first), or none where "
+                "the file says it, as MEKA's do (data.args.labels=null)"
+            )
         return columns[-labels:] if labels > 0 else columns[:-labels]
     names = _xml_names(Path(labels)) if isinstance(labels, (str, Path)) else list(labels)
     if unknown := [name for name in names if name not in columns]:
