@@ -34,6 +34,7 @@ __all__ = [
     "kernel_sizes",
     "outer_region",
     "pad_labels",
+    "share_proportions",
 ]
 
 Padding = Literal["replicate", "background", "renormalize", "zeros"]
@@ -122,6 +123,53 @@ def channel_proportions(labels: Tensor, **options: Any) -> Tensor:
         options["image"] = image.repeat_interleave(labels.shape[1], 0)
     tau = class_proportions(labels.flatten(0, 1).long(), 2, validate=False, **options)
     return tau[:, 1].view(labels.shape)
+
+
+def share_proportions(
+    shares: Tensor,
+    *,
+    kernel_size: KernelSize = 3,
+    kernel: Literal["mean", "svls"] = "mean",
+    sigma: float = 1.0,
+    padding: Padding = "replicate",
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Proportion of each class in the patch around every voxel, of soft labels.
+
+    ``tau_k(i) = sum_j w_j s_jk / sum_j w_j v_j``, which is :func:`class_proportions` where a share
+    is 1, and, of the shares of raters, the mean of theirs.
+
+    Args:
+        shares: floating ``(N, K, *S)``, S of 1 to 3 axes, that sum to 1 over K; all 0 in voxels
+            that do not count.
+        kernel_size: see :func:`class_proportions`, as for the arguments that follow.
+        kernel: see there.
+        sigma: see there.
+        padding: see there.
+        dtype: see there.
+
+    Returns:
+        tau ``(N, K, *S)``; all 0 where the voxel does not count.
+
+    Raises:
+        ValueError: as there.
+    """
+    check_options(kernel_size, kernel, padding, sigma, kernels=(Literal["mean", "svls"],))
+    counts = shares.sum(1) > 0
+    sizes, smooth = _sizes_for(counts, kernel_size), _smoother(kernel, sigma)
+
+    def summed(x: Tensor, outside: bool) -> Tensor:
+        x = x.to(dtype)
+        replicated = padding == "replicate"
+        x = _replicate(x, sizes) if replicated else _pad_constant(x, sizes, float(outside))
+        return smooth(x, sizes)
+
+    whole = summed(counts, padding in ("background", "zeros")).clamp(min=torch.finfo(dtype).tiny)
+    parts = [
+        summed(share, padding == "background" and k == 0) / whole
+        for k, share in enumerate(shares.unbind(1))
+    ]
+    return torch.stack(parts, dim=1) * counts.unsqueeze(1)
 
 
 class Patches:

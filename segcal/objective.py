@@ -24,7 +24,7 @@ from segcal.sweep.terms import (
     Residual,
     Swept,
 )
-from segcal.tensors import check_logits
+from segcal.tensors import check_logits, is_soft
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
 
 __all__ = ["Objective", "TwoHeads", "two_view_loss"]
@@ -177,7 +177,8 @@ class Objective(nn.Module):
         two = self._two_views()
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []
-        if (shared := self._shared(logits)) is not None:
+        shared = None if is_soft(logits, labels) else self._shared(logits)
+        if shared is not None:
             weights = [self.in_force.get(name, 0.0) for name in shared.names]
             part, *found = sweep(
                 logits,

@@ -112,6 +112,50 @@ def check_channels(
     check_label_values(labels, 2, ignore_index)
 
 
+def is_soft(logits: Tensor, labels: Tensor) -> bool:
+    """Whether labels are shares of the classes, floating like `logits`, in place of their numbers.
+
+    Args:
+        logits: ``(N, K, *S)``.
+        labels: integer ``(N, *S)``, or floating ``(N, K, *S)``.
+    """
+    return labels.is_floating_point() and labels.shape == logits.shape
+
+
+def check_shares(logits: Tensor, shares: Tensor, num_classes: int | None = None) -> Tensor:
+    """Check soft labels: the share of the raters, or the probability, of every class.
+
+    Args:
+        logits: floating ``(N, K, *S)``.
+        shares: floating, like `logits`; they sum to 1 over K, or are all 0 in a voxel that is left
+            out, which takes the place of an ignored label.
+        num_classes: the K that is expected; None takes it from `logits`.
+
+    Returns:
+        bool ``(N, *S)``: which voxels count.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    if num_classes is not None:
+        check_num_classes(logits, num_classes)
+    if not logits.is_floating_point() or logits.shape != shares.shape or logits.shape[1] < 2:
+        raise ValueError(
+            f"labels: expected shares of the classes like logits {tuple(logits.shape)}, of 2 "
+            f"classes or more, got {shares.dtype} {tuple(shares.shape)}"
+        )
+    total = shares.double().sum(1)
+    counts = total != 0
+    wrong = counts & ~((total - 1).abs() < SUMS_TO_ONE) | (shares < 0).any(1)
+    if wrong.any():
+        raise ValueError(
+            "labels: expected shares of 0 or more that sum to 1 over the classes (or are all 0 in "
+            f"voxels to leave out), got a sum of {float(total[wrong].flatten()[0]):.4g} and a "
+            f"smallest of {float(shares.min()):.4g}, in {int(wrong.sum())} voxels"
+        )
+    return counts
+
+
 def label_masks(logits: Tensor, targets: Tensor, *, name: str = "logits") -> tuple[Tensor, Tensor]:
     """Return where multi-label `targets` are 1, and where they are 0; -1 is unknown, in neither.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from segcal.alm.functions import FUNCTIONS, FunctionName
 from segcal.sweep.fused import Statistics, statistics, supports, sweep
 from segcal.sweep.terms import Residual
-from segcal.tensors import check_background, check_choice, full_precision
+from segcal.tensors import check_background, check_choice, full_precision, is_soft
 from segcal.term import DualStep, LearnedTerm, Reduce
 
 __all__ = ["AugmentedLagrangian"]
@@ -221,7 +221,7 @@ class AugmentedLagrangian(LearnedTerm):
             scalar; 0 with zero gradient when no voxel is valid.
         """
         residual = self.swept()
-        if residual is not None and supports(logits, residual):
+        if residual is not None and supports(logits, residual) and not is_soft(logits, labels):
             return sweep(logits, labels, residual)[0]
         with full_precision(logits) as x:
             z, region = self.constraints(x, labels)
@@ -273,7 +273,7 @@ class AugmentedLagrangian(LearnedTerm):
     def _statistics(self, logits: Tensor, labels: Tensor) -> Statistics:
         """Sums of P' and of the constraint per region and class."""
         residual = self.swept()
-        if residual is not None and supports(logits, residual):
+        if residual is not None and supports(logits, residual) and not is_soft(logits, labels):
             found = statistics(logits, labels, residual)
             return found._replace(voxels=found.voxels.unsqueeze(1))
         with full_precision(logits) as x:

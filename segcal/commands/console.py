@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
     from collections.abc import Collection, Sequence
 
     from segcal.evaluation.compare import Difference
-    from segcal.metrics.table import CalibrationMetric, Metric
+    from segcal.metrics.table import Metric, ScopeMetric
 
 ERRORS_IN_A_LINE = 7
 """Columns of calibration errors that fit into 80 beside the scope."""
@@ -67,13 +67,10 @@ def calibration_table(
     summary: dict[str, Any], scopes: tuple[str, ...], asked: Collection[str] | None = None
 ) -> Group:
     """Calibration errors per scope, as :func:`class_table`; those beyond 80 columns go on below."""
-    from segcal.evaluation.reported import calibration_metrics
+    from segcal.evaluation.reported import scope_metrics
 
     shown = [
-        (row, pooled)
-        for row in calibration_metrics()
-        if _is_shown(row, asked)
-        for pooled in row.ways
+        (row, pooled) for row in scope_metrics() if _is_shown(row, asked) for pooled in row.ways
     ]
     first = _table("Calibration, mean over cases (fractions of 1)")
     first.caption = _remarks([row for row, _ in shown])
@@ -122,7 +119,7 @@ def _is_shown(row: Metric, asked: Collection[str] | None) -> bool:
     return bool(row.brief) if asked is None else row.is_shown(asked)
 
 
-def _error(row: CalibrationMetric, pooled: bool, summary: dict[str, Any], scope: str) -> str:
+def _error(row: ScopeMetric, pooled: bool, summary: dict[str, Any], scope: str) -> str:
     if not row.is_of(scope, pooled=pooled):
         return ""
     column = row.column(scope)

@@ -44,6 +44,7 @@ class Compat(str, Enum):
     """Published evaluations whose numbers can be had, too."""
 
     marginloss = "marginloss"
+    curvas = "curvas"
 
 
 NUMBERS, REPORT, RUNNING = "Numbers", "Report", "Running"
@@ -53,6 +54,7 @@ MAX_NOTES = 5
 OPTIONS = {
     "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
     "metrics": "--metrics", "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi",
+    "samples": "--samples",
     "scheduler": "--scheduler", "threshold": "--threshold",
     **OF_INTERVALS,
     **OF_READING,
@@ -166,6 +168,14 @@ def evaluate(
             rich_help_panel=READING, help="Folder of masks named like the cases, for the scope roi."
         ),
     ] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=READING,
+            help="Folder of label maps drawn from the model (CASE_sample1, ..., or sample1/CASE), "
+            "to compare their spread with that of several raters.",
+        ),
+    ] = None,
     nsd_tolerance: Annotated[
         float,
         typer.Option(
@@ -198,7 +208,8 @@ def evaluate(
         typer.Option(
             rich_help_panel=NUMBERS,
             help="Add columns marginloss_*: the numbers by the rules of the published evaluation "
-            "of MarginLoss and CRaC (a missed organ has HD 0, ...), to compare with its tables.",
+            "of MarginLoss and CRaC (a missed organ has HD 0, ...), to compare with its tables; or "
+            "curvas_*: those of the CURVAS challenge, of several raters.",
         ),
     ] = None,
     resume: Annotated[
@@ -254,6 +265,10 @@ def evaluate(
     Several predictions get a folder each, and comparison.json, .csv and .png: differences to the
     first over the cases they share, with 95 % bootstrap intervals and Wilcoxon's signed-rank test.
 
+    References that several raters drew (CASE_rater1.nii.gz, ..., or folders rater1, ...) are taken
+    as a vote of most for overlap, and all of them for calibration; volumes are compared with those
+    of the raters (CRPS), confidence where they disagree.
+
     Exit code 0: all evaluated. 1: some case failed or had no prediction, the rest is there. 2:
     wrong usage.
     """
@@ -294,6 +309,7 @@ def evaluate(
             dataset_json=known_labels(dataset_json, labels),
             roi=roi,
             patterns=Patterns(prediction_pattern, reference_pattern),
+            samples=samples,
             found=lambda found: say_labels(console, found),
         )
         if fitted is not None:

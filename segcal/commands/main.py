@@ -13,6 +13,7 @@ from segcal.commands import (
     classify,
     convert,
     evaluate,
+    maps,
     methods,
     nnunet,
     phantom,
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(evaluate.evaluate)
 app.command()(check.check)
+app.command()(maps.maps)
 app.command()(train.train)
 app.command()(predict.predict)
 app.command()(phantom.phantom)

@@ -34,7 +34,7 @@ ReferencePattern = Annotated[
         rich_help_panel=READING,
         metavar="PATTERN",
         help="The same of the references: label{case}.nii.gz, {case}/segmentations (a folder with "
-        "a mask per class).",
+        "a mask per class), {case}/annotation_{rater}.nii.gz of several raters.",
     ),
 ]
 DatasetJson = Annotated[

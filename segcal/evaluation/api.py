@@ -135,6 +135,7 @@ def evaluate(
     dataset_json: PathLike | LabelSet | None = None,
     roi: PathLike | None = None,
     patterns: Patterns | None = None,
+    samples: PathLike | None = None,
     bootstrap: int = RESAMPLES,
     processes: int | None = 1,
     engine: Engine = "processes",
@@ -158,7 +159,8 @@ def evaluate(
     Args:
         predictions: folder of ``.npz`` (nnU-Net), 4-D volumes, folders with a file per class, or
             label maps; a folder of nnU-Net's results; or one file.
-        labels: folder of reference label maps named like the predictions, or one label map.
+        labels: folder of reference label maps named like the predictions, or one label map. Those
+            that several raters drew are ``CASE_rater1``, ..., or in folders ``rater1``, ....
         settings: bins, thresholds, scopes; None takes the defaults.
         name: in headings; None takes that of the folder.
         dataset_json: nnU-Net's ``dataset.json`` with label names and ``ignore``, or a
@@ -167,6 +169,8 @@ def evaluate(
             the predictions, then the references, and warns if it is no good.
         roi: folder of masks named like the cases, for the scope ``roi``.
         patterns: where the names of cases stand in the paths; None goes by the names of files.
+        samples: folder of label maps that were drawn from the model (``CASE_sample1``, ..., or in
+            folders ``sample1``, ...), to compare with those of several raters.
         bootstrap: resamplings of the cases for 95 % intervals of the means; 0 leaves them out.
         processes: cases evaluated at the same time, each of which holds one case in memory; None
             takes one a core, of four cases or more each. More than one are new interpreters, so a
@@ -183,7 +187,7 @@ def evaluate(
     """
     runner = runner_of(engine, scheduler)
     one = named([Path(predictions)], None if name is None else [name])
-    (job,) = _planned(one, labels, settings, dataset_json, roi, patterns)
+    (job,) = _planned(one, labels, settings, dataset_json, roi, patterns, samples)
     folder = None if store is None else Path(store)
     report = run_job(
         job, bootstrap=bootstrap, processes=processes, runner=runner, store=folder,
@@ -339,6 +343,7 @@ def _planned(
     dataset_json: PathLike | LabelSet | None,
     roi: PathLike | None,
     patterns: Patterns | None,
+    samples: PathLike | None = None,
 ) -> list[Job]:
     return plan(
         predictions,
@@ -349,6 +354,7 @@ def _planned(
         else Path(dataset_json),
         roi=None if roi is None else Path(roi),
         patterns=patterns,
+        samples=None if samples is None else Path(samples),
         found=_warn,
     )
 

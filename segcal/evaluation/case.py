@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from segcal.binning import BinStatistics
 from segcal.evaluation.reported import calibration_metrics, label_means
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.metrics import table
+from segcal.metrics.rater_agreement import rater_disagreement
 from segcal.metrics.table import MaskPair, calibration_of
 from segcal.reproduction.marginloss import evaluate_case_marginloss
 from segcal.surface import Box, label_boxes
@@ -64,6 +66,7 @@ def evaluate_case(
     regions: bool = False,
     ignore_index: int | None = None,
     roi: NDArray[np.bool_] | None = None,
+    raters: Sequence[NDArray[Any]] = (),
     settings: EvaluationSettings | None = None,
 ) -> CaseResult:
     """Evaluate a label map, and its probabilities if there are some.
@@ -78,6 +81,8 @@ def evaluate_case(
         regions: whether labels overlap in the probabilities.
         ignore_index: reference label that is left out of everything.
         roi: voxels of the scope ``roi``.
+        raters: label maps of several raters, `reference` the majority of them; calibration is
+            against all of them.
         settings: bins, thresholds and scopes; None takes the defaults.
 
     Raises:
@@ -98,7 +103,7 @@ def evaluate_case(
         return CaseResult(row)
     found = evaluate_probabilities(
         probabilities, reference, structures=structures, regions=regions,
-        ignore_index=ignore_index, roi=roi, settings=settings,
+        ignore_index=ignore_index, roi=roi, raters=raters, settings=settings,
     )  # fmt: skip
     return CaseResult({**row, **found.row}, found.calibration)
 
@@ -145,6 +150,7 @@ def evaluate_probabilities(
     regions: bool = False,
     ignore_index: int | None = None,
     roi: NDArray[np.bool_] | None = None,
+    raters: Sequence[NDArray[Any]] = (),
     settings: EvaluationSettings,
 ) -> CaseResult:
     """Calibration of the probabilities of a case; arguments as of :func:`evaluate_case`.
@@ -156,36 +162,79 @@ def evaluate_probabilities(
         regions: see there.
         ignore_index: see there.
         roi: see there.
+        raters: see there.
         settings: see there.
 
     Raises:
         ValueError: a scope ``roi`` without a mask.
     """
-    masks = partial(_scopes, reference, probabilities, regions, ignore_index, roi, settings)
+    labelled = np.maximum.reduce(raters) if raters else reference
+    if raters and ignore_index is not None:
+        labelled = np.where(reference == ignore_index, ignore_index, labelled)
+    masks = partial(_scopes, labelled, probabilities, regions, ignore_index, roi, settings)
+    every = raters or (reference,)
     if regions:
         valid = None if ignore_index is None else reference != ignore_index
-        return _region_calibration(
-            probabilities, reference, structures, dict(masks()), valid, settings
-        )
-    voxels = Voxels(probabilities, reference, masks(), ignore_index=ignore_index)
-    return _calibration(voxels, settings)
+        return _region_calibration(probabilities, every, structures, dict(masks()), valid, settings)
+    if not raters:  # masks one at a time
+        voxels = Voxels(probabilities, reference, masks(), ignore_index=ignore_index)
+        return _calibration(voxels, settings)
+    return _calibration_of_raters(probabilities, raters, dict(masks()), ignore_index, settings)
 
 
 def _calibration(voxels: Voxels, settings: EvaluationSettings) -> CaseResult:
     tallies = voxels.tally(bins=settings.bins, threshold=settings.tace_threshold)
     groups = voxels.equal_mass_groups(tallies, settings.bins)
+    return CaseResult(_errors(tallies, settings, groups), tallies)
+
+
+def _calibration_of_raters(
+    probabilities: NDArray[Any],
+    raters: Sequence[NDArray[Any]],
+    scopes: dict[str, NDArray[np.bool_] | None],
+    ignore_index: int | None,
+    settings: EvaluationSettings,
+) -> CaseResult:
+    """Calibration against all raters, whose sums add up to those against their shares."""
+    each = [
+        Voxels(probabilities, one, scopes, ignore_index=ignore_index).tally(
+            bins=settings.bins, threshold=settings.tace_threshold
+        )
+        for one in raters
+    ]
+    total = {scope: sum((of[scope] for of in each[1:]), each[0][scope]) for scope in scopes}
+    row = _errors(total, settings)
+    apart = rater_disagreement(raters)
+    valid = True if ignore_index is None else raters[0] != ignore_index
+    for scope, mask in scopes.items():
+        row[f"voxels_{scope}"] /= len(raters)
+        here = apart[np.broadcast_to(valid if mask is None else mask & valid, apart.shape)]
+        among = float(here.mean(dtype=np.float64)) if here.size else np.nan
+        row[table.BRIER_SOFT.column(scope)] = row[f"brier_{scope}"] - among
+        for r, of in enumerate(each, 1):
+            row[f"ece_{scope}/rater{r}"] = of[scope].top.expected_error()
+    return CaseResult(row, total)
+
+
+def _errors(
+    tallies: dict[str, Tally],
+    settings: EvaluationSettings,
+    groups: dict[str, list[BinStatistics]] | None = None,
+) -> dict[str, float]:
+    """Numbers of every scope; without exact groups of equal mass, from those of the cells."""
     row: dict[str, float] = {}
     for scope, one in tallies.items():
         metrics = {m.key: m for m in calibration_metrics() if m.is_of(scope)}
-        values = calibration_of(one, metrics.values(), groups=settings.bins, exact=groups[scope])
+        exact = None if groups is None else groups[scope]
+        values = calibration_of(one, metrics.values(), groups=settings.bins, exact=exact)
         row[f"voxels_{scope}"] = float(one.voxels)
         row.update({metrics[key].column(scope): value for key, value in values.items()})
-    return CaseResult(row, tallies)
+    return row
 
 
 def _region_calibration(
     probabilities: NDArray[Any],
-    reference: NDArray[Any],
+    references: Sequence[NDArray[Any]],
     structures: Sequence[Structure],
     scopes: dict[str, NDArray[np.bool_] | None],
     valid: NDArray[np.bool_] | None,
@@ -194,14 +243,17 @@ def _region_calibration(
     """Mean over the regions, of which each is a question of its own, and the error of each."""
     found: dict[str, CaseResult] = {}
     for one in structures:
-        inside = np.isin(reference, one.labels).astype(np.uint8)
+        inside = [np.isin(labels, one.labels).astype(np.uint8) for labels in references]
         if valid is not None:
-            inside[~valid] = IGNORED
-        voxels = Voxels(
-            probabilities[one.channel : one.channel + 1], inside, scopes,
-            ignore_index=None if valid is None else IGNORED,
-        )  # fmt: skip
-        found[one.name] = _calibration(voxels, settings)
+            for mask in inside:
+                mask[~valid] = IGNORED
+        p = probabilities[one.channel : one.channel + 1]
+        ignored = None if valid is None else IGNORED
+        if len(inside) > 1:
+            found[one.name] = _calibration_of_raters(p, inside, scopes, ignored, settings)
+        else:
+            voxels = Voxels(p, inside[0], scopes, ignore_index=ignored)
+            found[one.name] = _calibration(voxels, settings)
     rows = {name: result.row for name, result in found.items()}
     row = {
         f"{key}/{name}": value

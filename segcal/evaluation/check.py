@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def count_channels(case: Case) -> int | None:
 def oddities(case: Case, label_set: LabelSet | None) -> list[str]:
     """Sentences on what the evaluation of a case notes: readers at odds, organs without a file."""
     notes = []
-    for path in (case.reference, case.label_map, case.prediction):
+    for path in (case.reference, *case.raters[1:], case.label_map, case.prediction):
         if path is None or is_array(path):
             continue
         try:
@@ -82,6 +83,8 @@ def check_case(
     except ValueError as error:
         return [str(error)]
     attempt(lambda: _check_single(case.reference, channels))
+    for other in (*case.raters[1:], *case.samples):
+        attempt(partial(_check_label_map, other, reference, tolerance))
     if case.prediction.is_dir():
         attempt(
             lambda: check_class_files(case.prediction, reference, label_set, tolerance=tolerance)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
+import numpy as np
 import pandas as pd
 
+from segcal.binning import BinStatistics
 from segcal.evaluation.case import CaseResult, evaluate_case
 from segcal.evaluation.confidence import confidence_row
 from segcal.evaluation.engine import run
-from segcal.evaluation.reading import read_case
+from segcal.evaluation.raters import rater_row
+from segcal.evaluation.reading import CaseArrays, read_case
 from segcal.evaluation.settings import EvaluationSettings
 from segcal.evaluation.store import CaseOutcome, Store
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case, Pairing
+from segcal.metrics.ece_floor import EceFloor, floor_over_cases
+from segcal.reproduction.curvas import evaluate_case_curvas
 from segcal.tally import Tally
 
 
@@ -31,6 +36,7 @@ class Cohort:
         notes: what was odd about a case that was evaluated, by name.
         pairing: what was matched with what.
         interrupted: whether the user stopped before the last case.
+        reliability: bins of the top label of every case with probabilities, by scope.
     """
 
     rows: pd.DataFrame
@@ -39,11 +45,20 @@ class Cohort:
     notes: dict[str, list[str]]
     pairing: Pairing
     interrupted: bool = False
+    reliability: dict[str, list[BinStatistics]] = field(default_factory=dict)
 
     @property
     def calibrated(self) -> pd.Series[bool]:
         """Which cases have probabilities, where some have."""
         return self.rows[f"voxels_{next(iter(self.calibration))}"].notna()
+
+    @cached_property
+    def floors(self) -> dict[str, EceFloor]:
+        """ECE of all voxels together by scope, and what it would be if they were calibrated."""
+        return {
+            scope: floor_over_cases(tally.top_mass.statistics, self.reliability[scope])
+            for scope, tally in self.calibration.items()
+        }
 
     @property
     def label_names(self) -> list[str]:
@@ -150,6 +165,7 @@ def _add(
             )
             return
         pooled[scope] = pooled[scope] + one if scope in pooled else one
+        cohort.reliability.setdefault(scope, []).append(one.top)
     rows[name] = outcome.result
 
 
@@ -162,6 +178,24 @@ def _outcome(case: Case, *, measure: Callable[..., CaseResult]) -> CaseOutcome:
     except Exception as error:  # noqa: BLE001 - hours of other cases must not be lost
         return CaseOutcome(f"{case.prediction}: {type(error).__name__}: {error}", [])
     return CaseOutcome(result.row, notes, {k: t.to_arrays() for k, t in result.calibration.items()})
+
+
+def _of_raters(arrays: CaseArrays, settings: EvaluationSettings) -> dict[str, float]:
+    """Numbers of a case that are of several raters alone."""
+    reference, spacing = arrays.reference.array, arrays.reference.geometry.spacing_mm
+    valid = None if arrays.ignore_index is None else reference != arrays.ignore_index
+    row = rater_row(
+        arrays.prediction, arrays.raters, structures=arrays.structures, spacing_mm=spacing,
+        probabilities=arrays.probabilities, samples=arrays.samples, valid=valid,
+    )  # fmt: skip
+    if settings.compat == "curvas" and arrays.probabilities is not None:
+        published = evaluate_case_curvas(
+            arrays.prediction, arrays.raters, arrays.probabilities,
+            labels={one.labels[0]: one.name for one in arrays.structures},
+            voxel_mm3=float(np.prod(spacing)), roi=arrays.roi,
+        )  # fmt: skip
+        row.update({f"curvas_{key}": value for key, value in published.items()})
+    return row
 
 
 def lost(case: Case, why: str) -> CaseOutcome:
@@ -203,6 +237,7 @@ def evaluate_files(
         regions=arrays.regions,
         ignore_index=arrays.ignore_index,
         roi=arrays.roi,
+        raters=arrays.raters,
         settings=settings,
     )
     row = {f"spacing_{a}_mm": s for a, s in zip("zyx", geometry.spacing_mm, strict=True)}
@@ -214,4 +249,6 @@ def evaluate_files(
             spacing_mm=geometry.spacing_mm, regions=arrays.regions,
             valid=None if ignored is None else reference != ignored, level=settings.level,
         )  # fmt: skip
+    if arrays.raters:
+        row |= _of_raters(arrays, settings)
     return replace(result, row=row)

@@ -26,7 +26,7 @@ __all__ = [
 LEVEL = 0.95
 BATCH = 1000
 """Resamplings that are in memory at a time."""
-DESCRIBED = ("diagonal_mm", "spacing_", "voxels_")
+DESCRIBED = ("diagonal_mm", "spacing_", "voxels_", "raters")
 """Beginnings of columns that describe a case and are no result."""
 
 

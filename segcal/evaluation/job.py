@@ -18,7 +18,7 @@ from segcal.evaluation.store import Store
 from segcal.io.case_patterns import Patterns
 from segcal.io.files import is_image
 from segcal.io.label_sets import LabelSet
-from segcal.io.pairing import Pairing, find_reader, pair, scan, with_rois
+from segcal.io.pairing import Pairing, find_reader, pair, scan, with_rois, with_samples
 
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
@@ -111,6 +111,7 @@ def plan(
     dataset_json: Path | LabelSet | None = None,
     roi: Path | None = None,
     patterns: Patterns | None = None,
+    samples: Path | None = None,
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> list[Job]:
     """Check all that is given, before the first case is read.
@@ -122,6 +123,7 @@ def plan(
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         roi: folder of masks named like the cases, which adds the scope ``roi``.
         patterns: see :func:`segcal.io.pairing.pair`.
+        samples: folder of label maps that were drawn from the model, for cases of several raters.
         found: called with what the labels of each set of predictions mean.
 
     Raises:
@@ -135,13 +137,15 @@ def plan(
         pairing = pair(one, references, patterns)
         if roi is not None:
             pairing = with_rois(pairing, roi)
+        if samples is not None:
+            pairing = with_samples(pairing, samples)
         labels = find_labels(dataset_json, one, references)
         found(labels)
         jobs.append(Job(name, one, references, settings, pairing, labels, find_reader(one)))
     if "roi" in settings.chosen and roi is None:
         raise ValueError("roi: expected the folder of the masks of the scope roi, got none")
     for job in jobs:
-        _check_compat(settings.compat, job.label_set)
+        _check_compat(settings.compat, job.label_set, job.pairing)
     return jobs
 
 
@@ -195,7 +199,14 @@ def named(predictions: Sequence[Path], names: Sequence[str] | None = None) -> di
     return dict(zip(chosen, predictions, strict=True))
 
 
-def _check_compat(compat: str | None, labels: LabelSet | None) -> None:
+def _check_compat(compat: str | None, labels: LabelSet | None, pairing: Pairing) -> None:
+    alone = [case.name for case in pairing.cases if not case.raters]
+    if compat == "curvas" and alone:
+        raise ValueError(
+            f"compat {compat}: compares with two raters or more, which {len(alone)} cases lack, "
+            f"e.g. {alone[0]}; call their label maps {alone[0]}_rater1.nii.gz, ... (or say where "
+            "{rater} stands in --reference-pattern)"
+        )
     if compat and labels is None:
         raise ValueError(
             f"compat {compat}: its mean is over all labels, present or not, so a dataset.json is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from segcal.io.volumes import (
     read_volume,
     to_labels,
 )
+from segcal.metrics.rater_agreement import majority
 from segcal.posthoc.decision import decide_argmax, regions_to_labels
 from segcal.tensors import MANY, holds_masks
 
@@ -49,6 +50,8 @@ class CaseArrays:
         regions: whether the channels are regions.
         ignore_index: reference label that is left out.
         roi: mask of the region of interest, or None.
+        raters: label maps of several raters, the majority of whom `reference` is; empty of one.
+        samples: label maps that were drawn from the model, or none.
     """
 
     reference: Volume
@@ -59,6 +62,8 @@ class CaseArrays:
     regions: bool
     ignore_index: int | None
     roi: NDArray[np.bool_] | None
+    raters: tuple[NDArray[Any], ...] = ()
+    samples: tuple[NDArray[Any], ...] = ()
 
 
 def read_case(
@@ -97,17 +102,39 @@ def read_case(
     prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
     if threshold is not None:
         prediction = _above(case.prediction, probabilities, threshold, label_set)
-    structures, names, allowed = _structures(prediction, probabilities, reference.array, label_set)
+    raters = (
+        reference.array, *(_read_on(path, at, tolerance, note) for path in case.raters[1:])
+    )  # fmt: skip
+    samples = tuple(_read_on(path, at, tolerance, note) for path in case.samples)
+    there = np.concatenate([np.unique(one) for one in (*raters, *samples)])
+    structures, names, allowed = _structures(prediction, probabilities, there, label_set)
     structures = _with_files(case, structures, label_set, note)
     predicted = case.label_map or case.prediction
     in_reference = _check_labels(case.reference, reference.array, allowed, ignore_index)
+    others = zip((*case.raters[1:], *case.samples), (*raters[1:], *samples), strict=True)
+    for path, labels in others:
+        _check_labels(path, labels, allowed, ignore_index)
+    if case.raters:
+        raters = _ignored_alike(raters, ignore_index)
+        reference = replace(reference, array=majority(raters))
     in_prediction = _check_labels(predicted, prediction, allowed, ignore_index)
     if label_set is None and probabilities is None:
         _check_common(case, in_reference, in_prediction, note)
     roi = None if case.roi is None else _read_on(case.roi, at, tolerance, note) != 0
     return CaseArrays(
-        reference, prediction, probabilities, structures, names, regions, ignore_index, roi
-    )
+        reference, prediction, probabilities, structures, names, regions, ignore_index, roi,
+        raters if case.raters else (), samples,
+    )  # fmt: skip
+
+
+def _ignored_alike(
+    raters: tuple[NDArray[Any], ...], ignore_index: int | None
+) -> tuple[NDArray[Any], ...]:
+    """Raters among whom a voxel that one of them ignores is ignored by all."""
+    if ignore_index is None:
+        return raters
+    ignored = np.any([one == ignore_index for one in raters], axis=0)
+    return tuple(np.where(ignored, ignore_index, one) for one in raters)
 
 
 @dataclass(frozen=True)

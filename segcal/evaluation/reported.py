@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from segcal.metrics import table
-from segcal.metrics.table import CalibrationMetric, Metric
+from segcal.metrics.table import CalibrationMetric, Metric, ScopeMetric
 from segcal.reproduction.crac import TACE_REF
 
 
@@ -14,6 +14,13 @@ def calibration_metrics() -> list[CalibrationMetric]:
     rows = list(table.CALIBRATION)
     place = next((i for i, row in enumerate(rows) if row.key == "tace"), len(rows) - 1)
     return [*rows[: place + 1], TACE_REF, *rows[place + 1 :]]
+
+
+def scope_metrics() -> list[ScopeMetric]:
+    """Rows of all numbers of a scope; the floor of ECE follows ECE."""
+    rows = calibration_metrics()
+    place = next((i for i, row in enumerate(rows) if row.key == "ece"), len(rows) - 1)
+    return [*rows[: place + 1], *table.FLOOR, *rows[place + 1 :]]
 
 
 def label_means() -> dict[str, str]:
@@ -25,9 +32,11 @@ def label_means() -> dict[str, str]:
 def metric_of(column: str) -> Metric | None:
     """Row that a column of the table of cases belongs to; None if it is of no metric."""
     key = column.split("/")[0]
-    named = (*table.STRUCTURE, *table.PENALISED, *table.CONFIDENCE)
+    named = (
+        *table.STRUCTURE, *table.PENALISED, *table.CONFIDENCE, *table.RATERS, table.ENERGY,
+    )  # fmt: skip
     found: list[Metric] = [row for row in named if row.key == key]
-    for row in calibration_metrics():
+    for row in (*scope_metrics(), table.BRIER_SOFT):
         if key == row.key if row.scope else key.startswith(f"{row.key}_"):
             found.append(row)
     return max(found, key=lambda row: len(row.key), default=None)
@@ -39,7 +48,7 @@ def find_metrics(names: Iterable[str]) -> frozenset[str]:
     Raises:
         ValueError: a name of none, with those there are.
     """
-    rows = [*table.STRUCTURE, *table.PENALISED, *calibration_metrics()]
+    rows = [*table.STRUCTURE, *table.PENALISED, *scope_metrics()]
     keys: dict[str, str] = {}
     for row in rows:
         for name in row.names:
@@ -88,7 +97,7 @@ def compared_columns(scopes: Sequence[str], asked: Collection[str] | None = None
     ]
     return of_case + [
         row.column(scope)
-        for row in calibration_metrics()
+        for row in scope_metrics()
         for scope in scopes
         if is_of(row) and row.is_of(scope)
     ]

@@ -9,14 +9,17 @@ import numpy as np
 
 from segcal.evaluation.agreement import DEFINITIONS
 from segcal.evaluation.intervals import Kind, stated
-from segcal.evaluation.reported import calibration_metrics, definitions
+from segcal.evaluation.reported import definitions, scope_metrics
 from segcal.metrics import table
+from segcal.reproduction.curvas import CONVENTIONS as OF_CURVAS
 from segcal.reproduction.marginloss import CONVENTIONS as OF_MARGINLOSS
 from segcal.tensors import check_choice
 
 __all__ = ["EvaluationSettings"]
 
-Compat = Literal["marginloss"]
+Compat = Literal["marginloss", "curvas"]
+COMPAT: dict[str, dict[str, str]] = {"marginloss": OF_MARGINLOSS, "curvas": OF_CURVAS}
+"""What the keys of published evaluations mean."""
 SCOPES = {
     "fg": "labelled foreground",
     "union": "labelled or predicted foreground",
@@ -49,7 +52,8 @@ class EvaluationSettings:
         tolerance: how far, in voxels, a prediction may lie off its reference.
         chosen: selections of voxels that calibration is reported for, keys of :data:`SCOPES`.
         compat: ``marginloss`` adds columns of that name, by the rules of
-            :mod:`segcal.reproduction.marginloss`.
+            :mod:`segcal.reproduction.marginloss`; ``curvas``, by those of
+            :mod:`segcal.reproduction.curvas`, for cases of several raters.
         level: of the intervals of volumes.
         interval: how they are made of what was fitted to validation cases.
         threshold: masks are where the probability of foreground, or of a region, is above; None
@@ -132,17 +136,22 @@ class EvaluationSettings:
             "penalised_mean": "mean in which a miss or false alarm costs the image diagonal",
             "intervals": stated(self.level, self.interval if fitted else None),
             "bins": f"{self.bins} equal-width bins (lo, hi], 0 in the first",
-            **definitions(calibration_metrics(), **asked),
+            **definitions(scope_metrics(), **asked),
             **{
                 f"scope {key}": _SCOPE_CONVENTIONS[scope].format(dilation=self.dilation)
                 for key, scope in zip(self.scopes, self.chosen, strict=True)
             },
+            **definitions((*table.RATERS, table.ENERGY, table.BRIER_SOFT), **asked),
+            "several raters": "overlap and surfaces are against the label that most of them give "
+            "(of several such, the smallest); fg is what any of them labels; calibration is "
+            "against all of them, which is that against the shares of the raters (soft labels), "
+            "equal-mass groups from 2^16 cells; ece_SCOPE/raterN is against one of them",
             "regions": "where labels overlap, every region is a question of its own (in it or "
             "not): calibration is the mean over regions, and cece the error of its probability",
             "ignore label": "in no metric; a structure that it cuts has a surface along the cut",
             **(
-                {f"marginloss {key}": text for key, text in OF_MARGINLOSS.items()}
-                if self.compat == "marginloss"
+                {f"{self.compat} {key}": text for key, text in COMPAT[self.compat].items()}
+                if self.compat is not None
                 else {}
             ),
             **(

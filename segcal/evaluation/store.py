@@ -98,7 +98,14 @@ class Store:
 
     def _key(self, case: Case) -> str:
         files = []
-        for given in (case.prediction, case.reference, case.label_map, case.roi):
+        for given in (
+            case.prediction,
+            case.reference,
+            case.label_map,
+            case.roi,
+            *case.raters,
+            *case.samples,
+        ):
             for path in () if given is None else _files(given):
                 stat = path.stat()
                 files.append([str(path.resolve()), stat.st_size, stat.st_mtime_ns])

@@ -12,6 +12,7 @@ from segcal.evaluation.cohort import Cohort
 from segcal.evaluation.compare import interval, result_columns
 from segcal.evaluation.reported import calibration_metrics
 from segcal.metrics import table
+from segcal.metrics.ece_floor import EceFloor
 from segcal.metrics.table import calibration_of
 from segcal.tally import Tally
 
@@ -34,7 +35,7 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
         "pooled": {
             column: value
             for scope, tally in cohort.calibration.items()
-            for column, value in _pooled(tally, scope).items()
+            for column, value in _pooled(tally, scope, cohort.floors[scope]).items()
         },
         "classes": {name: _of_label(rows, name, resamples) for name in cohort.label_names},
         **confidence(rows),
@@ -43,6 +44,7 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
             for row in table.STRUCTURE
             if row.distance
         },
+        **({"raters": _of_raters(cohort, resamples)} if "raters" in rows else {}),
     }
 
 
@@ -70,11 +72,34 @@ def counts(cohort: Cohort) -> dict[str, Any]:
     }
 
 
-def _pooled(tally: Tally, scope: str) -> dict[str, float | None]:
+def _of_raters(cohort: Cohort, resamples: int) -> dict[str, Any]:
+    """Numbers of the cases that several raters labelled, by label and by rater."""
+    rows = cohort.rows
+    metrics = [row for row in (*table.RATERS, table.ENERGY) if _of_any(rows, f"{row.key}/")]
+    return {
+        "cases": int(rows["raters"].notna().sum()),
+        "most": int(rows["raters"].max()),
+        "classes": {
+            name: {row.key: _moments(rows[f"{row.key}/{name}"], resamples) for row in metrics}
+            for name in cohort.label_names
+        },
+        "ece": {
+            scope: {c.partition("/")[2]: _moments(rows[c]) for c in _of_any(rows, f"ece_{scope}/")}
+            for scope in cohort.calibration
+        },
+    }
+
+
+def _of_any(rows: pd.DataFrame, beginning: str) -> list[str]:
+    return [str(column) for column in rows.columns if str(column).startswith(beginning)]
+
+
+def _pooled(tally: Tally, scope: str, floor: EceFloor) -> dict[str, float | None]:
     """Calibration of all voxels together, by column."""
     metrics = {m.key: m for m in calibration_metrics() if m.is_of(scope, pooled=True)}
     values = calibration_of(tally, metrics.values(), groups=tally.bins)
-    return {metrics[key].column(scope): _number(value) for key, value in values.items()}
+    found = {metrics[key].column(scope): _number(value) for key, value in values.items()}
+    return found | {row.column(scope): _number(row.function(floor)) for row in table.FLOOR}
 
 
 def _of_label(rows: pd.DataFrame, name: str, resamples: int) -> dict[str, dict[str, Any]]:

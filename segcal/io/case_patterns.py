@@ -11,9 +11,9 @@ from difflib import SequenceMatcher
 from itertools import islice
 from pathlib import Path, PurePath
 
-from segcal.io.files import case_name, ending_of, legible
+from segcal.io.files import case_name, ending_of, is_array, legible
 
-CASE = "{case}"
+CASE, RATER = "{case}", "{rater}"
 LISTED = 2000
 """Files below a folder that are looked at for a pattern to suggest."""
 _WORD = (
@@ -32,7 +32,8 @@ class Patterns:
 
     ``{case}`` is the name, ``*`` anything but a slash, e.g. ``{case}/{case}_seg.nii.gz``. Without
     an ending, as ``label{case}``, files of every format are found, and folders. None goes by the
-    names of the files.
+    names of the files. Of references that several raters drew, ``{rater}`` is who:
+    ``{case}/annotation_{rater}.nii.gz``.
 
     Attributes:
         prediction: of the predictions.
@@ -50,8 +51,9 @@ class Patterns:
             if pattern is None:
                 continue
             rest = pattern.replace(CASE, "")
+            rest = rest.replace(RATER, "") if name == "reference" else rest
             inside = not pattern.startswith("/") and ".." not in pattern.split("/")
-            if rest == pattern or not inside or "{" in rest or "}" in rest:
+            if CASE not in pattern or not inside or "{" in rest or "}" in rest:
                 raise ValueError(
                     f"{name}_pattern: expected a path in the folder with {CASE} for the name of "
                     f"the case, e.g. {CASE}/{CASE}_seg.nii.gz, got {pattern!r}"
@@ -65,10 +67,42 @@ def find_cases(folder: Path, pattern: str) -> list[tuple[str, Path]]:
         folder: that the pattern is relative to.
         pattern: see :class:`Patterns`.
     """
+    return [(legible(match["case"], path), path) for match, path in _matches(folder, pattern)]
+
+
+def find_several(folder: Path, pattern: str) -> dict[str, dict[str, Path]]:
+    """Volumes of every case by who drew them, or by sample; both in the order of their names.
+
+    Args:
+        folder: that the pattern is relative to.
+        pattern: with ``{rater}``, see :class:`Patterns`.
+
+    Raises:
+        ValueError: two files of one case and rater.
+    """
+    found: dict[str, dict[str, Path]] = {}
+    for match, path in _matches(folder, pattern):
+        if path.is_dir() or is_array(path):
+            continue
+        of_case = found.setdefault(legible(match["case"], path), {})
+        if match["rater"] in of_case:
+            raise ValueError(
+                f"{of_case[match['rater']]} and {path.name} are one case and rater twice: "
+                f"{match['case']}, {match['rater']}"
+            )
+        of_case[match["rater"]] = path
+    return {name: dict(sorted(of.items(), key=_in_order)) for name, of in sorted(found.items())}
+
+
+def _in_order(item: tuple[str, Path]) -> tuple[int, str]:
+    return (len(item[0]), item[0])  # 2 before 10
+
+
+def _matches(folder: Path, pattern: str) -> list[tuple[re.Match[str], Path]]:
     expression = _expression(pattern)
     whole = bool(ending_of(pattern))
     wildcard = "".join(
-        "*" if part in (CASE, "*") else glob.escape(part) for part in _parts(pattern)
+        "*" if part in (CASE, RATER, "*") else glob.escape(part) for part in _parts(pattern)
     )
     found = []
     wildcard = re.sub(r"\*+", "*", wildcard if whole else f"{wildcard}*")
@@ -82,7 +116,7 @@ def find_cases(folder: Path, pattern: str) -> list[tuple[str, Path]]:
         elif not whole:
             name = name.removesuffix(ending_of(name))
         if match := expression.fullmatch(name):
-            found.append((legible(match["case"], path), path))
+            found.append((match, path))
     return found
 
 
@@ -144,15 +178,16 @@ def first_names(folder: Path) -> str:
 
 
 def _parts(pattern: str) -> list[str]:
-    return re.split(r"(\{case\}|\*)", pattern)
+    return re.split(r"(\{case\}|\{rater\}|\*)", pattern)
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    text, seen = "", False
+    text, seen = "", set()
     for part in _parts(pattern):
-        if part == CASE:
-            text += "(?P=case)" if seen else "(?P<case>[^/]+)"
-            seen = True
+        if part in (CASE, RATER):
+            group = part[1:-1]
+            text += f"(?P={group})" if part in seen else f"(?P<{group}>[^/]+)"
+            seen.add(part)
         else:
             text += "[^/]*" if part == "*" else re.escape(part)
     return re.compile(text)

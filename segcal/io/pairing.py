@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from segcal.io.case_patterns import (
+    CASE,
+    RATER,
     Patterns,
     find_cases,
+    find_several,
     first_names,
     guess_affixes,
     suggest_patterns,
@@ -43,6 +46,8 @@ class Case:
         roi: mask of the region of interest, or None.
         logits: ``.npz`` with the logits that the prediction was made of, or None.
         decision: rule that the label map beside was made by, of ``segcal calibrate apply``.
+        raters: label maps of several raters, the reference the first of them; empty of one.
+        samples: label maps that were drawn from the model, or none.
     """
 
     name: str
@@ -52,6 +57,8 @@ class Case:
     roi: Path | None = None
     logits: Path | None = None
     decision: str = "argmax"
+    raters: tuple[Path, ...] = ()
+    samples: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ def pair(predictions: Path, references: Path, patterns: Patterns | None = None) 
     class; or, with one file of its own name, that file (MONAI's ``SaveImage``). Of the folder of a
     trained nnU-Net the validation cases of all folds are taken, of the folder of a fold its own;
     the references of other cases are not missed. Where no name of a file is common, usual words
-    around the names are left out (``img0035``, ``label0035``).
+    around the names are left out (``img0035``, ``label0035``). References that several raters drew
+    are ``CASE_rater1``, ``CASE_rater2`` or in folders ``rater1``, ``rater2``.
 
     Args:
         predictions: folder or file.
@@ -101,7 +109,8 @@ def pair(predictions: Path, references: Path, patterns: Patterns | None = None) 
         raise ValueError(f"{predictions} and {references}: expected two folders, or two files")
     if predictions.is_file():
         return Pairing([_one_case(predictions, references)])
-    wanted = find_references(references, patterns.reference)
+    raters = find_raters(references, patterns.reference)
+    wanted = find_references(references, patterns.reference, raters)
     if not wanted:
         raise ValueError(
             f"{references}: holds no volumes (.nii.gz, .nrrd, .mha, .png, ...)"
@@ -121,6 +130,7 @@ def pair(predictions: Path, references: Path, patterns: Patterns | None = None) 
             + _advice(predictions, references)
         )
     decisions = {folder: _decision(folder) for folder in {found[name].parent for name in both}}
+    drawn = {paths[0]: paths for paths in raters.values() if len(paths) > 1}
     missing, own = set(wanted) - set(found), _validated(predictions)
     others = set() if own is None else missing - own
     return Pairing(
@@ -132,6 +142,7 @@ def pair(predictions: Path, references: Path, patterns: Patterns | None = None) 
                 _label_map(path, maps.get(path), wanted[name]),
                 logits=find_logits(path, case_name(path) or path.name),
                 decision=decisions[path.parent],
+                raters=drawn.get(wanted[name], ()),
             )
             for name in both
         ],
@@ -216,16 +227,51 @@ def _one_case(prediction: Path, reference: Path) -> Case:
     return Case(name, prediction, reference, beside, None, logits, _decision(prediction))
 
 
-def find_references(folder: Path, pattern: str | None = None) -> dict[str, Path]:
+def find_raters(folder: Path, pattern: str | None = None) -> dict[str, tuple[Path, ...]]:
+    """Label maps that raters drew, by case: ``CASE_rater1``, or ``rater1/CASE``.
+
+    Args:
+        folder: of the references.
+        pattern: see :class:`segcal.io.case_patterns.Patterns`; one without ``{rater}`` finds none.
+
+    Raises:
+        ValueError: one of a rater that is there twice.
+    """
+    return _several(folder, "rater") if pattern is None else _of_raters(folder, pattern)
+
+
+def _several(folder: Path, word: str) -> dict[str, tuple[Path, ...]]:
+    """Volumes by case: ``CASE_word1`` in a folder, else ``word1/CASE``."""
+    patterns = (f"{CASE}_{word}{RATER}", f"{word}{RATER}/{CASE}")
+    return next(filter(None, (_of_raters(folder, one) for one in patterns)), {})
+
+
+def _of_raters(folder: Path, pattern: str) -> dict[str, tuple[Path, ...]]:
+    if RATER not in pattern:
+        return {}
+    return {name: tuple(of.values()) for name, of in find_several(folder, pattern).items()}
+
+
+def find_references(
+    folder: Path,
+    pattern: str | None = None,
+    raters: Mapping[str, tuple[Path, ...]] | None = None,
+) -> dict[str, Path]:
     """Label maps of a folder by case; without any, its sub-folders of a mask per class.
 
     Args:
         folder: of the references.
         pattern: see :class:`segcal.io.case_patterns.Patterns`.
+        raters: of :func:`find_raters`; the first of a case is its label map.
 
     Raises:
         ValueError: a case that is there twice.
     """
+    if raters:
+        first = {name: paths[0] for name, paths in raters.items()}
+        theirs = {path for paths in raters.values() for path in paths}
+        others = {} if pattern is not None else scan(folder, arrays=False)
+        return {**{k: v for k, v in others.items() if v not in theirs}, **first}
     if pattern is None:
         return scan(folder, arrays=False) or _scan_folders(folder)
     return _once((name, path) for name, path in find_cases(folder, pattern) if not is_array(path))
@@ -305,6 +351,26 @@ def with_rois(pairing: Pairing, folder: Path) -> Pairing:
         )
     both = zip(pairing.cases, rois, strict=True)
     return replace(pairing, cases=[replace(case, roi=roi) for case, roi in both])
+
+
+def with_samples(pairing: Pairing, folder: Path) -> Pairing:
+    """Give every case the label maps that were drawn from the model for it.
+
+    They are called as those of raters: ``CASE_sample1``, ``CASE_sample2``, or ``sample1/CASE``.
+
+    Raises:
+        ValueError: a case without two.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    found = _several(folder, "sample")
+    if few := [case.name for case in pairing.cases if len(found.get(case.name, ())) < 2]:
+        raise ValueError(
+            f"{folder}: expected two samples or more of every case ({few[0]}_sample1.nii.gz, or "
+            f"sample1/{few[0]}.nii.gz), got fewer of {len(few)} cases, e.g. {', '.join(few[:3])}"
+        )
+    cases = [replace(case, samples=found[case.name]) for case in pairing.cases]
+    return replace(pairing, cases=cases)
 
 
 def find_logits(prediction: Path, name: str) -> Path | None:

@@ -535,7 +535,29 @@ def write_nifti(path: Path, array: Array, geometry: Geometry) -> None:
         raise ValueError(f"{path}: array {array.shape} does not fit geometry {geometry.shape}")
     data = array.transpose()
     dtype = _label_type(path, data) if data.dtype.kind in "iub" else np.float32
-    image = nib.Nifti1Image(np.ascontiguousarray(data, dtype=dtype), geometry.affine)
+    _save(path, nib.Nifti1Image(np.ascontiguousarray(data, dtype=dtype), geometry.affine), geometry)
+
+
+def write_share_map(path: Path, array: Array, geometry: Geometry) -> None:
+    """Write values from 0 to 1, ``(z, y, x)``, as NIfTI of a byte a voxel, whole or not at all.
+
+    The header states the scale 1/255, which readers apply, and 0 and 1 as the range to display.
+
+    Raises:
+        ValueError: shape other than that of `geometry`.
+    """
+    if array.shape != geometry.shape:
+        raise ValueError(f"{path}: array {array.shape} does not fit geometry {geometry.shape}")
+    levels = np.empty(array.shape, np.uint8)
+    for level, values in zip(levels, array, strict=True):  # a slice at a time
+        level[...] = np.rint(255 * np.clip(values.astype(np.float32, copy=False), 0, 1))
+    image = nib.Nifti1Image(np.ascontiguousarray(levels.transpose()), geometry.affine)
+    image.header.set_slope_inter(1 / 255, 0)
+    image.header["cal_min"], image.header["cal_max"] = 0, 1
+    _save(path, image, geometry)
+
+
+def _save(path: Path, image: nib.Nifti1Image, geometry: Geometry) -> None:
     image.header.set_xyzt_units("mm" if geometry.unit == "mm" else "unknown")
     with whole_file(path) as temporary:
         nib.save(image, temporary)

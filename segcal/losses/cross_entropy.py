@@ -11,7 +11,9 @@ from segcal.tensors import (
     check_channels,
     check_logits_labels,
     check_num_classes,
+    check_shares,
     full_precision,
+    is_soft,
     reduce_voxels,
     valid_mask,
 )
@@ -30,11 +32,13 @@ def cross_entropy(
 ) -> Tensor:
     """Mean negative log-probability of the labelled class.
 
-    ``L = -sum_i w_{y_i} log p_{i, y_i} / sum_i w_{y_i}`` over the valid voxels.
+    ``L = -sum_i w_{y_i} log p_{i, y_i} / sum_i w_{y_i}`` over the valid voxels. Against shares s of
+    the raters, ``L = -sum_i sum_k w_k s_ik log p_ik / sum_i sum_k w_k s_ik``, their mean over the
+    raters, which is smallest at p = s.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``.
+        labels: integer ``(N, *S)``; or shares, see :func:`segcal.tensors.check_shares`.
         class_weight: ``(K,)``; None weighs all classes 1.
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; binary cross-entropy
             of a sigmoid per channel, averaged over the valid voxels of all channels.
@@ -56,6 +60,8 @@ def cross_entropy(
             target = torch.where(valid, labels, 0).to(x)
             bce = F.binary_cross_entropy_with_logits(x, target, reduction="none")
             return reduce_voxels(bce, valid)
+    if is_soft(logits, labels):
+        return _of_shares(logits, labels, class_weight)
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     valid = valid_mask(labels, ignore_index)
     index = torch.where(valid, labels, 0).long()
@@ -67,6 +73,17 @@ def cross_entropy(
         return torch.where(valid, nll, 0.0).mul(weight).sum() / weight.sum().clamp(
             min=torch.finfo(x.dtype).tiny
         )
+
+
+def _of_shares(logits: Tensor, shares: Tensor, class_weight: Tensor | None) -> Tensor:
+    counts = check_shares(logits, shares)
+    with full_precision(logits) as x:
+        s = shares.to(x)
+        if class_weight is not None:
+            s = s * class_weight.to(x).view(-1, *(1,) * (x.ndim - 2))
+        nll = -(s * F.log_softmax(x, dim=1)).sum(1)
+        total = s.sum() if class_weight is not None else counts.sum().to(x)
+        return torch.where(counts, nll, 0.0).sum() / total.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 class CrossEntropy(Term):

@@ -13,7 +13,9 @@ from segcal.tensors import (
     check_channels,
     check_logits_labels,
     check_num_classes,
+    check_shares,
     full_precision,
+    is_soft,
     one_hot,
     valid_mask,
 )
@@ -55,9 +57,15 @@ def soft_dice_loss(
     with respect to every p is multiplied by ``|p - t|``, so that voxels which are nearly right are
     let alone. What follows is no gradient of any function; no difference quotient can check it.
 
+    Of shares of the raters ``p + t - 2 p t`` is not 0 at p = t, and the first form is smallest at 0
+    and 1 whatever the shares. Against them it is therefore the second, with gamma 1 as well:
+    ``D = (2 TP + s) / (2 TP + sum_i |p - t| + s)``, the same for labels, and smallest at p = t
+    (the Dice semimetric loss of Wang et al. 2023, "Dice semimetric losses: optimizing the Dice
+    score with soft labels").
+
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``.
+        labels: integer ``(N, *S)``; or shares, see :func:`segcal.tensors.check_shares`.
         include_background: whether class 0 takes part.
         batch: sum over the batch before the ratio, as nnU-Net does for small patches.
         smooth: s, in voxels.
@@ -79,14 +87,16 @@ def soft_dice_loss(
         raise ValueError(f"smooth: expected a positive number, got {smooth}")
     _check_gamma(gamma)
     check_background(include_background, per_channel)
-    (check_channels if per_channel else check_logits_labels)(
-        logits, labels, ignore_index=ignore_index
-    )
+    soft = not per_channel and is_soft(logits, labels)
+    if not soft:
+        (check_channels if per_channel else check_logits_labels)(
+            logits, labels, ignore_index=ignore_index
+        )
     if logits.ndim == 2:  # classification: every row is a voxel of one sample
         logits = logits.t().unsqueeze(0)
-        labels = labels.t().unsqueeze(0) if per_channel else labels.unsqueeze(0)
+        labels = labels.t().unsqueeze(0) if per_channel or soft else labels.unsqueeze(0)
     k = logits.shape[1]
-    valid = valid_mask(labels, ignore_index)
+    valid = check_shares(logits, labels) if soft else valid_mask(labels, ignore_index)
     with full_precision(logits) as x:
         if not x.numel():
             return x.sum()
@@ -94,14 +104,18 @@ def soft_dice_loss(
             p, t = torch.sigmoid(x), torch.where(valid, labels, 0).to(x)
         else:
             p = torch.softmax(x, dim=1)
-            t = one_hot(labels, k, ignore_index=ignore_index, dtype=x.dtype)
+            t = (
+                labels.to(x)
+                if soft
+                else one_hot(labels, k, ignore_index=ignore_index, dtype=x.dtype)
+            )
             valid = valid.unsqueeze(1)
         p, t = torch.where(valid, p, 0.0).flatten(2), t.flatten(2)
         first = 0 if include_background else 1
         p, t = p[:, first:], t[:, first:]
         p = _scaled_by_error(p, t) if surgery else p
         overlap, labelled = (p * t).sum(2), t.sum(2)
-        if gamma == 1:  # |p - t| = p + t - 2 p t
+        if gamma == 1 and not soft:  # |p - t| = p + t - 2 p t
             size = p.sum(2) + labelled
         else:
             size = 2 * overlap + ((p - t).abs() ** gamma).sum(2)

@@ -14,12 +14,15 @@ from segcal.neighbourhood import (
     channel_proportions,
     check_options,
     class_proportions,
+    share_proportions,
 )
 from segcal.tensors import (
     check_channels,
     check_logits_labels,
     check_num_classes,
+    check_shares,
     full_precision,
+    is_soft,
     reduce_voxels,
     valid_mask,
 )
@@ -48,7 +51,8 @@ def svls(
     Args:
         logits: floating ``(N, K, *S)``, S of 1 to 3 axes; half precision is promoted to float32.
         labels: integer ``(N, *S)``, or ``(N, R, *S)`` of R raters, whose soft labels are averaged
-            (a voxel is left out where any rater left it out).
+            (a voxel is left out where any rater left it out); or their shares ``(N, K, *S)``,
+            floating, which are smoothed likewise (:func:`segcal.tensors.check_shares`).
         kernel_size: odd size of the patch, one number or one per spatial axis.
         sigma: of the Gaussian in voxels; shifts weight among the neighbours.
         padding: see :func:`segcal.neighbourhood.class_proportions`.
@@ -75,6 +79,14 @@ def svls(
             target = channel_proportions(labels, dtype=x.dtype, **options)
             bce = F.binary_cross_entropy_with_logits(x, target, reduction="none")
             return reduce_voxels(bce, valid_mask(labels, ignore_index))
+    if is_soft(logits, labels):
+        valid = check_shares(logits, labels)
+        with full_precision(logits) as x:
+            soft = share_proportions(
+                labels, kernel_size=kernel_size, kernel="svls", sigma=sigma, padding=padding,
+                dtype=x.dtype,
+            )  # fmt: skip
+            return reduce_voxels(-(soft * F.log_softmax(x, dim=1)).sum(1), valid)
     raters = labels.unbind(1) if labels.ndim == logits.ndim else (labels,)
     with full_precision(logits) as x:
         soft = torch.zeros_like(x)

@@ -18,8 +18,12 @@ from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics, mean_gap
 from segcal.metrics.aurc import aurc, excess_aurc
+from segcal.metrics.crps import crps_empirical, crps_gaussian
 from segcal.metrics.dice import dice
+from segcal.metrics.ece_floor import EceFloor
 from segcal.metrics.hausdorff import assd_of, hausdorff_of, nsd_of
+from segcal.metrics.isotonic_ece import isotonic_error
+from segcal.metrics.rater_agreement import RaterSums
 from segcal.metrics.soft_dice_confidence import soft_dice_of
 from segcal.metrics.structure_sums import StructureSums
 from segcal.metrics.volume_difference import volume_difference
@@ -27,15 +31,22 @@ from segcal.surface import SurfaceDistances, surface_distances
 from segcal.tally import Tally
 
 __all__ = [
+    "BRIER_SOFT",
     "CALIBRATION",
     "CONFIDENCE",
+    "ENERGY",
+    "FLOOR",
     "PENALISED",
+    "RATERS",
     "STRUCTURE",
     "CalibrationMetric",
     "ConfidenceMetric",
+    "FloorMetric",
     "MaskPair",
     "Metric",
     "PenalisedMean",
+    "RaterMetric",
+    "ScopeMetric",
     "StructureMetric",
     "calibration_of",
     "top_risk",
@@ -167,18 +178,28 @@ class ConfidenceMetric(Metric):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationMetric(Metric):
+class RaterMetric(Metric):
+    """A number of one label or region that several raters drew.
+
+    Attributes:
+        function: gives it; NaN is undefined.
+        of_probabilities: whether it is undefined for a label map.
+    """
+
+    function: Callable[[RaterSums], float]
+    of_probabilities: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScopeMetric(Metric):
     """A number of the voxels of a scope.
 
     Attributes:
-        function: gives it from the sums over the voxels and their groups of equal mass; NaN is
-            undefined.
         where: ``cases`` for each case alone, ``pooled`` for all voxels together alone.
         scope: the one scope that it is reported for, which its column does not name; None is all.
         show_pooled: whether tables show it of all voxels together, too.
     """
 
-    function: Callable[[Tally, Groups], float]
     where: Where = "everywhere"
     scope: str | None = None
     show_pooled: bool = False
@@ -200,6 +221,30 @@ class CalibrationMetric(Metric):
             "everywhere",
             "pooled" if pooled else "cases",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationMetric(ScopeMetric):
+    """A number of the voxels of a scope that follows from their sums.
+
+    Attributes:
+        function: gives it from the sums over the voxels and their groups of equal mass; NaN is
+            undefined.
+    """
+
+    function: Callable[[Tally, Groups], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloorMetric(ScopeMetric):
+    """A number of all voxels of a scope together that follows from how the cases differ.
+
+    Attributes:
+        function: gives it from the floor of ECE; NaN is undefined.
+    """
+
+    function: Callable[[EceFloor], float]
+    where: Where = "pooled"
 
 
 def calibration_of(
@@ -560,8 +605,159 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
         function=lambda tally, groups: tally.top_mass.error_bound(len(groups[0].count)),
         where="pooled",
     ),
+    CalibrationMetric(
+        key="ece_isotonic",
+        heading="ECE without bins",
+        meaning="top label, mean |c - confidence|, c the increasing curve that fits best what came "
+        "true (isotonic regression): beside the pooled ece it shows what bins matter",
+        function=lambda tally, groups: isotonic_error(tally.top_mass.statistics),
+        where="pooled",
+    ),
 )
 """Numbers of the voxels of every scope."""
+
+FLOOR: tuple[FloorMetric, ...] = (
+    FloorMetric(
+        key="ece_floor",
+        heading="ECE floor",
+        meaning="pooled ece that calibrated probabilities would have here by chance: mean of a "
+        "wild bootstrap over cases, at least that of independent voxels; too low below 10 cases",
+        better=None,
+        function=lambda floor: floor.expected,
+    ),
+    FloorMetric(
+        key="ece_floor_q95",
+        heading="ECE floor, 95 %",
+        meaning="95 % quantile of what ece_floor is the mean of",
+        better=None,
+        function=lambda floor: floor.q95,
+    ),
+    FloorMetric(
+        key="ece_p",
+        heading="p if calibrated",
+        meaning="share of calibrated data with at least this pooled ece, signs of the cases' gaps "
+        "drawn; never below 2^(1 - cases). Voxels chosen by their label (fg, union) are not "
+        "calibrated even for true probabilities",
+        better=None,
+        function=lambda floor: floor.p,
+    ),
+    FloorMetric(
+        key="ece_floor_independent",
+        heading="ECE floor, independent",
+        shown=False,
+        meaning="as ece_floor, if voxels were independent",
+        better=None,
+        function=lambda floor: floor.independent,
+    ),
+    FloorMetric(
+        key="ece_effective_share",
+        heading="effective share",
+        shown=False,
+        meaning="share of the voxels that would give ece_floor if they were independent",
+        better=None,
+        function=lambda floor: floor.effective_share,
+    ),
+)
+"""How large the pooled ECE of calibrated probabilities would be."""
+
+
+RATERS: tuple[RaterMetric, ...] = (
+    RaterMetric(
+        key="dsc_agreed",
+        heading="DSC where raters agree",
+        meaning="DSC over the voxels that all raters put in the label, or none",
+        better="higher",
+        digits=3,
+        function=lambda sums: sums.dsc_agreed,
+    ),
+    RaterMetric(
+        key="p_agreed",
+        heading="p where raters agree",
+        meaning="mean probability of the label where all raters see it",
+        better="higher",
+        digits=3,
+        function=lambda sums: sums.p_agreed,
+        of_probabilities=True,
+    ),
+    RaterMetric(
+        key="confidence_disagreed",
+        heading="confidence where they do not",
+        meaning="mean of max(p, 1 - p) where raters disagree on the label",
+        digits=3,
+        better=None,
+        function=lambda sums: sums.confidence_disagreed,
+        of_probabilities=True,
+    ),
+    RaterMetric(
+        key="gap_disagreed",
+        heading="gap to their share",
+        meaning="mean of |p - share of the raters that see the label| where they disagree",
+        digits=3,
+        function=lambda sums: sums.gap_disagreed,
+        of_probabilities=True,
+    ),
+    RaterMetric(
+        key="crps_raters_ml",
+        heading="CRPS",
+        meaning="of the expected volume (sum of p) against the raters' volumes, each of equal "
+        "weight, exact",
+        unit="ml",
+        digits=2,
+        function=lambda sums: sums.voxel_ml * crps_empirical(sums.volumes, sums.total),
+    ),
+    RaterMetric(
+        key="crps_gaussian_ml",
+        heading="CRPS, Gaussian",
+        meaning="of the expected volume against a normal distribution of the mean and SD "
+        "(population) of the raters' volumes, closed form",
+        unit="ml",
+        digits=2,
+        function=lambda sums: (
+            sums.voxel_ml
+            * crps_gaussian(float(sums.volumes.mean()), float(sums.volumes.std()), sums.total)
+        ),
+    ),
+    RaterMetric(
+        key="crps_forecast_ml",
+        heading="CRPS of the forecast",
+        shown=False,
+        meaning="of a normal forecast, the expected volume and its SD if voxels err independently, "
+        "mean over the raters",
+        unit="ml",
+        digits=2,
+        function=lambda sums: (
+            sums.voxel_ml
+            * float(
+                np.mean(
+                    [
+                        crps_gaussian(sums.total, max(sums.variance, 0.0) ** 0.5, float(v))
+                        for v in sums.volumes
+                    ]
+                )
+            )
+        ),
+        of_probabilities=True,
+    ),
+)
+"""Numbers of every label or region of cases that several raters labelled."""
+
+ENERGY = Metric(
+    key="energy_distance",
+    heading="energy distance",
+    meaning="generalised energy distance of the samples and the raters, squared, d = 1 - IoU: 0 if "
+    "they are the same masks, and little above for few of one distribution",
+    digits=3,
+)
+"""Of a label or region where there are samples."""
+
+BRIER_SOFT = ScopeMetric(
+    key="brier_soft",
+    heading="Brier, soft labels",
+    meaning="mean squared distance to the shares of the raters, summed over classes: brier, which "
+    "is the mean over the raters, less what they disagree among themselves",
+    where="cases",
+)
+"""Of a scope of cases that several raters labelled."""
 
 
 def top_risk(tally: Tally) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:

@@ -27,7 +27,9 @@ from segcal.tensors import (
     check_background,
     check_channels,
     check_logits_labels,
+    check_shares,
     full_precision,
+    is_soft,
     valid_mask,
 )
 from segcal.term import DualStep, LearnedTerm, Reduce
@@ -36,6 +38,8 @@ __all__ = ["Confidence", "Decisions", "confidence_gaps", "decide", "log_odds", "
 
 CLIP = 30.0
 """Log-odds above this, a probability within 1e-13 of 1, are not pushed any further down."""
+NOTHING = -1
+"""Stands for the label of voxels whose shares are all 0."""
 REGIONS = ("inner", "outer")
 SIDES = ("in", "out")
 
@@ -48,7 +52,7 @@ class Decisions(NamedTuple):
         row: int64 ``(N, C, *S)``: 0 in the inner and 1 in the outer region of the decided map; of
             channels, 2 more where the voxel is decided to lie outside; -1 where it does not count.
         column: int64, the decided class ``(N, 1, *S)``, or every channel's number ``(1, K, ...)``.
-        hit: bool ``(N, C, *S)``: the decision is the label.
+        hit: bool ``(N, C, *S)``: the decision is the label; of shares, that of the decided class.
     """
 
     odds: Tensor
@@ -91,15 +95,15 @@ def decide(
 
     Args:
         logits: ``(N, K, *S)``, at least float32, S of 1 to 3 axes.
-        labels: integer ``(N, *S)``; per channel 0 and 1 ``(N, K, *S)``.
+        labels: integer ``(N, *S)``; per channel 0 and 1 ``(N, K, *S)``; or shares of the classes,
+            floating like `logits`, all 0 in voxels that do not count.
         kernel_size: odd size of the patch, one number or one per spatial axis.
         per_channel: channels are decided on their own, see above.
         ignore_index: label of voxels that do not count.
     """
-    valid = valid_mask(labels, ignore_index)
     x = logits.detach()
     if per_channel:
-        inside = x > 0
+        valid, inside = valid_mask(labels, ignore_index), x > 0
         outer = _outer(inside.flatten(0, 1), valid.flatten(0, 1), kernel_size, ignore_index, 2)
         row = outer.view(x.shape).long() + 2 * (~inside).long()
         channels = torch.arange(x.shape[1], device=x.device)
@@ -110,12 +114,18 @@ def decide(
             hit=inside == labels.bool(),
         )
     predicted = x.argmax(1)
+    if is_soft(logits, labels):
+        valid, ignore_index = labels.sum(1) > 0, NOTHING
+        hit = labels.gather(1, predicted.unsqueeze(1))
+    else:
+        valid = valid_mask(labels, ignore_index)
+        hit = (predicted == labels).unsqueeze(1)
     row = _outer(predicted, valid, kernel_size, ignore_index, x.shape[1]).long()
     return Decisions(
         odds=log_odds(logits, predicted).unsqueeze(1),
         row=torch.where(valid, row, -1).unsqueeze(1),
         column=predicted.unsqueeze(1),
-        hit=(predicted == labels).unsqueeze(1),
+        hit=hit,
     )
 
 
@@ -152,7 +162,7 @@ def log_odds_mean(decisions: Decisions, lam: Tensor) -> Tensor:
 
 
 def group_sums(decisions: Decisions, rows: int, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sums of confidence (float64), hits and voxels (int64) per group, ``(R, K)`` each.
+    """Return sums of confidence, of hits (float64) and voxels (int64) per group, ``(R, K)`` each.
 
     Confidence is the probability of what was decided: the largest of the softmax, or the larger of
     p and 1 - p.
@@ -161,13 +171,14 @@ def group_sums(decisions: Decisions, rows: int, num_classes: int) -> tuple[Tenso
     chosen = decisions.column == classes.view(1, -1, *(1,) * (decisions.row.ndim - 2))
     axes = [0, *range(2, decisions.row.ndim)]
     confidence = torch.sigmoid(decisions.odds.detach()).double()
+    hit = decisions.hit.double()
     sums = []
     for r in range(rows):
         group = chosen & (decisions.row == r)
         sums.append(
             (
                 torch.where(group, confidence, 0.0).sum(axes),
-                (group & decisions.hit).sum(axes),
+                torch.where(group, hit, 0.0).sum(axes),
                 group.sum(axes),
             )
         )
@@ -279,7 +290,7 @@ class Confidence(LearnedTerm):
         for name, start, dtype in (
             ("lam", 0, torch.float64),
             ("confidence_sum", 0, torch.float64),
-            ("hits", 0, torch.int64),
+            ("hits", 0, torch.float64),
             ("count", 0, torch.int64),
             ("smallest", math.inf, torch.float64),
             ("stuck", 0, torch.int64),
@@ -324,8 +335,11 @@ class Confidence(LearnedTerm):
 
     def decisions(self, logits: Tensor, labels: Tensor) -> Decisions:
         """Check a batch and return what is decided in it, see :func:`decide`."""
-        check = check_channels if self.per_channel else check_logits_labels
-        check(logits, labels, self.num_classes, self.ignore_index)
+        if not self.per_channel and is_soft(logits, labels):
+            check_shares(logits, labels, self.num_classes)
+        else:
+            check = check_channels if self.per_channel else check_logits_labels
+            check(logits, labels, self.num_classes, self.ignore_index)
         return decide(
             logits,
             labels,
@@ -366,11 +380,11 @@ class Confidence(LearnedTerm):
 
         Args:
             logits: floating; half precision is promoted to float32.
-            labels: integer ``(N, *S)``, per channel ``(N, K, *S)``; they only say which voxels
-                count.
+            labels: integer ``(N, *S)``, per channel ``(N, K, *S)``, or shares
+                (:func:`segcal.tensors.check_shares`); they only say which voxels count.
         """
         term = self.swept()
-        if term is not None and supports(logits, term):
+        if term is not None and supports(logits, term) and not is_soft(logits, labels):
             return sweep(logits, labels, term)[0]
         with full_precision(logits) as x:
             return log_odds_mean(self.decisions(x, labels), self.multipliers_in_force())
@@ -395,7 +409,7 @@ class Confidence(LearnedTerm):
     def _statistics(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sums of confidence, NaN where a logit is NaN or infinite, of hits and of voxels."""
         term = self.swept()
-        if term is not None and supports(logits, term):
+        if term is not None and supports(logits, term) and not is_soft(logits, labels):
             return confidence_statistics(logits, labels, term)
         with full_precision(logits) as x:
             made = self.decisions(x, labels)

@@ -20,9 +20,17 @@ from segcal.neighbourhood import (
     class_proportions,
     distance_bands,
     outer_region,
+    share_proportions,
 )
 from segcal.sweep.terms import Residual, Shape
-from segcal.tensors import check_channels, check_choice, check_logits_labels, valid_mask
+from segcal.tensors import (
+    check_channels,
+    check_choice,
+    check_logits_labels,
+    check_shares,
+    is_soft,
+    valid_mask,
+)
 
 __all__ = ["CRaC", "from_reference"]
 
@@ -31,6 +39,8 @@ Space = Literal["logit", "probability"]
 Target = Literal["tau", "smoothed"]
 KERNELS: dict[str, Kernel] = {"tau": "mean", "smoothed": "svls"}
 """Weights of the patch by target."""
+UNMIXED = 1e-6
+"""Share of other classes in a patch up to which it is all of one."""
 SHAPES: dict[str, Shape] = {"abs": "abs", "signed": "lower"}
 
 
@@ -154,7 +164,11 @@ class CRaC(AugmentedLagrangian):
             "ignore_index": self.ignore_index,
         }
         weights: dict[str, Any] = {**patch, "dtype": logits.dtype, "kernel": KERNELS[self.target]}
-        if self.per_channel:
+        valid = valid_mask(labels, self.ignore_index)
+        if not self.per_channel and is_soft(logits, labels):
+            valid = check_shares(logits, labels, self.num_classes)
+            tau, index = self._of_shares(labels, weights)
+        elif self.per_channel:
             check_channels(logits, labels, self.num_classes, self.ignore_index)
             index = self._region(labels.flatten(0, 1), patch).view(labels.shape)
             tau = channel_proportions(labels, **weights)
@@ -162,13 +176,24 @@ class CRaC(AugmentedLagrangian):
             check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
             index = self._region(labels, patch)
             tau = class_proportions(labels, self.num_classes, validate=False, **weights)
-        region = torch.where(valid_mask(labels, self.ignore_index), index, -1)
+        region = torch.where(valid, index, -1)
         if self.space == "probability":
             u = (logits.sigmoid() if self.per_channel else logits.softmax(1)) - tau
         else:
             margin = torch.tensor(self.margins).to(tau)[index]
             u = logits - (margin if self.per_channel else margin.unsqueeze(1)) * tau
         return u.abs() if self.constraint == "abs" else -u, region
+
+    def _of_shares(self, shares: Tensor, weights: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Tau of soft labels, and regions: outer where the patch is not all of one class."""
+        if self.bands is not None:
+            raise ValueError(
+                "labels: bands are distances to another class, which shares of the classes do not "
+                "have; build CRaC without bands"
+            )
+        weights = {key: value for key, value in weights.items() if key != "ignore_index"}
+        tau = share_proportions(shares, **weights)
+        return tau, (tau.amax(1) < tau.sum(1) - UNMIXED).long()
 
     def _region(self, labels: Tensor, patch: dict[str, Any]) -> Tensor:
         """Region of every voxel of `labels` ``(N, *S)``; at ignored ones it means nothing."""

@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from segcal.binning import BinStatistics
 from segcal.evaluation.api import Comparison, Report, Runner, comparison_of
 from segcal.evaluation.case import evaluate_mask, evaluate_probabilities
 from segcal.evaluation.cohort import Cohort
@@ -300,11 +301,13 @@ class _Evaluation:
         )
         rows.index.name = "case"
         total: dict[str, Tally] = {}
+        reliability: dict[str, list[BinStatistics]] = {}
         for one in outcomes.values():
             for scope, tally in one.tallies[entry.name].items():
                 total[scope] = total[scope] + tally if scope in total else tally
+                reliability.setdefault(scope, []).append(tally.top)
         notes = {name: one.notes for name, one in outcomes.items() if one.notes}
-        cohort = Cohort(rows, total, {}, notes, job.pairing)
+        cohort = Cohort(rows, total, {}, notes, job.pairing, reliability=reliability)
         named = replace(job, name=entry.name)
         summary = {**named.header(), **summarise(cohort, resamples=self.resamples)}
         return Report(named, cohort, summary, self.resamples)

@@ -9,8 +9,10 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from segcal.binning import BinStatistics
+from segcal.metrics.ece_floor import EceFloor
 from segcal.reporting.picture import wrapped
 
 TITLE_WIDTH = 34
@@ -19,6 +21,8 @@ SMALL_TITLE_WIDTH = 30
 """Of a small one."""
 TITLE_POINTS = 11
 BAR, OVER, UNDER, LINE = "#3b6ea5", "#c0504d", "#d9a13b", "#555555"
+NORMAL_95 = 1.96
+"""Standard deviations about its mean between which 95 % of a normal distribution lie."""
 STRIP, FLOOR = 0.3, 1e-5
 """Height of the strip of shares below a small diagram, and the share at its bottom."""
 NARROWEST = 5.6
@@ -33,6 +37,7 @@ def plot_reliability(
     *,
     unit: str = "voxels",
     axes_names: tuple[str, str] = ("confidence", "accuracy"),
+    floors: Mapping[str, EceFloor] | None = None,
 ) -> Figure:
     """Draw one reliability diagram per scope, with the share of voxels per bin below.
 
@@ -44,6 +49,8 @@ def plot_reliability(
         title: of the whole figure.
         unit: what is counted.
         axes_names: what was promised and what came true.
+        floors: of the ECE by scope: its number, and the lines between which a bin's mean lies in
+            95 % of calibrated data.
     """
     n = max(len(diagrams), 1)
     figure = Figure(figsize=(3.6 * n + 0.3, 5.2), layout="constrained")
@@ -57,7 +64,11 @@ def plot_reliability(
         top.plot([0, 1], [0, 1], color=LINE, linestyle="--", linewidth=1, label="calibrated")
         _draw_bins(top, statistics, axes_names[1])
         error = statistics.expected_error()
-        top.text(0.04, 0.95, f"ECE {error:.4f}" if np.isfinite(error) else f"no {unit}",
+        said = f"ECE {error:.4f}" if np.isfinite(error) else f"no {unit}"
+        if np.isfinite(error) and floors:
+            _draw_chance(top, statistics, floors[scope])
+            said += f"\n{_of_chance(floors[scope])}"
+        top.text(0.04, 0.95, said, fontsize=9,
                  transform=top.transAxes, va="top",
                  bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
         top.set(xlim=(0, 1), ylim=(0, 1))
@@ -185,6 +196,55 @@ def plot_confidence(
     return figure
 
 
+def plot_case_reliability(
+    cases: Mapping[str, Sequence[BinStatistics]], title: str = "", levels: int = 20
+) -> Figure:
+    """Draw how the accuracy of each bin is spread over the cases, one panel per scope.
+
+    A column of cells is a bin of confidence, its shades the share of the cases with a voxel in the
+    bin whose accuracy there is at that height (dataset reliability histograms, Barfoot et al.
+    2024): a pooled diagram on the diagonal may hide cases above and below it. Below, in how many
+    cases the bin is not empty.
+
+    Args:
+        cases: equal-width bins of every case, by scope.
+        title: of the whole figure.
+        levels: cells of a column.
+    """
+    n = max(len(cases), 1)
+    figure = Figure(figsize=(3.6 * n + 0.9, 5.2), layout="constrained")
+    axes = figure.subplots(
+        2, n, squeeze=False, sharex=True, gridspec_kw={"height_ratios": [3.2, 1]}
+    )
+    for column, (scope, of_scope) in enumerate(cases.items()):
+        top, bottom = axes[:, column]
+        accuracy = np.stack([one.accuracy for one in of_scope])
+        m, found = accuracy.shape[1], np.sum(~np.isnan(accuracy), axis=0)
+        edges, heights = np.linspace(0, 1, m + 1), np.linspace(0, 1, levels + 1)
+        counts = np.stack([np.histogram(of_bin, heights)[0] for of_bin in accuracy.T], axis=1)
+        shares = np.where(counts > 0, counts / np.maximum(found, 1), np.nan)
+        shades = top.pcolormesh(edges, heights, shares, cmap="Blues", vmin=0, vmax=1)
+        top.plot([0, 1], [0, 1], color=LINE, linestyle="--", linewidth=1, label="calibrated")
+        used = found > 0
+        mean = np.nansum(accuracy, axis=0)[used] / found[used]
+        top.plot(((edges[1:] + edges[:-1]) / 2)[used], mean, ".-", color=OVER, linewidth=1,
+                 label="mean of the cases")  # fmt: skip
+        top.set(xlim=(0, 1), ylim=(0, 1))
+        top.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
+        bottom.bar(edges[:-1], found, 1 / m, align="edge", color=BAR, edgecolor="white",
+                   linewidth=0.6)  # fmt: skip
+        bottom.set(xlabel="confidence", ylim=(0, max(len(of_scope), 1)))
+        bottom.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        if column == n - 1:
+            figure.colorbar(shades, ax=top, label="share of the cases")
+    axes[0, 0].set_ylabel("accuracy of a case")
+    axes[1, 0].set_ylabel("cases with\nsuch voxels")
+    _legend(figure, axes[0])
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
 def _draw_bins(axis: Axes, statistics: BinStatistics, true: str) -> None:
     """Bars of what came `true`, the gap to what was promised, and the means; no bar if empty."""
     used = np.asarray(statistics.count) > 0
@@ -203,6 +263,21 @@ def _draw_bins(axis: Axes, statistics: BinStatistics, true: str) -> None:
                      edgecolor=colour, linewidth=0.6, label=name)  # fmt: skip
     axis.plot(confidence, accuracy, ".", color="black", markersize=4, label="bin mean",
               clip_on=False, zorder=5)  # fmt: skip
+
+
+def _draw_chance(axis: Axes, statistics: BinStatistics, floor: EceFloor) -> None:
+    """Lines about the diagonal between which 95 % of the means of a calibrated bin would lie."""
+    used = np.asarray(statistics.count) > 0
+    promised = statistics.confidence[used]
+    for sign in (-1, 1):
+        edge = np.clip(promised + sign * NORMAL_95 * floor.spread[used], 0, 1)
+        axis.plot(promised, edge, color="black", linestyle=":", linewidth=1, zorder=4,
+                  label="95 % if calibrated")  # fmt: skip
+
+
+def _of_chance(floor: EceFloor) -> str:
+    text = f"floor {floor.expected:.4f}, 95 % {floor.q95:.4f}"
+    return text if np.isnan(floor.p) else f"{text}\np if calibrated {floor.p:.2g}"
 
 
 def _draw_small(axis: Axes, statistics: BinStatistics, unit: str, true: str) -> None:

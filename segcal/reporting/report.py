@@ -26,7 +26,12 @@ from segcal.reporting.agreement import plot_predicted_dsc, plot_risk_coverage, p
 from segcal.reporting.comparison import plot_comparison
 from segcal.reporting.folder import ReportFolder
 from segcal.reporting.picture import Picture, draw
-from segcal.reporting.reliability import plot_class_reliability, plot_confidence, plot_reliability
+from segcal.reporting.reliability import (
+    plot_case_reliability,
+    plot_class_reliability,
+    plot_confidence,
+    plot_reliability,
+)
 from segcal.reporting.worst import plot_case
 from segcal.tensors import check_choice
 
@@ -36,6 +41,10 @@ PathLike = str | os.PathLike[str]
 MOST_CLASSES = 16
 """Classes that get a reliability diagram each."""
 WORST = 3
+OF_RATERS = (
+    "Overlap and surfaces above are against the label that most raters give, calibration against "
+    "the shares of all of them. The errors against each rater are in summary.json (raters).",
+)
 FILES = (
     "index.html", "summary.json", "cases.csv", "reliability*.png", "confidence.png", "worst/*.png",
     "comparison.*", "comparison_*.*", "tables.*", "predicted_dsc.png", "risk_coverage.png",
@@ -131,6 +140,9 @@ def write_report(
     if "predicted_dsc" in report.summary:
         sections += _confidence_sections(output, report)
     if len(report.cases):
+        if "raters" in report.summary:
+            printed.append(tables.rater_table(report.summary, asked))
+            sections.append(page.table_section(tables.rater_table(report.summary), *OF_RATERS))
         if job.settings.compat is not None:
             printed.append(tables.compat_table(report.summary, job.settings.compat))
             sections.append(page.table_section(printed[-1]))
@@ -283,7 +295,11 @@ def _diagrams(report: Report) -> dict[str, Picture]:
     top = f"Reliability of the top label, {cases}"
     confidence = f"Confidence of right and wrong voxels, {cases}"
     classes = f"Reliability of every class, {cases}"
-    titled = {job.settings.scope_titles[k]: c for k, c in cohort.calibration.items()}
+    by_case = f"How the reliability of the top label varies over {pooled} cases"
+    titles = job.settings.scope_titles
+    titled = {titles[k]: c for k, c in cohort.calibration.items()}
+    floors = {titles[k]: floor for k, floor in cohort.floors.items()}
+    each = {titles[k]: of for k, of in cohort.reliability.items()}
     known = {} if job.label_set is None else job.label_set.names
     count = len(next(iter(titled.values())).classes)
     names = [known.get(k, "background" if k == 0 else str(k)) for k in range(count)]
@@ -298,7 +314,10 @@ def _diagrams(report: Report) -> dict[str, Picture]:
         classes = f"Reliability of the {MOST_CLASSES} classes with the largest error, {cases}"
     fine = {k: c.top_mass.statistics for k, c in titled.items()}
     return {
-        "reliability.png": draw(plot_reliability({k: c.top for k, c in titled.items()}, top), top),
+        "reliability.png": draw(
+            plot_reliability({k: c.top for k, c in titled.items()}, top, floors=floors), top
+        ),
+        "reliability_cases.png": draw(plot_case_reliability(each, by_case), by_case),
         "confidence.png": draw(plot_confidence(fine, confidence), confidence),
         "reliability_classes.png": draw(plot_class_reliability(by_class, names, classes), classes),
     }

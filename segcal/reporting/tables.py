@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from segcal.evaluation.compare import SharedMean
-from segcal.evaluation.reported import calibration_metrics, metric_of, readable
+from segcal.evaluation.reported import metric_of, readable, scope_metrics
 from segcal.metrics import table
-from segcal.metrics.table import CalibrationMetric, Metric
+from segcal.metrics.table import Metric, ScopeMetric
 
 ARROWS = {"higher": "↑", "lower": "↓", None: ""}
 """Towards the better values."""
@@ -163,7 +163,7 @@ def calibration_table(
     counts = [_count(summary["metrics"][f"ece_{scope}"]["n"]) for scope in scopes]
     head = Cell("n", definition="cases with probabilities and a voxel of the scope")
     rows = [[head, *counts]]
-    for row in calibration_metrics():
+    for row in scope_metrics():
         if row.is_shown(asked):
             rows += [_calibration_line(row, pooled, summary, scopes) for pooled in row.ways]
     caption = f"Fractions of 1, NLL in nats. {INTERVALS}"
@@ -171,7 +171,7 @@ def calibration_table(
 
 
 def _calibration_line(
-    row: CalibrationMetric, pooled: bool, summary: Mapping[str, Any], scopes: Sequence[str]
+    row: ScopeMetric, pooled: bool, summary: Mapping[str, Any], scopes: Sequence[str]
 ) -> list[Cell]:
     """A metric's mean over cases in every scope, or its value of all voxels together."""
     name, meaning = row.heading, _meanings(summary["conventions"])[row.key]
@@ -249,6 +249,31 @@ def volume_table(summary: Mapping[str, Any]) -> Table:
     return Table("volumes", "Volumes", columns, rows, caption)
 
 
+def rater_table(summary: Mapping[str, Any], asked: Collection[str] | None = None) -> Table:
+    """How predictions compare with several raters, label by label.
+
+    Args:
+        summary: content of ``summary.json``, of cases that several raters labelled.
+        asked: keys of the metrics; None takes the usual ones.
+    """
+    classes, unit = summary["raters"]["classes"], summary.get("unit", "mm")
+    meanings = _meanings(summary["conventions"])
+    there = set().union(*(of.keys() for of in classes.values()))
+    rows = [
+        row for row in (*table.RATERS, table.ENERGY) if row.key in there and row.is_shown(asked)
+    ]
+    columns = [
+        Column("label"),
+        *(_column(row, meanings[row.key], unit, row.heading) for row in rows),
+    ]
+    body = [
+        [Cell(name, name), *(_mean(of[row.key], row.digits) for row in rows)]
+        for name, of in classes.items()
+    ]
+    caption = f"{summary['raters']['cases']} cases of up to {summary['raters']['most']} raters. "
+    return Table("raters", "Where raters agree and where not", columns, body, caption + INTERVALS)
+
+
 def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
     """Numbers by the rules of a published evaluation.
 
@@ -279,7 +304,7 @@ def case_table(rows: pd.DataFrame, conventions: Mapping[str, str], *, unit: str 
     meanings = _meanings(conventions)
     found = {str(column): metric_of(str(column)) for column in rows.columns}
     metrics = {column: row for column, row in found.items() if row and row.in_cases}
-    of_case = {c: r for c, r in metrics.items() if not isinstance(r, CalibrationMetric)}
+    of_case = {c: r for c, r in metrics.items() if not isinstance(r, ScopeMetric)}
     errors = {c: r for c, r in metrics.items() if c not in of_case and "/" not in c}
     columns, chosen = [Column("case")], sorted(of_case, key=lambda c: "/" in c) + list(errors)
     for name in chosen:

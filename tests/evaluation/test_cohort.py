@@ -31,8 +31,10 @@ from segcal.metrics.brier import brier
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.dice import dice
 from segcal.metrics.ece import ece
+from segcal.metrics.ece_floor import floor_over_cases
 from segcal.metrics.hausdorff import assd, hausdorff, nsd
 from segcal.metrics.nll import nll
+from segcal.metrics.table import FLOOR
 from segcal.metrics.tace import tace
 from segcal.posthoc.decision import regions_to_labels
 from segcal.reproduction.crac import tace_ref
@@ -392,6 +394,29 @@ def test_memory_does_not_grow_with_the_cases(tmp_path):
         close(pooled[f"{name}_all"], metric(whole_p, whole_y), rtol=0, atol=1e-9)
     off = abs(pooled["aece_all"] - aece(whole_p, whole_y))
     assert off <= pooled["aece_bound_all"] + 1e-9
+
+
+def test_the_floor_of_ece_stands_beside_it(tmp_path):
+    """Twelve cases whose labels are drawn from their probabilities, all columns of voxels alike."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "p").mkdir()
+    for i in range(12):
+        of_one = np.repeat(rng.random((4, 8, 1), np.float32), 32, axis=2)
+        y = (np.repeat(rng.random((4, 8, 1)), 32, axis=2) < of_one).astype(np.uint8)
+        np.savez(tmp_path / "p" / f"{i:02}.npz", probabilities=np.stack([1 - of_one, of_one]))
+        write_nifti(tmp_path / "gt" / f"{i:02}.nii.gz", y, geometry(y.shape))
+    write_nifti(tmp_path / "p" / "map.nii.gz", y, geometry(y.shape))  # without probabilities
+    write_nifti(tmp_path / "gt" / "map.nii.gz", y, geometry(y.shape))
+    pairing = pair(tmp_path / "p", tmp_path / "gt")
+    cohort = evaluate_cohort(pairing, settings=EvaluationSettings(chosen=("all",)))
+    pooled, (cases,) = summarise(cohort)["pooled"], cohort.reliability.values()
+    assert [int(one.count.sum()) for one in cases] == [1024] * 12
+    floor = floor_over_cases(cohort.calibration["all"].top_mass.statistics, cases)
+    for row in FLOOR:
+        assert pooled[f"{row.key}_all"] == row.function(floor)
+    assert pooled["ece_floor_all"] > 3 * pooled["ece_floor_independent_all"]  # sqrt(32) in truth
+    assert pooled["ece_p_all"] > 0.05
+    assert pooled["ece_isotonic_all"] > 0
 
 
 def disc_and_ellipse():

@@ -83,7 +83,7 @@ def test_everything_is_inside(report):
         "Volumes", "Cases with the lowest DSC", "Cases", "How these numbers are defined",
     ]  # fmt: skip
     pictures = [load for load in page.loads if load.startswith("data:image/png;base64,")]
-    assert len(pictures) == 8  # three diagrams, three of confidence and volumes, and two cases
+    assert len(pictures) == 9  # four diagrams, three of confidence and volumes, and two cases
     others = [load for load in page.loads if load not in pictures]
     assert others == ["data:,", *(f"#s{i}" for i in range(1, 7)), "#definitions"]
     assert set(others[1:]) == {f"#{name}" for name in re.findall(r'<h2 id="([^"]+)"', report)}

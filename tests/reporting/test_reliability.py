@@ -8,9 +8,15 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from segcal.binning import BinStatistics, equal_width_statistics
+from segcal.metrics.ece_floor import EceFloor
 from segcal.metrics.table import CALIBRATION, calibration_of
 from segcal.reporting.picture import draw
-from segcal.reporting.reliability import plot_class_reliability, plot_confidence, plot_reliability
+from segcal.reporting.reliability import (
+    plot_case_reliability,
+    plot_class_reliability,
+    plot_confidence,
+    plot_reliability,
+)
 from segcal.tally import Voxels
 from tests.conftest import close
 
@@ -40,6 +46,37 @@ def test_top_label():
     close(list(bars(axis, "overconfident").values()), [0.15, 0.2], atol=1e-6)
     close(list(bars(axis, "underconfident").values()), [0.45], atol=1e-6)
     assert text(axis) == f"ECE {(0.45 + 2 * 0.15 + 4 * 0.2) / 7:.4f}"
+
+
+def test_what_chance_does_stands_beside_the_error():
+    statistics = equal_width_statistics(CONFIDENCE, HITS, 10)
+    spread = np.full(10, 0.1)
+    spread[statistics.count == 0] = np.nan
+    for p, said in ((0.25, "\np if calibrated 0.25"), (float("nan"), "")):
+        floor = EceFloor(0.2, 0.01, 0.02, p, 0.01, spread)
+        axis = plot_reliability({"all": statistics}, floors={"all": floor}).axes[0]
+        assert text(axis) == f"ECE 0.2214\nfloor 0.0100, 95 % 0.0200{said}"
+    low, high = (line for line in axis.lines if line.get_label() == "95 % if calibrated")
+    close(low.get_ydata(), [0.354, 0.454, 0.754], atol=1e-6)
+    close(high.get_ydata(), [0.746, 0.846, 1.0], atol=1e-6)
+
+
+def test_the_bins_of_every_case():
+    """Three cases whose accuracy in the bin of 0.65 is 1, 1 and 1/2; a bin that one case has."""
+    sure = equal_width_statistics(torch.tensor([0.65, 0.65]), torch.tensor([True, True]), 10)
+    mixed = equal_width_statistics(
+        torch.tensor([0.65, 0.65, 0.95]), torch.tensor([True, False, False]), 10
+    )
+    figure = plot_case_reliability({"all": [sure, mixed, sure]}, levels=4)
+    top, bottom = figure.axes[:2]
+    (mesh,) = top.collections
+    shades = np.ma.filled(mesh.get_array(), np.nan)
+    close(shades[[2, 3], 6], [1 / 3, 2 / 3])
+    close(shades[0, 9], 1.0)
+    assert np.isnan(shades).sum() == 40 - 3
+    (mean,) = (line for line in top.lines if line.get_label() == "mean of the cases")
+    close(mean.get_xydata(), [[0.65, 2.5 / 3], [0.95, 0.0]])
+    assert [bar.get_height() for bar in bottom.patches] == [0, 0, 0, 0, 0, 0, 3, 0, 0, 1]
 
 
 def test_every_class_has_its_diagram():
@@ -117,7 +154,11 @@ def test_confidence_keeps_every_voxel_whatever_the_bins():
 
 def test_nothing_to_draw():
     empty = BinStatistics(np.zeros(10, int), np.zeros(10), np.zeros(10, int))
-    for figure in (plot_reliability({"a": empty}), plot_confidence({"a": empty})):
+    for figure in (
+        plot_reliability({"a": empty}),
+        plot_confidence({"a": empty}),
+        plot_case_reliability({"a": [empty]}),
+    ):
         assert draw(figure, "").png.startswith(b"\x89PNG")
 
 
