@@ -117,7 +117,7 @@ def maps(
 
 def _say_maps(console: Console, job: MapsJob, cohort: Cohort) -> None:
     for name, why in cohort.failed.items():
-        say(console, f"FAILED {name}: {why}{source_of(job.labels, why)}", "red")
+        say(console, f"FAILED {name}: {why}{source_of(job.labels.label_set, why)}", "red")
     for name, texts in list(cohort.notes.items())[:MAX_NOTES]:
         say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
     written = int(cohort.rows["maps"].sum()) if len(cohort.rows) else 0
