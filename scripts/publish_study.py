@@ -45,6 +45,8 @@ OF_PROBABILITIES = [
     "ece_fg", "ece_union", "ece_dilated5", "ece_all", "nll_all", "nll_dilated5", "tace_all",
     "kl_all", "kl_dilated5",
 ]  # fmt: skip
+ENDED = ("done", "failed")
+"""States of trainings that are published; others are still to do."""
 OF_CELL = ["network", "recipe", "seed", "status", "epochs", "best_epoch", "seconds", "parameters"]
 OVERVIEW = ["ece_dilated5", "nll_all", "tace_all", "dsc"]
 SHOWN = ["dsc", "ece_dilated5", "nll_all", "tace_all", "kl_all"]
@@ -77,6 +79,7 @@ def collect(options: argparse.Namespace) -> None:
         for name in dict.fromkeys(results.cells["set"]):
             cases = results.cases[results.cases["set"] == name]
             cells = results.cells[results.cells["set"] == name]
+            cells = cells[cells["status"].isin(ENDED)]
             if cases.empty:
                 continue
             _write(options.results / f"{name}.csv", _of_patients(cases))
