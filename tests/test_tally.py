@@ -36,6 +36,7 @@ from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier, brier_parts
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.ece import ece, reliability
+from segcal.metrics.isotonic_ece import isotonic_ece
 from segcal.metrics.nll import nll
 from segcal.metrics.table import CALIBRATION, calibration_of
 from segcal.metrics.tace import tace
@@ -420,7 +421,7 @@ def test_the_sum_over_cases_is_the_whole():
     parts = [tally(p, y) for p, y in cases()]
     pooled = functools.reduce(operator.add, parts)
     found, wanted = numbers(pooled, 15), expected(whole_p, whole_y)
-    apart = {"aece", "tace", "aece_bound"}
+    apart = {"aece", "tace", "aece_bound", "ece_isotonic"}
     agree(
         {k: v for k, v in found.items() if k not in apart},
         {k: v for k, v in wanted.items() if k not in apart},
@@ -428,6 +429,7 @@ def test_the_sum_over_cases_is_the_whole():
     assert abs(found["aece"] - wanted["aece"]) <= found["aece_bound"] + 1e-12
     assert found["aece_bound"] < 0.01
     close(found["tace"], wanted["tace"], atol=2e-4)
+    close(found["ece_isotonic"], isotonic_ece(whole_p[None], whole_y[None]), atol=1e-4)
     backwards = functools.reduce(operator.add, reversed(parts))
     assert (backwards.cells == pooled.cells).all()
 

@@ -205,7 +205,7 @@ def _check_compat(compat: str | None, labels: LabelSet | None, pairing: Pairing)
         raise ValueError(
             f"compat {compat}: compares with two raters or more, which {len(alone)} cases lack, "
             f"e.g. {alone[0]}; call their label maps {alone[0]}_rater1.nii.gz, ... (or say where "
-            "{rater} stands in --reference-pattern)"
+            "{rater} stands in the pattern of the references)"
         )
     if compat and labels is None:
         raise ValueError(

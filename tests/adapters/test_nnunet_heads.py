@@ -429,5 +429,5 @@ def test_schedules_stand_among_what_a_checkpoint_was_trained_with():
     recipe = Recipe.model_validate(content)
     described = describe_terms(recipe, settings.parts(recipe), {}, labels_of())
     assert described["decision/soft_dice"] == {
-        "schedule": {"first": 1.0, "last": 0.0, "start": 0.2, "end": 0.6, "dice": None}
+        "schedule": {"first": 1.0, "last": 0.0, "start": 0.2, "end": 0.6, "dice": None, "gap": None}
     }

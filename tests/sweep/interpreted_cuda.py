@@ -18,7 +18,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from segcal.sweep import cpu, cuda
 from segcal.sweep.fused import _run
-from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Residual
+from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Residual, Together
 from tests.conftest import close
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in unused lanes
@@ -60,7 +60,14 @@ def compare(monkeypatch, logits, labels, term, ce=None, gradient=True, statistic
         return found[0]
 
     monkeypatch.setattr(cpu, name, both)
-    _run(logits, labels, term, ce, (0.7, 1.3), gradient=gradient, statistics=statistics)
+    _run(
+        logits,
+        labels,
+        Together(term, ce),
+        (0.7, 1.3, 0.0),
+        gradient=gradient,
+        statistics=statistics,
+    )
     exact = logits.dtype == torch.float64
     rtol = 1e-10 if exact else 2e-5
     for a, b in zip(*found, strict=True):
@@ -101,7 +108,7 @@ def test_patches(monkeypatch, size, space, padding, dtype):
     term = residual(
         4, function="p2", regions=2, patch=(size, padding), ignore_index=99, divisor=2.0
     )
-    compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3, ignore_index=99))
+    compare(monkeypatch, logits, labels, term, CrossEntropyTerm(4, ignore_index=99))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -123,7 +130,7 @@ def test_any_number_of_classes_and_neighbours(monkeypatch, k, size, space, dtype
     term = residual(k, regions=2, patch=(size, "zeros"))
     if from_largest:
         term = replace(residual(k), patch=None)
-    compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3))
+    compare(monkeypatch, logits, labels, term, CrossEntropyTerm(k))
 
 
 @pytest.mark.parametrize("from_largest", [False, True])
@@ -182,9 +189,14 @@ def test_nan_is_not_hidden(monkeypatch, function, from_largest, k):
     term = residual(3, function=function, **({"patch": None} if from_largest else {}))
     monkeypatch.setattr(cpu, "run", cuda.run)
     values, found, _ = _run(
-        logits, labels, term, CrossEntropyTerm(3), (1, 1), gradient=True, statistics=True
+        logits,
+        labels,
+        Together(term, CrossEntropyTerm(3)),
+        (1, 1, 0),
+        gradient=True,
+        statistics=True,
     )
-    assert values.isnan().all()
+    assert values[:2].isnan().all()
     assert found[1, 0, k].isnan()
 
 
@@ -260,8 +272,8 @@ def test_what_is_not_finite_is_not_hidden_in_log_odds(monkeypatch, k, bad):
             cpu, "run_confidence", {cuda: cuda.run_confidence}.get(backend, CPU["run_confidence"])
         )
         values, found, _ = _run(
-            logits, labels, confidence(3), CrossEntropyTerm(3), (1, 1), gradient=True,
-            statistics=True,
+            logits, labels, Together(confidence(3), CrossEntropyTerm(3)), (1, 1, 0),
+            gradient=True, statistics=True,
         )  # fmt: skip
-        assert values.isnan().all()
+        assert values[:2].isnan().all()
         assert found[0].isnan().any()

@@ -18,7 +18,7 @@ from segcal.penalties.margin import Margin
 from segcal.penalties.nacl import NACL
 from segcal.sweep import cpu
 from segcal.sweep.fused import _run, sweep
-from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Residual
+from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Residual, Together
 from tests.conftest import close
 
 HERE = Path(__file__).parent
@@ -114,7 +114,8 @@ def test_kernel_compiles_to_machine_code(
     logits = torch.zeros(2, k, *space, dtype=dtype)
     labels = torch.zeros(2, *space, dtype=torch.int64)
     ce = None if observe else CrossEntropyTerm(k)
-    _run(logits, labels, term, ce, (1.0, 1.0), gradient=not observe, statistics=observe)
+    terms, factors = Together(term, ce), (1.0, 1.0, 0.0)
+    _run(logits, labels, terms, factors, gradient=not observe, statistics=observe)
     check_code(kernel, recorder, architecture, dtype)
 
 
@@ -148,7 +149,8 @@ def test_kernel_of_log_odds_compiles_to_machine_code(
     logits = torch.zeros(2, k, *space, dtype=dtype)
     labels = torch.zeros(2, *space, dtype=torch.int64)
     ce = None if observe else CrossEntropyTerm(k)
-    _run(logits, labels, term, ce, (1.0, 1.0), gradient=not observe, statistics=observe)
+    terms, factors = Together(term, ce), (1.0, 1.0, 0.0)
+    _run(logits, labels, terms, factors, gradient=not observe, statistics=observe)
     check_code(kernel, recorder, architecture, dtype)
 
 
