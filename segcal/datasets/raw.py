@@ -303,8 +303,9 @@ def write_dataset(
     Raises:
         ValueError: `folder` holds something else, or cannot be written into.
     """
+    if not folder.is_file():  # which is something else
+        check_writable(folder)
     record = _take_over(folder, plan, force)
-    check_writable(folder)
     (folder / DATASET).unlink(missing_ok=True)
     skipped, unchanged = list(plan.skipped), 0
     for case in plan.cases:
