@@ -259,8 +259,8 @@ def evaluate(
     predicted_dsc.png, risk_coverage.png and volumes.png (does what segcal trust says without
     references hold?) and worst/ with a picture of each of the cases with the lowest DSC.
     Calibration is reported for the --scopes fg (foreground-labelled voxels, as published), union
-    (labelled or predicted), dilated (near the
-    foreground) and all. Distances are in mm, those of images (PNG, BMP, TIF) in pixels.
+    (labelled or predicted), dilated (near the foreground) and all. Distances are in mm, those of
+    images (PNG, BMP, TIF) in pixels.
 
     Several predictions get a folder each, and comparison.json, .csv and .png: differences to the
     first over the cases they share, with 95 % bootstrap intervals and Wilcoxon's signed-rank test.

@@ -117,7 +117,8 @@ def in_words(numbers: dict[str, Any]) -> str:
     return (
         f"Predicted DSC (soft Dice confidence) is on average {abs(numbers['bias']):.3f} {side} the "
         f"true one; mean absolute error {numbers['mae']:.3f}, rank correlation "
-        f"{'undefined' if rank is None else format(rank, '.3f')}, {numbers['n']} cases"
+        f"{'undefined' if rank is None else format(rank, '.3f')}; of {numbers['n']} "
+        f"case{'' if numbers['n'] == 1 else 's'}"
     )
 
 
