@@ -25,6 +25,7 @@ __all__ = [
     "add_probability_head",
     "both_heads",
     "head_layer",
+    "last_layer",
     "one_head",
     "output_of",
     "split_heads",
@@ -97,10 +98,9 @@ def add_probability_head(
 ) -> TwoHeadLayer:
     """Put a probability head beside the last layer of a network, in place.
 
-    The last layer is the last convolution or linear layer that the network holds, in the order in
-    which its modules were made, which has `num_classes` output channels. Of a network whose output
-    is the sum of several layers (a residual unit at its end) there is no such layer: build it with
-    2K output channels instead.
+    The last layer is that of :func:`last_layer`. Of a network whose output is the sum of several
+    layers (a residual unit at its end) there is no such layer: build it with 2K output channels
+    instead.
 
     Args:
         network: returns ``(N, K, *S)``, or with deep supervision a list whose first element is the
@@ -117,21 +117,31 @@ def add_probability_head(
     """
     if head_layer(network) is not None:
         raise ValueError("network: has two heads already")
-    found = [
-        name
-        for name, module in network.named_modules()
-        if isinstance(module, LAYERS) and _channels(module) == num_classes
-    ]
-    if not found or not found[-1]:
+    found = last_layer(network, num_classes)
+    if not found:
         raise ValueError(
             f"network: holds no convolution or linear layer with {num_classes} output channels to "
             "put a second head beside; build it with twice as many output channels instead"
         )
-    parent, _, name = found[-1].rpartition(".")
+    parent, _, name = found.rpartition(".")
     place = network.get_submodule(parent)
     layer = TwoHeadLayer(getattr(place, name), output)
     setattr(place, name, layer)
     return layer
+
+
+def last_layer(network: nn.Module, channels: int) -> str:
+    """Return the name of the last layer of a network, "" where there is none.
+
+    That is the last convolution or linear layer that it holds, in the order in which its modules
+    were made, which has `channels` output channels, and is not the network itself.
+    """
+    found = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, LAYERS) and _channels(module) == channels
+    ]
+    return found[-1] if found else ""
 
 
 def head_layer(network: nn.Module) -> TwoHeadLayer | None:

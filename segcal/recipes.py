@@ -88,7 +88,9 @@ class Recipe(Strict):
     names nnU-Net's trainer of it: ``nnUNetTrainer`` + this. With ``probability`` the network has
     two heads (:mod:`segcal.heads`): ``base`` and ``penalties`` are those of the decision, and the
     names of all terms begin with that of their head (``probability/svls``). ``schedule`` changes
-    weights while training goes on, by the name of the term.
+    weights while training goes on, by the name of the term. With ``temperature`` the last layer of
+    the trained network is divided by the temperature that fits validation best
+    (:mod:`segcal.posthoc.folding`).
     """
 
     summary: str = ""
@@ -99,11 +101,14 @@ class Recipe(Strict):
     multilabel: dict[str, float] = Field(default={})
     args: dict[str, dict[str, Any]] = Field(default={})
     schedule: dict[str, Schedule] = Field(default={})
+    temperature: bool = False
 
     @model_validator(mode="after")
     def _one_kind(self) -> Recipe:
         if self.multilabel and (self.base or self.penalties or self.probability):
             raise ValueError("multilabel: losses of labels do not add up with those of classes")
+        if self.multilabel and self.temperature:
+            raise ValueError("temperature: is that of classes, not of labels")
         for name in self.schedule:
             self.full_names(name)
         return self

@@ -137,7 +137,7 @@ def test_the_gap_is_in_the_state():
 
 
 def test_a_recipe_may_follow_the_gap():
-    made = build("confidence_gap", num_classes=3)
+    made = build("confidence", num_classes=3)
     made.see_gap(0.25)
     assert made.advance(0.3) == {"ml1_ace_soft": 0.5, "confidence": 0.5}
     assert made.in_force["cross_entropy"] == 1.0

@@ -7,7 +7,7 @@ had not been stopped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from segcal.classify.networks import Standardised
 from segcal.classify.prediction import label_loss, predict
 from segcal.recipes import load_objective
 from segcal.training.checkpoints import LAST_NAME
-from segcal.training.results import Criterion, Validation
+from segcal.training.results import Criterion, HeldOutPass, Validation
 from segcal.training.run import TrainingRun
 
 __all__ = ["ClassificationRun"]
@@ -131,6 +131,15 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         self.objective.observe(logits, part.targets)
         steps = self.objective.dual_step()
         return Validation(terms, self._metrics(logits.cpu(), part.targets.cpu()), steps)
+
+    def held_out(self, network: nn.Module) -> HeldOutPass:
+        """All validation samples at once."""
+        part = self.parts["validation"]
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            yield predict(network, part), part.targets
+
+        return HeldOutPass(batches(), 1, None)
 
     def _metrics(self, logits: Tensor, targets: Tensor) -> dict[str, float]:
         loss = label_loss(self.objective)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
 
 from segcal.term import DualStep
 
-__all__ = ["Criterion", "Trained", "Validation"]
+__all__ = ["Criterion", "HeldOutPass", "Trained", "Validation"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,20 @@ class Validation:
     steps: dict[str, DualStep]
     predicted: Sequence[float] = ()
     labelled: Sequence[float] = ()
+
+
+class HeldOutPass(NamedTuple):
+    """What a network says of the validation set.
+
+    Attributes:
+        batches: logits that give probabilities, ``(N, K, *S)``, and labels ``(N, *S)``.
+        number: how many batches there are.
+        ignore_index: label to leave out.
+    """
+
+    batches: Iterator[tuple[Tensor, Tensor]]
+    number: int
+    ignore_index: int | None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ patience ends.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from segcal.io.files import check_writable
 from segcal.objective import Objective
+from segcal.posthoc.folding import FoldingError, fitted_temperature, fold_temperature
 from segcal.recipes import Recipe
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
@@ -27,12 +29,12 @@ from segcal.schedule import generalisation_gap
 from segcal.term import sum_over_ranks
 from segcal.training.beginning import begin, check_unused, last_checkpoint
 from segcal.training.building import build_optimizer
-from segcal.training.checkpoints import BEST_NAME, LAST_NAME, write_checkpoint
+from segcal.training.checkpoints import BEST_NAME, LAST_NAME, read_checkpoint, write_checkpoint
 from segcal.training.collapse import CollapseWatch
 from segcal.training.devices import Ranks, choose_device
 from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import Experiment
-from segcal.training.results import Criterion, Trained, Validation
+from segcal.training.results import Criterion, HeldOutPass, Trained, Validation
 
 __all__ = ["TrainingRun"]
 
@@ -214,6 +216,14 @@ class TrainingRun(ABC, Generic[Kind]):
             validation: its result.
         """
 
+    @abstractmethod
+    def held_out(self, network: nn.Module) -> HeldOutPass:
+        """What another network says of validation; the same in the same order each time.
+
+        Args:
+            network: in place of that which is trained.
+        """
+
     def finish(self) -> None:
         """Close what is open, after the last epoch."""
 
@@ -247,6 +257,8 @@ class TrainingRun(ABC, Generic[Kind]):
         finally:  # also of a training that was interrupted or diverged
             if self.ranks.first:
                 self._draw()
+        if self.recipe.temperature and self.ranks.first and self.best_epoch >= 0:
+            self._fold_temperature()
         self.finish()
         best = self._best_score if self.criterion.higher else -self._best_score
         return Trained(
@@ -256,6 +268,37 @@ class TrainingRun(ABC, Generic[Kind]):
             metric=self.criterion.name,
             best=best if math.isfinite(best) else math.nan,
             early=self.out_of_patience,
+        )
+
+    def _fold_temperature(self) -> None:
+        """Divide the last layer of the best network by its temperature, in its checkpoint."""
+        path = self.folder / BEST_NAME
+        content = read_checkpoint(path, self.keys)
+        if "temperature" in content:  # of a training that had ended before
+            return
+        network = copy.deepcopy(self.network)
+        network.load_state_dict(content["network"])
+        network.eval()
+        batches, number, ignore_index = self.held_out(network)
+        temperature = fitted_temperature(batches, number, ignore_index=ignore_index)
+        try:
+            values = fold_temperature(
+                network,
+                temperature,
+                lambda: next(self.held_out(network).batches)[0],
+                num_heads=self.objective.num_heads,
+            )
+        except FoldingError as error:
+            self.say(
+                f"WARNING: no temperature became part of {BEST_NAME}: {error}. segcal calibrate "
+                "repairs its probabilities"
+            )
+            return
+        write_checkpoint(path, {**content, "network": network.state_dict(), "temperature": values})
+        facts = temperature.facts
+        self.say(
+            f"Temperature {values[0]:.4g}, by which the last layer in {BEST_NAME} is divided: NLL "
+            f"of validation {facts['nll_before']:.4f} -> {facts['nll_after']:.4f}, same masks"
         )
 
     def _check_ranks(self) -> None:

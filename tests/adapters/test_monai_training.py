@@ -188,7 +188,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(tmp_path, phantom, reci
 
 
 def test_a_schedule_by_the_gap_follows_the_epoch_before(tmp_path, phantom, pictures):
-    path = write_config(tmp_path, phantom, recipe="confidence_gap")
+    path = write_config(tmp_path, phantom, recipe="confidence")
     done = run(path, "training.epochs=3")
     records = EpochLog(done.folder).records()
     factor = 0.0

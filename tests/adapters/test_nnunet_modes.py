@@ -36,12 +36,12 @@ from tests.ranks import in_two_processes
 
 TRAINERS = [r.trainer for r in map(load_recipe, names("recipes")) if r.trainer]
 LEARNED = {"CRaC": 2, "CRaCBands": 3, "CRaCRamp": 2, "CALS": 1, "CALSHR": 1}
-CONFIDENCE = ("Confidence", "ConfidenceGap", "ConfidenceSVLS", "TwoHeadsConfidence")
+CONFIDENCE = ("Confidence", "ConfidenceFixed", "ConfidenceSVLS", "TwoHeadsConfidence")
 LEARNED |= dict.fromkeys(CONFIDENCE, 2)
 """Rows of multipliers."""
 ROWS_OF_REGIONS = {**LEARNED, **dict.fromkeys(CONFIDENCE, 4)}
 """Where channels are regions; voxels are decided to lie inside or outside."""
-RAMPS = {"CRaCRamp", "NACLRamp", "ConfidenceGap"}
+RAMPS = {"CRaCRamp", "NACLRamp", "Confidence"}
 TWO_HEADS = {
     "TwoHeadsConfidence": ["probability/svls", "probability/confidence"],
     "TwoHeads": ["probability/svls"],
@@ -98,7 +98,7 @@ def check(found, short, epochs=2, channels=4):
     term |= {"CALSHR": "cals_hr", "mL1ACESoft": "ml1_ace_soft", "CRaCBands": "crac_bands"}
     added = [] if short in {*IN_PLACE, "Baseline"} else [term.get(short, short.lower())]
     added = [name.removesuffix("ramp") for name in added]
-    added = ["ml1_ace_soft", "confidence"] if short in {"Confidence", "ConfidenceGap"} else added
+    added = ["ml1_ace_soft", "confidence"] if short in {"Confidence", "ConfidenceFixed"} else added
     added = ["confidence"] if short == "ConfidenceSVLS" else added
     base = "decision/base" if short in TWO_HEADS else "base"
     added = TWO_HEADS.get(short, added)

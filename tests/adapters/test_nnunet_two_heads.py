@@ -15,6 +15,7 @@ from segcal.io.volumes import read_volume
 from segcal.repair.saved import read_calibrator
 from tests.adapters.nnunet_commands import BIN, BUDGET, RUN, TRAIN
 from tests.adapters.test_nnunet_training import DIES, prediction_arguments
+from tests.alike import TABLES, differences
 
 pytestmark = pytest.mark.slow
 
@@ -69,10 +70,10 @@ def test_killed_and_resumed_equals_uninterrupted(workspace, trained):
     workspace.fail(*killed, code=-signal.SIGKILL, **environment)
     assert len(workspace.records(TRAINER, "resumed_heads")) == 2
     workspace.run(*command, "--c", **environment)
-    assert workspace.records(TRAINER, "resumed_heads") == workspace.records(TRAINER)
-    again = checkpoint(results / RUN.format(TRAINER))["network_weights"]
-    for name, value in checkpoint(trained)["network_weights"].items():
-        assert torch.equal(value, again[name]), name
+    records = [workspace.records(TRAINER, root) for root in ("resumed_heads", "results")]
+    assert not differences(*records, **TABLES)
+    folds = (results / RUN.format(TRAINER), trained)
+    assert not differences(*(checkpoint(fold)["network_weights"] for fold in folds))
 
 
 @pytest.fixture(scope="module")

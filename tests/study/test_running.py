@@ -29,6 +29,7 @@ from segcal.study.running import (
     statuses,
 )
 from segcal.training.beginning import OutputInUseError
+from tests.alike import TABLES, differences, shares
 from tests.conftest import close
 from tests.forks import forked, said
 from tests.study.small import content_of
@@ -174,36 +175,19 @@ def test_results_are_collected(done, tmp_path):
     assert cases.columns[:5].tolist() == ["set", "network", "recipe", "seed", "case"]
 
 
-def assert_alike(one, two, place=""):
-    """Numbers of two trainings of a seed: CPU kernels may round apart in the eighth digit."""
-    if isinstance(one, float) and isinstance(two, float):
-        assert one == pytest.approx(two, rel=1e-4, abs=1e-5, nan_ok=True), place
-    elif isinstance(one, dict):
-        assert list(one) == list(two), place
-        for key in one:
-            assert_alike(one[key], two[key], f"{place}.{key}")
-    elif isinstance(one, list):
-        assert len(one) == len(two), place
-        for i, (a, b) in enumerate(zip(one, two, strict=True)):
-            assert_alike(a, b, f"{place}[{i}]")
-    else:
-        assert one == two, place
-
-
 def numbers_of(cell):
     """What the files of a cell hold."""
     tables = {n: pd.read_csv(cell.folder / n) for n in FILES if n.endswith(".csv")}
-    return {
-        **{name: table.to_dict("records") for name, table in tables.items()},
-        "reliability": json.loads((cell.folder / "reliability.json").read_text()),
-    }
+    reliability = json.loads((cell.folder / "reliability.json").read_text())
+    return {**tables, "reliability": shares(reliability)}
 
 
 def test_predictions_go_unless_they_are_kept(done, tmp_path):
     cell = replace(done[0], output=tmp_path, keep_predictions=False)
     assert run_all([cell]) == {cell.name: ""}
     assert not cell.predictions("test").exists()
-    assert_alike(numbers_of(cell), numbers_of(done[0]))  # nothing depends on where
+    # nothing depends on where
+    assert not differences(numbers_of(cell), numbers_of(done[0]), **TABLES)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +210,9 @@ def test_killed_and_run_again_equals_undisturbed(done, tmp_path, place, times):
     assert statuses(found)[cell].state == "to do"
     code, texts = said([sys.executable, "-c", DIES, "never", "1", *command], logs)
     assert code == 0, texts
-    assert_alike(numbers_of(cell), numbers_of(done[1]))
-    assert_alike(log_of(cell), log_of(done[1]))
-    assert_alike(result_of(cell), result_of(done[1]))
+    assert not differences(numbers_of(cell), numbers_of(done[1]), **TABLES)
+    assert not differences(log_of(cell), log_of(done[1]), **TABLES)
+    assert not differences(result_of(cell), result_of(done[1]), **TABLES)
     left = [p for p in (tmp_path / "study").rglob("*") if p.name.startswith(".segcal-")]
     assert [p.name for p in left] == [".segcal-study.lock"]
 
@@ -289,7 +273,7 @@ def test_several_processes_find_the_same(done, tmp_path, monkeypatch):
     found = [replace(c, output=tmp_path) for c in done]
     assert set(run_all(found, processes=2, runner=run).values()) == {""}
     for cell, other in zip(found, done, strict=True):
-        assert_alike(numbers_of(cell), numbers_of(other))
+        assert not differences(numbers_of(cell), numbers_of(other), **TABLES)
 
 
 def test_a_process_that_dies_is_a_failure_of_its_cell(tmp_path):

@@ -43,7 +43,7 @@ from segcal.recipes import build, load_objective
 from segcal.training.beginning import RUN_NAME
 from segcal.training.checkpoints import LAST_NAME
 from segcal.training.collapse import CollapseWatch
-from segcal.training.results import Criterion, Validation
+from segcal.training.results import Criterion, HeldOutPass, Validation
 from segcal.training.run import TrainingRun
 
 __all__ = ["SegmentationRun"]
@@ -225,6 +225,19 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         with deterministic():
             self._evaluator.run(self.epoch + 1)
         return self._measured.result
+
+    def held_out(self, network: nn.Module) -> HeldOutPass:
+        """The batches of validation, of several processes those of this one."""
+        inferer = window_inferer(self.experiment)
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in self.val_loader:
+                with torch.no_grad(), deterministic():
+                    logits = inferer(batch["image"].to(self.device), network).float()
+                labels = batch["label"].to(self.device)[:, 0].long()
+                yield self.objective.by_head(logits)[1], labels
+
+        return HeldOutPass(batches(), len(self.val_loader), self.cases.ignore_index)
 
     def after_epoch(self, record: dict[str, Any], validation: Validation) -> None:
         """Say how the epoch went, and write it for TensorBoard."""

@@ -8,6 +8,9 @@ The constructor keeps nnU-Net's signature, the network keeps its architecture, s
 predicts like any other. Multipliers are observed on the full resolution in validation, updated
 before the checkpoint of the epoch is written, and saved in it.
 
+A recipe with ``temperature`` ends with a network whose last layer is divided by one, in
+``checkpoint_final.pth``.
+
 A recipe with two heads (:mod:`segcal.heads`) adds K channels to the network's last layer. Outside
 training the network returns the decision's K, as nnU-Net expects.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -49,6 +52,8 @@ from segcal.adapters.nnunet.workers import workers_end_with_us
 from segcal.heads import TwoHeadLayer, add_probability_head, head_layer
 from segcal.io.files import remove_leftovers, whole_file
 from segcal.io.label_sets import label_set_of
+from segcal.posthoc.folding import FoldingError, fitted_temperature, fold_temperature
+from segcal.posthoc.temperature import Temperature
 from segcal.recipes import load_recipe, names
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
@@ -87,6 +92,7 @@ class CalibratedTrainer(nnUNetTrainer):
         self.calibration_cases: list[str] = []
         self.val_cases: list[str] = []
         self.best_calibrated = BestCalibrated()
+        self.temperature: list[float] = []
         self._other_settings = ""
         self.channel_names = _channel_names(
             self.dataset_json["labels"], regions=self.label_manager.has_regions
@@ -287,6 +293,12 @@ class CalibratedTrainer(nnUNetTrainer):
             figure = plot_progress(self.journal.epoch_log.records(), self.channel_names)
             draw(figure, "").save(Path(self.output_folder) / FIGURE_NAME)
 
+    def on_train_end(self) -> None:
+        """End as nnU-Net does; before, divide the network's last layer, if the recipe says so."""
+        if load_recipe(self.recipe).temperature:
+            self._fold_temperature()
+        super().on_train_end()
+
     def _keep_best_dice(self) -> None:
         """Keep the last epoch as nnU-Net's best, if it is.
 
@@ -328,53 +340,114 @@ class CalibratedTrainer(nnUNetTrainer):
 
     def observe_cases(self) -> None:
         """Hand the batches of the multipliers' own source to them."""
+        volumes = self.settings.multiplier_source == "volumes"
+        fixed = self.settings.multiplier_source == "fixed_patches"
+        for logits, labels in self._seen(self._volumes() if volumes else self._patches(fixed)):
+            self.loss.observe(logits, labels)
+
+    def _fold_temperature(self) -> None:
+        """Divide the network's last layer by the temperature that validation patches tell.
+
+        They are the same ones whenever it is done, so that doing it twice does no harm.
+        """
+        self.temperature = []
+        if self.fold == "all":
+            self.print_to_log_file(
+                "WARNING: segcal: with fold 'all' the network is trained on the cases it validates "
+                "on, so no temperature is fitted to them"
+            )
+            return
+        self.network.eval()
+        temperature = fitted_temperature(
+            self._probabilities(),
+            self.num_val_iterations_per_epoch,
+            ignore_index=self._labels.ignore_index,
+            per_channel=self._labels.per_channel,
+        )
+        temperature = of_first_rank(temperature, self.is_ddp)
+        try:
+            self.temperature = fold_temperature(
+                self.network, temperature, lambda: next(self._probabilities())[0]
+            )
+        except FoldingError as error:
+            self.print_to_log_file(
+                f"WARNING: segcal: no temperature became part of the network: {error}. --calibrate "
+                "repairs its probabilities"
+            )
+            return
+        facts = temperature.facts
+        self.print_to_log_file(
+            f"segcal: temperature {', '.join(f'{t:.4g}' for t in self.temperature)}, by which the "
+            f"last layer in checkpoint_final.pth is divided: NLL of validation patches "
+            f"{facts['nll_before']:.4f} -> {facts['nll_after']:.4f}, same masks"
+        )
+
+    def _probabilities(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield logits that give probabilities, and labels, of fixed patches."""
+        for logits, labels in self._seen(self._patches(fixed=True)):
+            yield self.loss.by_head(logits)[1], labels
+
+    def _seen(
+        self, batches: Iterable[tuple[Tensor, Tensor, tuple[slice, ...]]]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the network's logits in full resolution, and labels."""
         network = self.network.module if self.is_ddp else self.network
-        for images, target, keep in self._batches():
+        for images, target, keep in batches:
             images = images.to(self.device)
-            with torch.autocast(self.device.type, enabled=self.device.type == "cuda"):
+            with (
+                torch.no_grad(),
+                torch.autocast(self.device.type, enabled=self.device.type == "cuda"),
+            ):
                 output = network(images)
             logits = output if isinstance(output, Tensor) else output[0]
             kept = (slice(None), slice(None), *keep)
-            self.loss.observe(logits[kept], self.loss.labels.of(target.to(self.device)[kept]))
+            yield logits[kept], self.loss.labels.of(target.to(self.device)[kept])
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor, tuple[slice, ...]]]:
+    def _volumes(self) -> Iterator[tuple[Tensor, Tensor, tuple[slice, ...]]]:
+        """Whole cases, each process its share, and what to keep of each patch."""
         cases = self.calibration_cases or self.val_cases
-        if self.settings.multiplier_source == "volumes" and self.is_ddp:
+        if self.is_ddp:
             cases = cases[self.local_rank :: dist.get_world_size()]
-        dataset = self.dataset_class(
+        dataset = self._dataset(cases)
+        shown = tqdm(
+            dataset.identifiers, "segcal: volumes that multipliers learn from",
+            disable=self.local_rank != 0,
+        )  # fmt: skip
+        patch = self.configuration_manager.patch_size
+        yield from volumes(dataset, shown, patch, self._validation_transforms())
+
+    def _patches(self, fixed: bool) -> Iterator[tuple[Tensor, Tensor, tuple[slice, ...]]]:
+        """Patches, the same ones every time, or others in every epoch."""
+        patch = self.configuration_manager.patch_size
+        loader = nnUNetDataLoader(
+            self._dataset(self.calibration_cases or self.val_cases),
+            self.batch_size,
+            patch,
+            patch,
+            self.label_manager,
+            oversample_foreground_percent=self.oversample_foreground_percent,
+            transforms=self._validation_transforms(),
+        )
+        seed = (self.settings.patch_seed, self.local_rank, 0 if fixed else 1 + self.current_epoch)
+        for batch in patches(loader, self.num_val_iterations_per_epoch, seed):
+            yield batch["data"], batch["target"], ()
+
+    def _dataset(self, cases: list[str]) -> Any:
+        return self.dataset_class(
             self.preprocessed_dataset_folder,
             cases,
             folder_with_segs_from_previous_stage=self.folder_with_segs_from_previous_stage,
         )
+
+    def _validation_transforms(self) -> Any:
         manager = self.label_manager
-        transforms = self.get_validation_transforms(
+        return self.get_validation_transforms(
             None,
             is_cascaded=self.is_cascaded,
             foreground_labels=manager.foreground_labels,
             regions=manager.foreground_regions if manager.has_regions else None,
             ignore_label=manager.ignore_label,
         )
-        patch = self.configuration_manager.patch_size
-        if self.settings.multiplier_source == "volumes":
-            shown = tqdm(
-                dataset.identifiers, "segcal: volumes that multipliers learn from",
-                disable=self.local_rank != 0,
-            )  # fmt: skip
-            yield from volumes(dataset, shown, patch, transforms)
-            return
-        loader = nnUNetDataLoader(
-            dataset,
-            self.batch_size,
-            patch,
-            patch,
-            manager,
-            oversample_foreground_percent=self.oversample_foreground_percent,
-            transforms=transforms,
-        )
-        fixed = self.settings.multiplier_source == "fixed_patches"
-        seed = (self.settings.patch_seed, self.local_rank, 0 if fixed else 1 + self.current_epoch)
-        for batch in patches(loader, self.num_val_iterations_per_epoch, seed):
-            yield batch["data"], batch["target"], ()
 
     def _collapsed_classes(self, val_outputs: list[dict[str, Any]]) -> list[int]:
         tp, fp, fn = (
@@ -402,6 +475,7 @@ class CalibratedTrainer(nnUNetTrainer):
             "state": self.loss.learned_state(),
             "missing": list(self.collapse_watch.missing),
             "best": vars(self.best_calibrated),
+            "temperature": self.temperature,
         }
         if self.local_rank != 0 or self.disable_checkpointing:
             super().save_checkpoint(filename)
@@ -521,6 +595,15 @@ def _trainers() -> dict[str, type[CalibratedTrainer]]:
 TRAINERS = _trainers()
 globals().update(TRAINERS)
 __all__ = list(TRAINERS)
+
+
+def of_first_rank(temperature: Temperature, is_ddp: bool) -> Temperature:
+    """Give every process the temperature of the first, whose network is saved."""
+    if not is_ddp:
+        return temperature
+    state = [temperature.state()]
+    dist.broadcast_object_list(state, 0)
+    return Temperature.from_state(state[0])
 
 
 def warn_of_labels(trainer: nnUNetTrainer) -> None:
