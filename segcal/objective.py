@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -282,9 +283,22 @@ class Objective(nn.Module):
             term.start_pass()
 
     def dual_step(self, reduce: Reduce | None = None) -> dict[str, DualStep]:
-        """Let every term update what it learns; return what they did, by name."""
-        steps = {name: term.dual_step(reduce) for name, term in self._terms().items()}
-        return {name: step for name, step in steps.items() if step is not None}
+        """Let every term update what it learns; return what they did, by name.
+
+        A term whose weight in force is 0 goes on learning, so that it is ready when a schedule lets
+        it act; its notes then say that it does not.
+        """
+        found = {}
+        for name, term in self._terms().items():
+            if (step := term.dual_step(reduce)) is None:
+                continue
+            if not self.in_force.get(name, 1.0):
+                notes = [
+                    f"{note}; its weight is 0 now, so nothing comes of it" for note in step.notes
+                ]
+                step = replace(step, notes=notes)
+            found[name] = step
+        return found
 
     def _terms(self) -> dict[str, Term]:
         return {name: cast(Term, term) for name, term in self.terms.items()}

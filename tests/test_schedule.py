@@ -141,3 +141,25 @@ def test_a_recipe_may_follow_the_gap():
     made.see_gap(0.25)
     assert made.advance(0.3) == {"ml1_ace_soft": 0.5, "confidence": 0.5}
     assert made.in_force["cross_entropy"] == 1.0
+
+
+def test_notes_of_what_does_not_act_say_so():
+    logits = torch.zeros(1, 3, 4, 4)
+    logits[:, 1] = 3.0
+    labels = torch.full((1, 4, 4), 2)  # confident, and always wrong
+    notes = {}
+    for gap in (0.0, 0.5):
+        made = build("confidence", num_classes=3)
+        made.see_gap(gap)
+        made.advance(0.0)
+        notes[gap] = []
+        for _ in range(20):
+            made.start_pass()
+            made.observe(logits, labels)
+            step = made.dual_step()["confidence"]
+            notes[gap] += step.notes
+        assert step.lam[0][1] > 0
+    assert notes[0.0] == [
+        f"{note}; its weight is 0 now, so nothing comes of it" for note in notes[0.5]
+    ]
+    assert "bound" in notes[0.5][0]

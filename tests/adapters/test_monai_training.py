@@ -26,6 +26,7 @@ from segcal.metrics.iou import confusion_matrix, mean_dice, mean_iou
 from segcal.schedule import generalisation_gap
 from segcal.training.epoch_log import EpochLog
 from tests.adapters.monai_experiments import apart_main, rank_main, run, write_config
+from tests.conftest import close
 from tests.ranks import in_two_processes
 
 pytestmark = pytest.mark.usefixtures("one_thread", "plain_progress")
@@ -199,6 +200,60 @@ def test_a_schedule_by_the_gap_follows_the_epoch_before(tmp_path, phantom, pictu
         losses = (record[phase]["cross_entropy"] for phase in ("train", "val"))
         factor = min(generalisation_gap(*losses) / 0.5, 1)
     assert run(path, "training.epochs=3", resume=True) == done
+
+
+PLAIN = {
+    "target": "monai.networks.nets.DynUNet",
+    "args": {
+        "kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2],
+        "filters": [4, 8, 8],
+    },
+}  # fmt: skip
+SUM = {
+    "target": "monai.networks.nets.UNet",
+    "args": {"channels": [4, 8], "strides": [2], "num_res_units": 2},
+}
+
+
+def test_a_temperature_becomes_part_of_the_best_network(tmp_path, phantom, pictures):
+    said = []
+    path = write_config(tmp_path, phantom, recipe="confidence", network=PLAIN)
+    done = run(path, "training.epochs=4", said=said)
+    last, best = (
+        torch.load(done.folder / name, weights_only=True)
+        for name in ("checkpoint_last.pt", "checkpoint_best.pt")
+    )
+    assert "temperature" in best, said
+    (t,) = best["temperature"]
+    assert "temperature" not in last  # which training goes on from
+    assert any(text.startswith(f"Temperature {t:.4g}, by which the last layer") for text in said)
+    changed = {k for k, v in best["network"].items() if not torch.equal(v, last["network"][k])}
+    assert changed == {"output_block.conv.conv.weight", "output_block.conv.conv.bias"}
+    for name in changed:
+        close(best["network"][name], last["network"][name] / t, rtol=1e-6)
+    experiment = load_experiment(done.folder / "config.yaml")
+    logits = []
+    for which in ("last", "best"):
+        predictor = Predictor(experiment, which)
+        (case, *_) = predictor.cases(None, validation=True)
+        logits.append(predictor.predict(case)[0].double().log())
+    before, after = (one - one.mean(0) for one in logits)
+    close(after, before / t, rtol=1e-3, atol=1e-3)
+    # gone on with, a better epoch is divided by its own
+    more = run(path, "training.epochs=6", resume=True)
+    best = torch.load(more.folder / "checkpoint_best.pt", weights_only=True)
+    assert (best["temperature"] == [t]) == (more.best_epoch == done.best_epoch)
+    content = (more.folder / "checkpoint_best.pt").read_bytes()
+    run(path, "training.epochs=6", resume=True)
+    assert (more.folder / "checkpoint_best.pt").read_bytes() == content
+
+
+def test_a_network_whose_output_is_a_sum_keeps_its_logits(tmp_path, phantom, pictures):
+    said = []
+    path = write_config(tmp_path, phantom, recipe="confidence", network=SUM)
+    done = run(path, "training.epochs=1", said=said)
+    assert any("no temperature became part of checkpoint_best.pt" in text for text in said)
+    assert "temperature" not in torch.load(done.folder / "checkpoint_best.pt", weights_only=True)
 
 
 def two_heads(folder):

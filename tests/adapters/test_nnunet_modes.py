@@ -217,6 +217,34 @@ def test_the_base_is_nnunets_own_loss(tiny):
     assert base == pytest.approx(float(once.logger.get_value("train_losses", 0)), rel=1e-6)
 
 
+def test_a_temperature_becomes_part_of_the_network(tiny, capsys):
+    """The last layer of full resolution is divided; nnU-Net's checkpoint holds it so."""
+    tiny()
+    found = trainer("nnUNetTrainerConfidence", "2d", epochs=2)
+    states, fold = [], found._fold_temperature
+
+    def folded():
+        states.append({k: v.clone() for k, v in found.network.state_dict().items()})
+        fold()
+
+    found._fold_temperature = folded
+    found.run_training()
+    (t,) = found.temperature
+    assert f"segcal: temperature {t:.4g}, by which the last layer" in capsys.readouterr().out
+    saved = torch.load(Path(found.output_folder) / "checkpoint_final.pth", weights_only=False)
+    assert saved["init_args"]["segcal"]["temperature"] == [t]
+    after = saved["network_weights"]
+    changed = {k for k, v in states[0].items() if not torch.equal(v, after[k])}
+    last = f"decoder.seg_layers.{len(found.network.decoder.seg_layers) - 1}"
+    assert {name.rpartition(".")[0] for name in changed} == {last}
+    for name in changed:
+        close(after[name], states[0][name] / t, rtol=1e-6)
+    again = trainer("nnUNetTrainerConfidence", "2d", epochs=2, resume=True)
+    again.load_checkpoint(str(Path(found.output_folder) / "checkpoint_final.pth"))
+    again.run_training()
+    assert again.temperature == [pytest.approx(1, abs=1e-4)]
+
+
 def test_fold_all_warns(tiny, capsys):
     tiny()
     run("CRaC", "2d", "all", epochs=1)
