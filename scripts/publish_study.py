@@ -5,8 +5,8 @@
 
 `collect` writes, for every set of a study, ``SET.csv`` (means over the cases of every patient, by
 network, recipe, seed, repair and decision; four digits) and ``SET_cells.csv`` (a row for every
-training: epochs, seconds, validation scores, the commit of segcal). They hold numbers alone, no
-image. The settings of a training are in ``configs/studies`` and ``configs/recipes`` at its commit.
+training: epochs, seconds, validation scores, the commit of segcal). Rows of trainings that a study
+has are renewed, those of others stay. They hold numbers alone, no image. The settings of a training are in ``configs/studies`` and ``configs/recipes`` at its commit.
 
 `page` puts tables that are made of these files into a Markdown page, each between the marks
 ``<!-- NAME -->`` and ``<!-- /NAME -->``: ``overview``, ``verdict``, ``goals``, ``means``,
@@ -39,7 +39,8 @@ from segcal.study.results import MASK, RAW, Method, StudyResults, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE = "dice_ce"
-KEYS = ["network", "recipe", "seed", "patient", "repair", "decision"]
+TRAINING = ["network", "recipe", "seed"]
+KEYS = [*TRAINING, "patient", "repair", "decision"]
 OF_MASK = ["dsc", "hd95_penalised_mm"]
 OF_PROBABILITIES = [
     "ece_fg", "ece_union", "ece_dilated5", "ece_all", "nll_all", "nll_dilated5", "tace_all",
@@ -82,8 +83,8 @@ def collect(options: argparse.Namespace) -> None:
             cells = cells[cells["status"].isin(ENDED)]
             if cases.empty:
                 continue
-            _write(options.results / f"{name}.csv", _of_patients(cases))
-            _write(options.results / f"{name}_cells.csv", _of_cells(cells, results))
+            _renew(options.results / f"{name}.csv", _of_patients(cases))
+            _renew(options.results / f"{name}_cells.csv", _of_cells(cells, results))
             print(f"{name}: {len(cells)} trainings, {cases['patient'].nunique()} test patients")
 
 
@@ -108,7 +109,13 @@ def _of_cells(cells: pd.DataFrame, results: StudyResults) -> pd.DataFrame:
     return found
 
 
-def _write(path: Path, table: pd.DataFrame) -> None:
+def _renew(path: Path, table: pd.DataFrame) -> None:
+    """Write a table, with those rows of the file whose training it does not have."""
+    if path.is_file():
+        before = pd.read_csv(path, dtype={"patient": str})
+        known = pd.MultiIndex.from_frame(table[TRAINING].drop_duplicates())
+        others = before[~pd.MultiIndex.from_frame(before[TRAINING]).isin(known)]
+        table = pd.concat([others, table], ignore_index=True)
     with whole_file(path) as temporary:
         table.to_csv(temporary, index=False, float_format="%.4g")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from segcal.datasets.phantom import write_phantom_dataset
@@ -134,6 +135,20 @@ def test_what_is_published_is_what_was_measured(tmp_path):
     script["collect"](options)
     files = {"acdc.csv", "acdc_cells.csv", "phantom_small.csv", "phantom_small_cells.csv"}
     assert {path.name for path in results.iterdir()} == files
+    collected = {path: pd.read_csv(path) for path in results.iterdir()}
+    for path, table in collected.items():  # of another study, and of one that was run anew
+        other = table.assign(recipe="other")
+        pd.concat([other, table.assign(seed=table["seed"], val_dsc=0.5)]).to_csv(path, index=False)
+    script["collect"](options)
+    for path, table in collected.items():
+        renewed = pd.read_csv(path)
+        of_others = renewed.pop("recipe") == "other"
+        assert of_others.sum() == len(table)
+        again = renewed[~of_others].reset_index(drop=True)
+        pd.testing.assert_frame_equal(
+            again[[c for c in again if c in table]], table.drop(columns="recipe")
+        )
+        table.to_csv(path, index=False)
     found = script["published"](results)
     assert found.groups == measured.groups
     for group in measured.groups:

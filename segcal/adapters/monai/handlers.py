@@ -128,11 +128,20 @@ class ScheduleHandler:
         loss: the loss of the trainer; of a DeepSupervisionLoss the one inside.
         dice: returns the Dice of the last validation, for schedules that wait for one, e.g.
             ``lambda: evaluator.state.metrics["val_mean_dice"]``.
+        gap: returns the :func:`segcal.schedule.generalisation_gap` of the last epoch, for schedules
+            that go by it (recipe ``confidence``); without it their terms have their last weight.
     """
 
-    def __init__(self, loss: SegcalLoss, *, dice: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        loss: SegcalLoss,
+        *,
+        dice: Callable[[], float] | None = None,
+        gap: Callable[[], float] | None = None,
+    ) -> None:
         self.loss = loss
         self.dice = dice
+        self.gap = gap
 
     def attach(self, engine: Any) -> None:
         """Attach to the trainer.
@@ -153,6 +162,8 @@ class ScheduleHandler:
     def _advance(self, engine: Any) -> None:
         done = engine.state.epoch - 1
         dice = math.nan if self.dice is None or not done else self.dice()
+        if self.gap is not None:
+            self.loss.see_gap(self.gap() if done else 0.0)
         weights = self.loss.advance(done / engine.state.max_epochs, dice)
         if weights:
             listed = ", ".join(f"{name} {weight:.4g}" for name, weight in weights.items())

@@ -165,6 +165,10 @@ class SegcalLoss(_Loss):
         """Set the weights of terms that have a schedule, see :meth:`Objective.advance`."""
         return self.objective.advance(progress, dice)
 
+    def see_gap(self, gap: float) -> None:
+        """Take in the generalisation gap, see :meth:`Objective.see_gap`."""
+        self.objective.see_gap(gap)
+
     def by_head(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Channels ``BNH[WD]`` that decide, and those that give probabilities; one head's alike."""
         return self.objective.by_head(input)
