@@ -17,7 +17,7 @@ from rich.text import Text
 
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
-from segcal.commands.evaluate import Engine, say_labels
+from segcal.commands.evaluate import say_labels
 from segcal.commands.progress import progress_bar, progress_bars
 from segcal.commands.reading_options import OPTIONS as OF_READING
 from segcal.commands.reading_options import (
@@ -28,6 +28,8 @@ from segcal.commands.reading_options import (
     source_of,
 )
 from segcal.commands.reading_options import Labels as LabelNames
+from segcal.commands.running_options import OPTIONS as OF_RUNNING
+from segcal.commands.running_options import Engine, Processes, Resume, RunsOn, Scheduler
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.api import Comparison
@@ -46,7 +48,7 @@ app = typer.Typer(
 )
 OPTIONS = {
     "method": "--method", "methods": "--methods", "patients": "--patients", "decide": "--decide",
-    "scheduler": "--scheduler", **OF_READING,
+    **OF_READING, **OF_RUNNING,
 }  # fmt: skip
 """Options by the arguments they become."""
 
@@ -69,10 +71,6 @@ Patients = Annotated[
         help="Finds the patient in the name of a case, whose cases are never parted, e.g. "
         '"patient[0-9]+"; default: every case is a patient.',
     ),
-]
-Processes = Annotated[
-    int | None,
-    typer.Option("--processes", "-p", min=1, help="Cases at the same time; default: one a core."),
 ]
 
 
@@ -202,22 +200,13 @@ def apply(
             help="Apply it to predictions of another model or another kind of average, too.",
         ),
     ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Take up an interrupted run with the same calibrator."),
-    ] = False,
+    resume: Resume = False,
     dataset_json: DatasetJson = None,
     label_names: LabelNames = None,
     prediction_pattern: PredictionPattern = None,
     processes: Processes = None,
-    engine: Annotated[
-        Engine,
-        typer.Option(help="What runs the cases: processes of this machine, or a Dask cluster."),
-    ] = Engine.processes,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="With --engine dask: tcp://HOST:PORT of a scheduler that you trust."),
-    ] = None,
+    engine: RunsOn = Engine.processes,
+    scheduler: Scheduler = None,
 ) -> None:
     """Write calibrated copies of predictions, in their formats and geometry.
 

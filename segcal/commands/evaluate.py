@@ -30,6 +30,8 @@ from segcal.commands.reading_options import (
     known_labels,
     source_of,
 )
+from segcal.commands.running_options import OPTIONS as OF_RUNNING
+from segcal.commands.running_options import Engine, Processes, Resume, RunsOn, Scheduler
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from collections.abc import Collection
@@ -47,7 +49,7 @@ class Compat(str, Enum):
     curvas = "curvas"
 
 
-NUMBERS, REPORT, RUNNING = "Numbers", "Report", "Running"
+NUMBERS, REPORT = "Numbers", "Report"
 """Groups of options in the help."""
 DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
 MAX_NOTES = 5
@@ -55,18 +57,12 @@ OPTIONS = {
     "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
     "metrics": "--metrics", "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi",
     "samples": "--samples",
-    "scheduler": "--scheduler", "threshold": "--threshold",
+    "threshold": "--threshold",
     **OF_INTERVALS,
     **OF_READING,
+    **OF_RUNNING,
 }  # fmt: skip
 """Options by the arguments they become."""
-
-
-class Engine(str, Enum):
-    """What runs the cases."""
-
-    processes = "processes"
-    dask = "dask"
 
 
 def evaluate(
@@ -100,34 +96,9 @@ def evaluate(
             help="Resamplings of the cases for 95 % intervals of the means; 0: none.",
         ),
     ] = 2000,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            "--processes",
-            "-p",
-            rich_help_panel=RUNNING,
-            min=1,
-            help="Cases evaluated at the same time; default: one a core, of four cases or more "
-            "each. Each holds one case in memory.",
-        ),
-    ] = None,
-    engine: Annotated[
-        Engine,
-        typer.Option(
-            rich_help_panel=RUNNING,
-            help="What runs the cases: processes of this machine, or a Dask cluster (needs "
-            'pip install "segcal[dask]"). The numbers are the same.',
-        ),
-    ] = Engine.processes,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=RUNNING,
-            help="With --engine dask: tcp://HOST:PORT of a running scheduler, or its scheduler "
-            "file; its workers see the files under the same paths. Default: a cluster of "
-            "--processes on this machine. Connect to none that you do not trust.",
-        ),
-    ] = None,
+    processes: Processes = None,
+    engine: RunsOn = Engine.processes,
+    scheduler: Scheduler = None,
     dataset_json: DatasetJson = None,
     labels: Labels = None,
     prediction_pattern: PredictionPattern = None,
@@ -212,15 +183,7 @@ def evaluate(
             "curvas_*: those of the CURVAS challenge, of several raters.",
         ),
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            rich_help_panel=RUNNING,
-            help="Take up a run into the same folder that was interrupted, or in which some case "
-            "failed: results of files that have not changed are kept.",
-        ),
-    ] = False,
+    resume: Resume = False,
     images: Annotated[
         Path | None,
         typer.Option(

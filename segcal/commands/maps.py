@@ -10,7 +10,7 @@ from rich.console import Console
 
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
-from segcal.commands.evaluate import MAX_NOTES, Engine, say_labels
+from segcal.commands.evaluate import MAX_NOTES, say_labels
 from segcal.commands.progress import progress_bar
 from segcal.commands.reading_options import OPTIONS as OF_READING
 from segcal.commands.reading_options import (
@@ -21,12 +21,14 @@ from segcal.commands.reading_options import (
     known_labels,
     source_of,
 )
+from segcal.commands.running_options import OPTIONS as OF_RUNNING
+from segcal.commands.running_options import Engine, Processes, Resume, RunsOn, Scheduler
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.cohort import Cohort
     from segcal.trust.maps import MapsJob
 
-OPTIONS = {"images": "--images", "scheduler": "--scheduler", **OF_READING}
+OPTIONS = {"images": "--images", **OF_READING, **OF_RUNNING}
 """Options by the arguments they become."""
 
 
@@ -49,12 +51,7 @@ def maps(
             "lie if no label map lies beside a .npz."
         ),
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Take up an interrupted run: maps of the same files are kept."
-        ),
-    ] = False,
+    resume: Resume = False,
     dataset_json: DatasetJson = None,
     labels: Labels = None,
     prediction_pattern: PredictionPattern = None,
@@ -66,20 +63,9 @@ def maps(
             help="How far, in voxels, probabilities may lie off their label map or image.",
         ),
     ] = 1e-2,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            "--processes", "-p", min=1, help="Cases at the same time; default: one a core."
-        ),
-    ] = None,
-    engine: Annotated[
-        Engine,
-        typer.Option(help="What runs the cases: processes of this machine, or a Dask cluster."),
-    ] = Engine.processes,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="With --engine dask: tcp://HOST:PORT of a scheduler that you trust."),
-    ] = None,
+    processes: Processes = None,
+    engine: RunsOn = Engine.processes,
+    scheduler: Scheduler = None,
 ) -> None:
     """Write where predictions are sure and where not, as volumes to lay over the image.
 

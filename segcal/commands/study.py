@@ -11,9 +11,10 @@ from rich.console import Console
 
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
-from segcal.commands.evaluate import Engine, table_forms
+from segcal.commands.evaluate import table_forms
 from segcal.commands.experiment import OPTIONS, SetOptions
 from segcal.commands.progress import progress_bar
+from segcal.commands.running_options import Engine, Scheduler
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.classify.study import Trial
@@ -60,15 +61,6 @@ Runs = Annotated[
         "--engine",
         help="Segmentation: what runs the cells, processes of this machine, or a Dask cluster "
         '(needs pip install "segcal[dask]").',
-    ),
-]
-Scheduler = Annotated[
-    str | None,
-    typer.Option(
-        "--scheduler",
-        help="With --engine dask: tcp://HOST:PORT of a running scheduler, or its scheduler file; "
-        "its workers see the files under the same paths. Default: a cluster of --processes on "
-        "this machine. Connect to none that you do not trust.",
     ),
 ]
 ReportOnly = Annotated[

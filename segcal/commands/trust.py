@@ -13,10 +13,10 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from segcal.commands.calibrate import Labels as References
-from segcal.commands.calibrate import Predictions, Processes, say_pairing
+from segcal.commands.calibrate import Predictions, say_pairing
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
-from segcal.commands.evaluate import MAX_NOTES, Engine, say_labels
+from segcal.commands.evaluate import MAX_NOTES, say_labels
 from segcal.commands.interval_options import OPTIONS as OF_INTERVALS
 from segcal.commands.interval_options import (
     AnyModel,
@@ -36,6 +36,8 @@ from segcal.commands.reading_options import (
     known_labels,
     source_of,
 )
+from segcal.commands.running_options import OPTIONS as OF_RUNNING
+from segcal.commands.running_options import Engine, Processes, Resume, RunsOn, Scheduler
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.intervals import VolumeIntervals
@@ -48,8 +50,8 @@ FIRST = 10
 LEVELS = (0.8, 0.9, 0.95)
 """Of the intervals that fit tells the width of."""
 OPTIONS = {
-    "images": "--images", "scheduler": "--scheduler", "swing": "--swing",
-    **OF_INTERVALS, **OF_READING,
+    "images": "--images", "swing": "--swing",
+    **OF_INTERVALS, **OF_READING, **OF_RUNNING,
 }  # fmt: skip
 """Options by the arguments they become."""
 
@@ -105,9 +107,7 @@ def report(
             "undecided voxels went the other way.",
         ),
     ] = 0.1,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Take up a run into the same folder that stopped.")
-    ] = False,
+    resume: Resume = False,
     dataset_json: DatasetJson = None,
     labels: Labels = None,
     prediction_pattern: PredictionPattern = None,
@@ -120,14 +120,8 @@ def report(
         ),
     ] = 1e-2,
     processes: Processes = None,
-    engine: Annotated[
-        Engine,
-        typer.Option(help="What runs the cases: processes of this machine, or a Dask cluster."),
-    ] = Engine.processes,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="With --engine dask: tcp://HOST:PORT of a scheduler that you trust."),
-    ] = None,
+    engine: RunsOn = Engine.processes,
+    scheduler: Scheduler = None,
 ) -> None:
     """Say which predictions to look at first, how large structures are, and how sure that is.
 
@@ -193,6 +187,8 @@ def fit(
     prediction_pattern: PredictionPattern = None,
     reference_pattern: ReferencePattern = None,
     processes: Processes = None,
+    engine: RunsOn = Engine.processes,
+    scheduler: Scheduler = None,
 ) -> None:
     """Fit intervals of volumes to validation predictions and their labels.
 
@@ -206,6 +202,7 @@ def fit(
     """
     console = open_console()
     with user_errors(OPTIONS):
+        from segcal.evaluation.api import runner_of
         from segcal.evaluation.intervals import write_intervals
         from segcal.io.case_patterns import Patterns
         from segcal.io.files import check_writable
@@ -215,6 +212,7 @@ def fit(
         if output.suffix != ".json":
             raise ValueError(f"--output: {output}: expected a file that ends in .json")
         check_writable(output.parent)
+        runner = runner_of(engine.value, scheduler)
         job = plan_fit(
             predictions, references, dataset_json=known_labels(dataset_json, labels),
             patterns=Patterns(prediction_pattern, reference_pattern),
@@ -222,7 +220,7 @@ def fit(
         )  # fmt: skip
         say_pairing(console, job)
         with progress_bar("Reading", len(job.pairing.cases)) as advance:
-            fitted = fit_intervals(job, processes=processes, progress=advance)
+            fitted = fit_intervals(job, processes=processes, runner=runner, progress=advance)
         write_intervals(output, fitted)
     _say_fit(console, fitted)
     say(console, f"Written: {output}")

@@ -1,0 +1,62 @@
+"""Options of what runs the cases, alike in every command that goes through a folder of them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+GROUP = "Running"
+"""Group of the options in the help."""
+
+OPTIONS = {"scheduler": "--scheduler"}
+"""Options by the arguments they become."""
+
+
+class Engine(str, Enum):
+    """What runs the cases."""
+
+    processes = "processes"
+    dask = "dask"
+
+
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        "-p",
+        rich_help_panel=GROUP,
+        min=1,
+        help="Cases at the same time, each in memory; default: one a core, of four cases or more "
+        "each.",
+    ),
+]
+RunsOn = Annotated[
+    Engine,
+    typer.Option(
+        "--engine",
+        rich_help_panel=GROUP,
+        help="What runs the cases: processes of this machine, or a Dask cluster (needs "
+        'pip install "segcal[dask]"). The numbers are the same.',
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        rich_help_panel=GROUP,
+        help="With --engine dask: tcp://HOST:PORT of a running scheduler, or its scheduler file; "
+        "its workers see the files under the same paths. Default: a cluster of --processes on this "
+        "machine. Connect to none that you do not trust.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        rich_help_panel=GROUP,
+        help="Take up a run into the same folder that was interrupted, or in which some case "
+        "failed: results of files that have not changed are kept.",
+    ),
+]
