@@ -57,6 +57,9 @@ def draw(figure: Figure, alt: str) -> Picture:
     for title in figure.texts:
         points = float(title.get_fontsize())
         title.set_text(wrapped(title.get_text(), figure.get_figwidth(), points))
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)  # once: savefig would lay everything out and draw it twice
+        figure.set_layout_engine("none")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
     return Picture(buffer.getvalue(), alt)
