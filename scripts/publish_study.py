@@ -6,7 +6,8 @@
 `collect` writes, for every set of a study, ``SET.csv`` (means over the cases of every patient, by
 network, recipe, seed, repair and decision; four digits) and ``SET_cells.csv`` (a row for every
 training: epochs, seconds, validation scores, the commit of segcal). Rows of trainings that a study
-has are renewed, those of others stay. They hold numbers alone, no image. The settings of a training are in ``configs/studies`` and ``configs/recipes`` at its commit.
+has are renewed, those of others stay. They hold numbers alone, no image. The settings of a training
+are in ``configs/studies`` and ``configs/recipes`` at its commit.
 
 `page` puts tables that are made of these files into a Markdown page, each between the marks
 ``<!-- NAME -->`` and ``<!-- /NAME -->``: ``overview``, ``verdict``, ``goals``, ``means``,
@@ -38,7 +39,7 @@ from segcal.study.published import load_published
 from segcal.study.results import MASK, RAW, Method, StudyResults, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
-BASELINE = "dice_ce"
+BASELINE, OURS = "dice_ce", "confidence"
 TRAINING = ["network", "recipe", "seed"]
 KEYS = [*TRAINING, "patient", "repair", "decision"]
 OF_MASK = ["dsc", "hd95_penalised_mm"]
@@ -125,7 +126,7 @@ def published(folder: Path) -> StudyResults:
     cells, cases = [], []
     for path in sorted(folder.glob("*_cells.csv")):
         name = path.stem.removesuffix("_cells")
-        cells.append(pd.read_csv(path).assign(set=name))
+        cells.append(_ours_first(pd.read_csv(path).assign(set=name)))
         table = pd.read_csv(folder / f"{name}.csv", dtype={"patient": str})
         table = table.assign(set=name, case=table["patient"])
         of_probabilities = [c for c in OF_PROBABILITIES if c in table]
@@ -138,6 +139,14 @@ def published(folder: Path) -> StudyResults:
     every = pd.concat(cells, ignore_index=True)
     every["why"] = None
     return StudyResults(folder, every, pd.concat(cases, ignore_index=True))
+
+
+def _ours_first(cells: pd.DataFrame) -> pd.DataFrame:
+    """The order in which tables show recipes: the baseline, the default, the others as stored."""
+    first = {name: place for place, name in enumerate((BASELINE, OURS))}
+    return cells.sort_values(
+        "recipe", key=lambda names: names.map(first).fillna(len(first)), kind="stable"
+    )
 
 
 def write_page(options: argparse.Namespace) -> None:
