@@ -31,6 +31,7 @@ from tests.adapters.nnunet_data import (
     set_environment,
     trainer,
 )
+from tests.alike import differences
 from tests.conftest import close
 from tests.ranks import in_two_processes
 
@@ -583,7 +584,8 @@ def rank_main(rank, root, name, configuration):
         state = found.loss.learned_state()
         ece = found.logger.get_value("segcal_val_ece", -1)
         kept = {"state": state, "batch": found.batch_size, "ece": ece,
-                "terms": found._train_terms, "best": vars(found.best_calibrated)}  # fmt: skip
+                "terms": found._train_terms, "best": vars(found.best_calibrated),
+                "temperature": found.temperature}  # fmt: skip
         torch.save(kept, f"{root}/{rank}.pt")
     finally:
         dist.destroy_process_group()
@@ -651,10 +653,9 @@ def test_two_processes_learn_the_same_multipliers(tiny, short, source):
     in_two_processes(rank_main, str(data.root), name, "two")
     first, second = (torch.load(data.root / f"{r}.pt", weights_only=False) for r in (0, 1))
     assert (first["batch"], second["batch"]) == (2, 1)  # of a batch of three
-    assert first["state"].keys() == second["state"].keys()
-    for key, value in first["state"].items():
-        assert torch.equal(value, second["state"][key]), key
-    for key in ("ece", "terms", "best"):
+    assert not differences(first["state"], second["state"], rel=0, abs=0)
+    assert len(first["temperature"]) == (short == "Confidence")
+    for key in ("ece", "terms", "best", "temperature"):
         assert first[key] == second[key]
     folder = data.root / "results" / "Dataset902_Tiny" / f"{name}__nnUNetPlans__two" / "fold_0"
     lines = [json.loads(line) for line in (folder / "segcal_log.jsonl").read_text().splitlines()]
