@@ -275,7 +275,8 @@ def _say_plan(
     if study.cost is not None:
         gpu = study.cost.gpu_minutes
         also = "" if gpu is None else f", or {gpu:g} min of a GPU"
-        say(console, f"All of them take about {study.cost.cpu_hours:g} h of a CPU core{also}.")
+        hours = study.cost.cpu_hours
+        say(console, f"As its file has it, the study takes about {hours:g} h of a CPU core{also}.")
     known = [(c, _seconds(s.result)) for c, s in found.items() if s.result]
     left = sum(_expected(c, known) for c, s in found.items() if s.state != "done")
     if known and left:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage, special
 
+from segcal.io.archives import save_arrays
 from segcal.io.files import whole_file, write_json
 from segcal.io.volumes import Geometry, write_nifti
 
@@ -153,7 +154,7 @@ def _write_case(
     write_nifti(folder / f"images{subset}" / f"{name}_0000.nii.gz", phantom.image, geometry)
     write_nifti(folder / f"labels{subset}" / f"{name}.nii.gz", phantom.labels, geometry)
     with whole_file(folder / f"posterior{subset}" / f"{name}.npz") as path:
-        np.savez_compressed(path, probabilities=phantom.posterior)
+        save_arrays(path, {"probabilities": phantom.posterior})
 
 
 def _posterior(rng: np.random.Generator, settings: PhantomSettings) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from segcal.io.archives import DAMAGED_STREAM, unpack_fast
 from segcal.io.files import ARRAY_ENDINGS, is_array, is_image, is_segmentation, read_exactly
 from segcal.io.nnunet_v1 import KEY, Crop, read_crop
 from segcal.io.rounding import LABEL_ROUNDING, MOST_LABELS, NOISE
@@ -38,9 +39,9 @@ FEW = 16
 """Different values near 0 and 1 that a scaled label map may have."""
 LOGITS_KEY = "logits"
 """Name of the array of logits in an ``.npz``."""
-DAMAGE = (
+DAMAGE: tuple[type[Exception], ...] = (
     OSError, EOFError, MemoryError, RuntimeError, UnicodeDecodeError,
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, *DAMAGED_STREAM,
 )  # fmt: skip
 """What zipfile raises when a file is damaged."""
 
@@ -539,6 +540,7 @@ def _open_npz(path: Path) -> Iterator[_Stored]:
         with zipfile.ZipFile(path) as archive:
             member = _member(path, archive)
             with archive.open(member) as file:
+                unpack_fast(file)
                 key = member.filename.removesuffix(".npy")
                 yield _npy_header(path, key, member.file_size, file)
     except DAMAGE as error:

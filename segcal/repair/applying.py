@@ -20,6 +20,7 @@ from segcal.evaluation.api import Runner
 from segcal.evaluation.engine import default_jobs, run
 from segcal.evaluation.labels import find_labels
 from segcal.evaluation.reading import check_label_map
+from segcal.io.archives import save_arrays
 from segcal.io.case_patterns import Patterns
 from segcal.io.class_files import find_class_files, read_class_files
 from segcal.io.files import (
@@ -564,7 +565,7 @@ def _write(
         with whole_file(into.with_name(f"{source.name}.pkl")) as temporary:
             shutil.copyfile(crop, temporary)  # of nnU-Net v1: where its crop lies
     with whole_file(into.with_name(f"{source.name}.npz")) as temporary:
-        np.savez_compressed(temporary, allow_pickle=False, **{key: after})
+        save_arrays(temporary, {key: after})
 
 
 def _write_volumes(source: ToCalibrate, read: _Read, after: NDArray[Any], job: ApplyJob) -> None:

@@ -22,6 +22,7 @@ from segcal.adapters.monai.data import Preprocess, resample
 from segcal.adapters.monai.dataset import CaseFiles, check_images, find_cases, find_images
 from segcal.adapters.monai.experiment import AXES, SegmentationExperiment, VolumeData
 from segcal.heads import split_heads
+from segcal.io.archives import save_arrays
 from segcal.io.files import check_writable, whole_file, write_json
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import DECISION_HEAD, RECORD_NAME
@@ -246,7 +247,7 @@ def predict_cases(
         else:
             write_nifti(volume, mask, geometry)
             with whole_file(stored) as temporary:
-                np.savez_compressed(temporary, probabilities=array)
+                save_arrays(temporary, {"probabilities": array})
         progress(case.name)
     labels = {name: k for k, name in enumerate(predictor.classes)}
     if predictor.ignore_label is not None:

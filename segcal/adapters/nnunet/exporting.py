@@ -13,6 +13,7 @@ from nnunetv2.inference.export_prediction import export_prediction_from_logits
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.io.archives import save_arrays
 from segcal.io.files import whole_file
 from segcal.io.pairing import LOGITS_FOLDER
 from segcal.posthoc.calibrator import Calibrator
@@ -74,7 +75,7 @@ def export(
     logits = write(looks, Path(output))
     if save_logits:
         with whole_file(logits_path(output)) as temporary:
-            np.savez_compressed(temporary, logits=frame.written(logits))
+            save_arrays(temporary, {"logits": frame.written(logits)})
 
 
 @dataclass(frozen=True)
