@@ -352,9 +352,12 @@ def recipes() -> None:
             content = load_recipe(recipe)
             loss = parts(content).formula(dice=True)
             changes = ", ".join(
-                f"{name} {one.first:g} to {one.last:g}" for name, one in content.schedule.items()
+                f"{name} {one.first:g} to {one.last:g}"
+                + ("" if one.gap is None else " as validation falls behind training")
+                for name, one in content.schedule.items()
             )
             loss += f" (weights by schedule: {changes})" if changes else ""
+            loss += "; a temperature at the end" if content.temperature else ""
             table.add_row(trainer, Text(loss), Text(recipe))
     console = open_console()
     console.print(table)

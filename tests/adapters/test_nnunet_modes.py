@@ -382,7 +382,7 @@ def test_volumes_of_a_cascade(tiny):
     found.initialize()
     found.do_split()
     voxels = torch.zeros(4, dtype=torch.long)
-    for images, target, keep in found._batches():
+    for images, target, keep in found._volumes():
         assert images.shape[1] == 1 + 3
         assert set(images[:, 1:].unique().tolist()) <= {0.0, 1.0}
         voxels += torch.bincount(target[(0, 0, *keep)].flatten().long(), minlength=4)

@@ -13,6 +13,7 @@ from torch import nn
 from segcal.components import Component
 from segcal.io.yaml import Strict
 from segcal.metrics.ece import ece
+from segcal.posthoc.folding import fitted_temperature
 from segcal.recipes import build, load_objective
 from segcal.training import beginning
 from segcal.training.beginning import OutputInUseError, source_commit
@@ -20,7 +21,7 @@ from segcal.training.collapse import CollapseWatch
 from segcal.training.devices import Ranks
 from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import Experiment, TrainingSettings
-from segcal.training.results import Criterion, Validation
+from segcal.training.results import Criterion, HeldOutPass, Validation
 from segcal.training.run import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("one_thread", "drawn")
@@ -93,6 +94,10 @@ class TinyRun(TrainingRun[TinyExperiment]):
         metrics = {"nll": nll, "ece": ece(logits.softmax(1), self.labels)}
         return Validation({n: float(v) for n, v in values.items()}, metrics, steps)
 
+    def held_out(self, network):
+        with torch.no_grad():
+            return HeldOutPass(iter([(network(self.points), self.labels)]), 1, None)
+
     def own_state(self):
         return {"points": len(self.points)}
 
@@ -141,6 +146,31 @@ def content(folder, name="checkpoint_last.pt"):
 def records(folder):
     found = EpochLog(folder / "run").records()
     return [{k: v for k, v in r.items() if k != "seconds"} for r in found]
+
+
+def test_the_best_network_is_divided_by_its_temperature(tmp_path):
+    """Of any trainer: a recipe says so, and a second run of a finished training changes nothing."""
+    recipe = tmp_path / "warm.yaml"
+    recipe.write_text("base: {cross_entropy: 1.0}\ntemperature: true\n")
+    said = []
+    training = {"epochs": 30, "batch_size": 12}
+    given = experiment(tmp_path, recipe=str(recipe), training=training)
+    TinyRun(given, say=said.append).run()
+    best, last = content(tmp_path, "checkpoint_best.pt"), content(tmp_path)
+    (t,) = best["temperature"]
+    assert t != 1
+    assert "temperature" not in last
+    assert said[-1].startswith(f"Temperature {t:.4g}, by which the last layer in checkpoint_best")
+    if best["epoch"] == last["epoch"]:
+        torch.testing.assert_close(best["network"]["0.weight"], last["network"]["0.weight"] / t)
+    before = (tmp_path / "run" / "checkpoint_best.pt").read_bytes()
+    TinyRun(given, resume=True).run()
+    assert (tmp_path / "run" / "checkpoint_best.pt").read_bytes() == before
+    run = TinyRun(given, resume=True)
+    run.network.load_state_dict(best["network"])
+    run.network.eval()
+    batches, number, _ = run.held_out(run.network)
+    assert fitted_temperature(batches, number).value == pytest.approx(1, abs=1e-4)
 
 
 def assert_same(a, b):
