@@ -58,7 +58,8 @@ class Schedule(Strict):
 
     ``{from: 1, to: 0, start: 0.1, end: 0.5}`` hands a term over between a tenth and a half of the
     epochs; with ``dice: 0.8`` shares of the epochs count from where validation reaches that Dice.
-    ``{from: 0, to: 1, gap: 0.5}`` lets a term act as far as validation falls behind training.
+    ``{from: 0, to: 1, gap: [0.1, 0.5]}`` lets a term act as far as validation falls behind
+    training.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -68,7 +69,7 @@ class Schedule(Strict):
     start: float = 0.0
     end: float = 1.0
     dice: float | None = None
-    gap: float | None = None
+    gap: tuple[float, float] | None = None
 
     @property
     def ramp(self) -> Ramp:

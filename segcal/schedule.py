@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 __all__ = ["Ramp", "Schedules", "generalisation_gap"]
 
+MEMORY = 0.7
+"""Of the running mean of the gap: about the last three epochs."""
+
 
 def generalisation_gap(train: float, validation: float) -> float:
     """How far validation lies behind training, as a share: ``(validation - train) / validation``.
@@ -40,9 +43,9 @@ class Ramp:
     With `dice` the clock of the ramp starts when the Dice of a validation pass first reaches this
     value: `start` and `end` then count from there.
 
-    With `gap` it follows the :func:`generalisation_gap` and not the epochs: `first` where
-    validation is not behind training, `last` from this gap on. So a term acts as far as a network
-    learns its cases by heart. Where nobody tells the gap, it is `last`.
+    With `gap` it follows the :func:`generalisation_gap` and not the epochs: `first` up to the
+    lower of two gaps, `last` from the upper on. So a term acts as far as a network learns its cases
+    by heart. Where nobody tells the gap, it is `last`.
 
     Args:
         first: factor at the beginning.
@@ -51,11 +54,11 @@ class Ramp:
         end: share of the epochs at which it has changed.
         dice: validation Dice, mean over the foreground classes, that the ramp waits for; None
             waits for nothing.
-        gap: generalisation gap at which the factor is `last`; None goes by the epochs.
+        gap: generalisation gaps between which the factor changes; None goes by the epochs.
 
     Raises:
-        ValueError: factors below 0, shares out of order or out of [0, 1], a Dice or a gap out of
-            (0, 1], a gap beside other clocks.
+        ValueError: factors below 0, shares out of order or out of [0, 1], a Dice out of (0, 1],
+            gaps out of order or out of [0, 1], or beside other clocks.
     """
 
     first: float = 1.0
@@ -63,7 +66,7 @@ class Ramp:
     start: float = 0.0
     end: float = 1.0
     dice: float | None = None
-    gap: float | None = None
+    gap: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         for name, factor in (("from", self.first), ("to", self.last)):
@@ -78,8 +81,10 @@ class Ramp:
             raise ValueError(f"dice: expected a Dice in (0, 1], got {self.dice}")
         if self.gap is None:
             return
-        if not 0 < self.gap <= 1:
-            raise ValueError(f"gap: expected a gap in (0, 1], got {self.gap}")
+        if not 0 <= self.gap[0] < self.gap[1] <= 1:
+            raise ValueError(
+                f"gap: expected two gaps, 0 <= lower < upper <= 1, got {list(self.gap)}"
+            )
         if (self.start, self.end, self.dice) != (0.0, 1.0, None):
             raise ValueError(
                 "gap: goes by validation, not by the epochs; leave out start, end, dice"
@@ -94,7 +99,8 @@ class Ramp:
             gap: generalisation gap; NaN: unknown.
         """
         if self.gap is not None:
-            share = 1.0 if math.isnan(gap) else min(gap / self.gap, 1.0)
+            low, high = self.gap
+            share = 1.0 if math.isnan(gap) else min(max((gap - low) / (high - low), 0.0), 1.0)
             return self.first + (self.last - self.first) * share
         done = progress if self.dice is None else progress - began
         if math.isnan(done) or done < self.start:
@@ -112,7 +118,7 @@ class Schedules(nn.Module):
 
     Attributes:
         began: share of the epochs at which the Dice was reached, per ramp; NaN: not yet.
-        gap: the last generalisation gap; NaN: unknown.
+        gap: running mean of the generalisation gap, since a single epoch's is noisy; NaN: unknown.
     """
 
     began: Tensor
@@ -132,9 +138,14 @@ class Schedules(nn.Module):
         return any(ramp.gap is not None for ramp in self.ramps.values())
 
     def see_gap(self, gap: float) -> None:
-        """Take in the generalisation gap of the epoch just done; 0 before the first."""
-        if self.by_gap:
-            self.gap.fill_(gap)
+        """Take in the generalisation gap of the epoch just done; 0 before the first.
+
+        One that is NaN changes nothing.
+        """
+        if not self.by_gap or math.isnan(gap):
+            return
+        known = not bool(self.gap.isnan())
+        self.gap.copy_(MEMORY * self.gap + (1 - MEMORY) * gap if known else torch.tensor(gap))
 
     def factors(self, progress: float, dice: float = math.nan) -> dict[str, float]:
         """Return the factors for what is trained next, by name.

@@ -105,10 +105,14 @@ def test_schedules_of_recipes(tmp_path):
 
 
 def test_a_ramp_may_follow_the_generalisation_gap():
-    ramp = Ramp(0.0, 2.0, gap=0.5)
-    assert [ramp.at(0.7, gap=g) for g in (0.0, 0.125, 0.5, 0.9)] == [0.0, 0.5, 2.0, 2.0]
+    ramp = Ramp(0.0, 2.0, gap=(0.25, 0.75))
+    assert [ramp.at(0.7, gap=g) for g in (0.0, 0.25, 0.375, 0.75, 0.9)] == [0, 0, 0.5, 2, 2]
     assert ramp.at(0.0) == 2.0  # nobody tells it
-    for wrong in ({"gap": 0.0}, {"gap": 1.5}, {"gap": 0.5, "end": 0.3}, {"gap": 0.5, "dice": 0.8}):
+    both = {"gap": (0.0, 0.5)}
+    for wrong in (
+        {"gap": (0.5, 0.5)}, {"gap": (0.1, 1.5)}, {"gap": (-0.1, 0.5)}, {**both, "end": 0.3},
+        {**both, "dice": 0.8},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="gap: "):
             Ramp(0.0, 1.0, **wrong)
 
@@ -121,16 +125,18 @@ def test_how_far_validation_lies_behind():
     assert math.isnan(generalisation_gap(0.4, math.nan))
 
 
-def test_the_gap_is_in_the_state():
-    first = objective(first=0.0, last=1.0, gap=0.5)
-    assert first.advance(0.0) == {"dice": 2.0}
+def test_the_gap_is_a_running_mean_in_the_state():
+    first = objective(first=0.0, last=1.0, gap=(0.0, 0.5))
+    assert first.advance(0.0) == {"dice": 2.0}  # nobody has told
     first.see_gap(0.0)
     assert first.advance(0.0) == {"dice": 0.0}
     first.see_gap(0.2)
-    assert first.advance(0.1) == {"dice": pytest.approx(0.8)}
-    second = objective(first=0.0, last=1.0, gap=0.5)
+    first.see_gap(math.nan)  # an epoch that did not validate
+    assert first.advance(0.1) == {"dice": pytest.approx(2 * 0.06 / 0.5)}
+    first.see_gap(0.4)
+    second = objective(first=0.0, last=1.0, gap=(0.0, 0.5))
     second.load_state_dict(first.state_dict())
-    assert second.advance(0.5) == {"dice": pytest.approx(0.8)}
+    assert second.advance(0.5) == {"dice": pytest.approx(2 * (0.7 * 0.06 + 0.3 * 0.4) / 0.5)}
     other = objective(start=0.2)
     other.see_gap(0.3)  # nothing goes by it
     assert "schedules.gap" not in other.state_dict()
@@ -138,8 +144,11 @@ def test_the_gap_is_in_the_state():
 
 def test_a_recipe_may_follow_the_gap():
     made = build("confidence", num_classes=3)
-    made.see_gap(0.25)
-    assert made.advance(0.3) == {"ml1_ace_soft": 0.5, "confidence": 0.5}
+    made.see_gap(0.3)
+    assert made.advance(0.3) == {
+        "ml1_ace_soft": pytest.approx(0.5),
+        "confidence": pytest.approx(0.5),
+    }
     assert made.in_force["cross_entropy"] == 1.0
 
 

@@ -398,9 +398,9 @@ def test_two_heads_with_a_schedule(tmp_path, one_thread):
 def test_a_schedule_by_the_gap():
     loss = SegcalLoss("confidence", num_classes=K, to_onehot_y=True)
     setting = Setting(loss, UNet(3, 1, K, channels=(4, 8), strides=(2,)))
-    gaps, seen = iter([0.0, 0.1, 0.4]), []
+    gaps, seen = iter([0.0, 1.0, 0.0]), []
     scheduled = ScheduleHandler(loss, gap=lambda: next(gaps))
     loss.register_forward_pre_hook(lambda *_: seen.append(loss.objective.in_force["confidence"]))
     setting.trainer([scheduled], epochs=4).run()
     steps = len(seen) // 4
-    assert seen[::steps] == pytest.approx([0, 0, 0.2, 0.8])
+    assert seen[::steps] == pytest.approx([0, 0, (0.3 - 0.1) / 0.4, (0.21 - 0.1) / 0.4])
