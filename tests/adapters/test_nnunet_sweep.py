@@ -323,7 +323,7 @@ def test_the_likelihood_of_a_pass():
     """Mean cross-entropy of the full resolution over samples, for schedules by the gap."""
     heads, targets = heads_and_targets((16, 12), ignore=IGNORED)
     layout = Labels(K, per_channel=False, ignore_index=IGNORED, channels=1)
-    schedules = Schedules({"crac": Ramp(0.0, 1.0, gap=0.5)})
+    schedules = Schedules({"crac": Ramp(0.0, 1.0, gap=(0.0, 0.5))})
     host = deep(compound(ignore=IGNORED))
     loss = PenalisedLoss(host, layout, PENALTIES["crac"](IGNORED), schedules=schedules)
     loss(heads, targets)
