@@ -2,7 +2,8 @@
 
 Whatever runs the network then gets calibrated probabilities, and masks stay what they were: the
 largest logit of a voxel stays the largest, and a mean of logits (over windows, mirrored images, the
-voxels around in a resampling) is divided by the same number.
+voxels around in a resampling) is divided by the same number. Only in an ensemble, whose members
+have a temperature each, may a few voxels change.
 """
 
 from __future__ import annotations
