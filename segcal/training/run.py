@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from segcal.io.files import check_writable
 from segcal.objective import Objective
-from segcal.posthoc.folding import FoldingError, fitted_temperature, fold_temperature
+from segcal.posthoc.folding import fitted_temperature, fold_temperature
 from segcal.recipes import Recipe
 from segcal.reporting.picture import draw
 from segcal.reporting.progress import FIGURE_NAME, plot_progress
@@ -271,7 +271,10 @@ class TrainingRun(ABC, Generic[Kind]):
         )
 
     def _fold_temperature(self) -> None:
-        """Divide the last layer of the best network by its temperature, in its checkpoint."""
+        """Divide the last layer of the best network by its temperature, in its checkpoint.
+
+        Where that cannot be done it is said, and the training has ended well all the same.
+        """
         path = self.folder / BEST_NAME
         content = read_checkpoint(path, self.keys)
         if "temperature" in content:  # of a training that had ended before
@@ -280,15 +283,15 @@ class TrainingRun(ABC, Generic[Kind]):
         network.load_state_dict(content["network"])
         network.eval()
         batches, number, ignore_index = self.held_out(network)
-        temperature = fitted_temperature(batches, number, ignore_index=ignore_index)
         try:
+            temperature = fitted_temperature(batches, number, ignore_index=ignore_index)
             values = fold_temperature(
                 network,
                 temperature,
                 lambda: next(self.held_out(network).batches)[0],
                 num_heads=self.objective.num_heads,
             )
-        except FoldingError as error:
+        except ValueError as error:
             self.say(
                 f"WARNING: no temperature became part of {BEST_NAME}: {error}. segcal calibrate "
                 "repairs its probabilities"

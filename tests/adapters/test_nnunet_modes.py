@@ -246,6 +246,22 @@ def test_a_temperature_becomes_part_of_the_network(tiny, capsys):
     assert again.temperature == [pytest.approx(1, abs=1e-4)]
 
 
+def test_a_temperature_that_cannot_be_fitted_costs_no_training(tiny, capsys, monkeypatch):
+    tiny()
+    found = trainer("nnUNetTrainerConfidence", "2d", epochs=1)
+    whole = type(found)._probabilities
+
+    def lost(of):
+        for logits, labels in whole(of):
+            yield torch.full_like(logits, math.nan), labels
+
+    monkeypatch.setattr(type(found), "_probabilities", lost)
+    found.run_training()
+    assert found.temperature == []
+    assert (Path(found.output_folder) / "checkpoint_final.pth").is_file()
+    assert "WARNING: segcal: no temperature became part of the network: " in capsys.readouterr().out
+
+
 def test_fold_all_warns(tiny, capsys):
     tiny()
     run("CRaC", "2d", "all", epochs=1)

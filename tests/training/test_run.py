@@ -173,6 +173,20 @@ def test_the_best_network_is_divided_by_its_temperature(tmp_path):
     assert fitted_temperature(batches, number).value == pytest.approx(1, abs=1e-4)
 
 
+def test_a_temperature_that_cannot_be_fitted_costs_no_training(tmp_path):
+    class Lost(TinyRun):
+        def held_out(self, network):
+            return HeldOutPass(iter([(torch.full((12, 3), torch.nan), self.labels)]), 1, None)
+
+    recipe = tmp_path / "warm.yaml"
+    recipe.write_text("base: {cross_entropy: 1.0}\ntemperature: true\n")
+    said = []
+    done = Lost(experiment(tmp_path, recipe=str(recipe)), say=said.append).run()
+    assert done.epochs == 3
+    assert said[-1].startswith("WARNING: no temperature became part of checkpoint_best.pt: ")
+    assert "temperature" not in content(tmp_path, "checkpoint_best.pt")
+
+
 def assert_same(a, b):
     if isinstance(a, torch.Tensor):
         torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -52,7 +52,7 @@ from segcal.adapters.nnunet.workers import workers_end_with_us
 from segcal.heads import TwoHeadLayer, add_probability_head, head_layer
 from segcal.io.files import remove_leftovers, whole_file
 from segcal.io.label_sets import label_set_of
-from segcal.posthoc.folding import FoldingError, fitted_temperature, fold_temperature
+from segcal.posthoc.folding import fitted_temperature, fold_temperature
 from segcal.posthoc.temperature import Temperature
 from segcal.recipes import load_recipe, names
 from segcal.reporting.picture import draw
@@ -348,7 +348,8 @@ class CalibratedTrainer(nnUNetTrainer):
     def _fold_temperature(self) -> None:
         """Divide the network's last layer by the temperature that validation patches tell.
 
-        They are the same ones whenever it is done, so that doing it twice does no harm.
+        They are the same ones whenever it is done, so that doing it twice does no harm. Where it
+        cannot be done the log says why: a training that has ended is not lost for that.
         """
         self.temperature = []
         if self.fold == "all":
@@ -358,18 +359,12 @@ class CalibratedTrainer(nnUNetTrainer):
             )
             return
         self.network.eval()
-        temperature = fitted_temperature(
-            self._probabilities(),
-            self.num_val_iterations_per_epoch,
-            ignore_index=self._labels.ignore_index,
-            per_channel=self._labels.per_channel,
-        )
-        temperature = of_first_rank(temperature, self.is_ddp)
         try:
+            temperature = self._fitted_temperature()
             self.temperature = fold_temperature(
                 self.network, temperature, lambda: next(self._probabilities())[0]
             )
-        except FoldingError as error:
+        except ValueError as error:
             self.print_to_log_file(
                 f"WARNING: segcal: no temperature became part of the network: {error}. --calibrate "
                 "repairs its probabilities"
@@ -381,6 +376,30 @@ class CalibratedTrainer(nnUNetTrainer):
             f"last layer in checkpoint_final.pth is divided: NLL of validation patches "
             f"{facts['nll_before']:.4f} -> {facts['nll_after']:.4f}, same masks"
         )
+
+    def _fitted_temperature(self) -> Temperature:
+        """The temperature of the first process's patches, in all processes.
+
+        Raises:
+            ValueError: in all of them, if it cannot be fitted.
+        """
+        found: list[Any] = [None]
+        if self.local_rank == 0:
+            try:
+                fitted = fitted_temperature(
+                    self._probabilities(),
+                    self.num_val_iterations_per_epoch,
+                    ignore_index=self._labels.ignore_index,
+                    per_channel=self._labels.per_channel,
+                )
+                found = [fitted.state()]
+            except ValueError as error:
+                found = [str(error)]
+        if self.is_ddp:
+            dist.broadcast_object_list(found, 0)
+        if isinstance(found[0], str):
+            raise ValueError(found[0])
+        return Temperature.from_state(found[0])
 
     def _probabilities(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits that give probabilities, and labels, of fixed patches."""
@@ -595,15 +614,6 @@ def _trainers() -> dict[str, type[CalibratedTrainer]]:
 TRAINERS = _trainers()
 globals().update(TRAINERS)
 __all__ = list(TRAINERS)
-
-
-def of_first_rank(temperature: Temperature, is_ddp: bool) -> Temperature:
-    """Give every process the temperature of the first, whose network is saved."""
-    if not is_ddp:
-        return temperature
-    state = [temperature.state()]
-    dist.broadcast_object_list(state, 0)
-    return Temperature.from_state(state[0])
 
 
 def warn_of_labels(trainer: nnUNetTrainer) -> None:
