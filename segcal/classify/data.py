@@ -141,6 +141,7 @@ def _load(settings: str, stamp: object) -> Parted:
         validation=data.split.validation,
         test=data.split.test,
         seed=data.split.seed,
+        fold=None if data.split.folds is None else (data.split.fold, data.split.folds),
     )
     parts = {}
     for number, name in enumerate(PARTS):

@@ -136,7 +136,7 @@ def evaluate_classifier(
     objective.load_state_dict(content["objective"])
     chosen, loss = data.parts[part], label_loss(objective)
     logits = predict(network.to(place), chosen.to(place)).cpu()
-    outcomes = measure(logits, chosen.targets, data.names, loss, retrieval=True)
+    outcomes = measure(logits, chosen.targets, data.names, loss, full=True)
     epoch, saved = int(content["epoch"]) - 1, None
     if calibrate is not None:
         held_out = data.parts["validation"]
@@ -176,5 +176,5 @@ def _measure_calibrated(
     """Numbers of the calibrated probabilities of logits ``(N, K)``."""
     probs = calibrated(logits, loss, saved.calibrator)
     if loss is None:
-        return measure_classes(probs, part.targets, saved.channels)
-    return measure_labels(calibrated_log_odds(probs), part.targets, saved.channels, retrieval=True)
+        return measure_classes(probs, part.targets, saved.channels, full=True)
+    return measure_labels(calibrated_log_odds(probs), part.targets, saved.channels, full=True)

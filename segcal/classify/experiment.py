@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from segcal.components import Component, build_component
 from segcal.io.yaml import Strict
@@ -40,11 +40,22 @@ class SampleSplit(Strict):
         validation: share that validates, updates multipliers and chooses the epoch.
         test: share that is evaluated in the end.
         seed: of the choice.
+        folds: cross-validation: all samples are parted into so many folds, whatever the data set
+            says of them, and one fold tests; None takes the share ``test``.
+        fold: which one, from 0.
     """
 
     validation: float = Field(default=0.2, gt=0, lt=1)
     test: float = Field(default=0.2, gt=0, lt=1)
     seed: int = Field(default=0, ge=0)
+    folds: int | None = Field(default=None, ge=2)
+    fold: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> SampleSplit:
+        if self.fold >= (self.folds or 1):
+            raise ValueError(f"fold: expected one of {self.folds or 1}, from 0, got {self.fold}")
+        return self
 
 
 class SampleData(Strict):
@@ -99,8 +110,10 @@ class ClassificationTraining(TrainingSettings):
         precision: ``fp32``, or ``bf16`` for what the network computes in; losses, penalties and
             validation are in float32 anyway.
         clip_grad: norm that gradients are clipped to; None does not.
-        metric: of the validation set that chooses the best epoch; None is accuracy of classes,
-            ``map_class`` of labels.
+        metric: of the validation set that chooses the best epoch, of equal ones the last; None is
+            ``nll``, and ``map_class`` of losses whose scores are no probabilities. Accuracy and mAP
+            of a small set tie many epochs, and choose between networks without regard to their
+            calibration.
     """
 
     epochs: int = Field(default=60, ge=1)

@@ -18,6 +18,7 @@ from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier
 from segcal.metrics.classwise_ece import classwise_ece
 from segcal.metrics.ece import ece, reliability
+from segcal.metrics.ece_floor import EceFloor, ece_floor, floor_of_cells
 from segcal.metrics.mean_ap import average_precisions, mean_average_precision
 from segcal.metrics.multilabel_calibration import (
     multilabel_calibration_error,
@@ -30,7 +31,8 @@ from segcal.tensors import label_masks
 CLASS_METRICS = {
     "accuracy": "share of samples whose most probable class is theirs",
     "ece": "expected calibration error of the top class, bins of equal width",
-    "aece": "the same, bins of equal mass",
+    "ece_floor": "ECE that calibrated probabilities as confident as these would have by chance",
+    "aece": "ECE with bins of equal mass",
     "cece": "expected calibration error of every class against the others, mean over classes",
     "nll": "mean negative log-likelihood, in nats",
     "brier": "mean over samples of the squared error summed over classes",
@@ -42,12 +44,17 @@ LABEL_METRICS = {
     "ace": "mean gap over the bins that are not empty, all pairs of sample and label pooled",
     "mce": "largest of these gaps",
     "ece": "mean of these gaps, weighted by the pairs in a bin",
+    "ece_floor": "ECE that calibrated probabilities like these would have by chance",
     "nll": "mean negative log-likelihood of a label, in nats",
     "brier": "mean squared error of a label's probability",
 }
 """What is measured of labels, and what it means."""
 HIGHER_IS_BETTER = ("accuracy", "map_class", "map_sample")
+NO_MERIT = ("ece_floor",)
+"""Numbers that say something of the samples, not of the loss."""
 CLASS_BINS, LABEL_BINS = 15, 10
+FINE = 64
+"""Cells of a bin, in which the floor's simulation takes probabilities for equal."""
 MOST_CONDITIONS = 5
 """Labels of a retrieval query, at most."""
 FLOOR = 1e-12
@@ -64,6 +71,7 @@ class Measured:
         classes: bins of every class or label.
         table: a row for each class or label.
         retrieval: of labels, retrieval mAP by the number of conditions of a query.
+        floor: of the ECE, where it was asked for.
     """
 
     metrics: dict[str, float]
@@ -71,15 +79,19 @@ class Measured:
     classes: list[BinStatistics]
     table: pd.DataFrame
     retrieval: dict[int, float] = field(default_factory=dict)
+    floor: EceFloor | None = None
 
 
-def measure_classes(probs: Tensor, classes: Tensor, names: tuple[str, ...]) -> Measured:
+def measure_classes(
+    probs: Tensor, classes: Tensor, names: tuple[str, ...], *, full: bool = False
+) -> Measured:
     """Numbers of classes that exclude each other.
 
     Args:
         probs: ``(N, K)``.
         classes: ``(N,)``.
         names: of the classes.
+        full: whether to simulate the floor of ECE, too.
     """
     metrics = {
         "accuracy": float((probs.argmax(1) == classes).double().mean()),
@@ -102,11 +114,16 @@ def measure_classes(probs: Tensor, classes: Tensor, names: tuple[str, ...]) -> M
         },
         index=pd.Index(names, name="class"),
     )
-    return Measured(metrics, reliability(probs, classes, bins=CLASS_BINS), bins, table)
+    floor = None
+    if full:
+        floor = ece_floor(probs, classes, bins=CLASS_BINS)
+        metrics["ece_floor"] = floor.expected
+    top = reliability(probs, classes, bins=CLASS_BINS)
+    return Measured(metrics, top, bins, table, floor=floor)
 
 
 def measure_labels(
-    log_odds: Tensor, targets: Tensor, names: tuple[str, ...], *, retrieval: bool = False
+    log_odds: Tensor, targets: Tensor, names: tuple[str, ...], *, full: bool = False
 ) -> Measured:
     """Numbers of labels of which a sample may have several.
 
@@ -114,7 +131,7 @@ def measure_labels(
         log_odds: of the probabilities ``(N, T)``; they rank, and do not round to ties.
         targets: ``(N, T)`` of 0, 1 and -1.
         names: of the labels.
-        retrieval: whether to answer queries, too.
+        full: whether to answer queries and to simulate the floor of ECE, too.
     """
     probs = torch.sigmoid(log_odds)
     positive, negative = label_masks(probs, targets)
@@ -145,12 +162,14 @@ def measure_labels(
         },
         index=pd.Index(names, name="label"),
     )
-    curve = {}
-    if retrieval:
+    curve, floor = {}, None
+    if full:
         conditions = range(1, min(MOST_CONDITIONS, len(names)) + 1)
         curve = retrieval_curve(log_odds, targets, conditions=conditions)
+        floor = floor_of_cells(equal_width_statistics(p, truth > 0, LABEL_BINS * FINE), LABEL_BINS)
+        metrics["ece_floor"] = floor.expected
     pooled = multilabel_reliability(probs, targets, bins=LABEL_BINS)
-    return Measured(metrics, pooled, bins, table, curve)
+    return Measured(metrics, pooled, bins, table, curve, floor)
 
 
 def measure(
@@ -159,7 +178,7 @@ def measure(
     names: tuple[str, ...],
     loss: MultiLabelLoss | None,
     *,
-    retrieval: bool = False,
+    full: bool = False,
 ) -> dict[str, Measured]:
     """Numbers of logits, for every kind of :func:`probabilities` of them.
 
@@ -168,13 +187,13 @@ def measure(
         targets: classes ``(N,)`` or labels ``(N, T)``.
         names: of the classes or labels.
         loss: of labels; None for classes.
-        retrieval: whether queries of labels are answered, too.
+        full: whether queries of labels are answered and floors of ECE simulated, too.
     """
     if loss is None:
         found = probabilities(logits, loss)
-        return {kind: measure_classes(p, targets, names) for kind, p in found.items()}
+        return {kind: measure_classes(p, targets, names, full=full) for kind, p in found.items()}
     return {
-        kind: measure_labels(z, targets, names, retrieval=retrieval)
+        kind: measure_labels(z, targets, names, full=full)
         for kind, z in log_odds_by_kind(logits, loss).items()
     }
 

@@ -17,6 +17,7 @@ from segcal.classify.measures import (
     CLASS_METRICS,
     HIGHER_IS_BETTER,
     LABEL_METRICS,
+    NO_MERIT,
     Measured,
     conventions,
     record,
@@ -39,9 +40,9 @@ FILES = (
 MOST_CLASSES = 16
 """Classes that get a reliability diagram each."""
 NAMES = {
-    "accuracy": "accuracy", "ece": "ECE", "aece": "AECE", "cece": "CECE", "nll": "NLL",
-    "brier": "Brier", "map_class": "mAP@class", "map_sample": "mAP@sample", "ace": "ACE",
-    "mce": "MCE",
+    "accuracy": "accuracy", "ece": "ECE", "ece_floor": "ECE floor", "aece": "AECE",
+    "cece": "CECE", "nll": "NLL", "brier": "Brier", "map_class": "mAP@class",
+    "map_sample": "mAP@sample", "ace": "ACE", "mce": "MCE",
 }  # fmt: skip
 LABEL_AXES = ("probability", "frequency")
 
@@ -49,10 +50,11 @@ LABEL_AXES = ("probability", "frequency")
 def metric_columns(multilabel: bool) -> list[Column]:
     """Headings of the metrics of classes or labels."""
     chosen = LABEL_METRICS if multilabel else CLASS_METRICS
-    return [
-        Column(NAMES[key], meaning, better="↑" if key in HIGHER_IS_BETTER else "↓")
-        for key, meaning in chosen.items()
-    ]
+    return [Column(NAMES[key], meaning, better=_arrow(key)) for key, meaning in chosen.items()]
+
+
+def _arrow(metric: str) -> str:
+    return "" if metric in NO_MERIT else "↑" if metric in HIGHER_IS_BETTER else "↓"
 
 
 def metric_table(
@@ -115,7 +117,9 @@ def _table_of_means(
     cells = [[Cell(row, row)] for row in rows]
     for name, column in columns.items():
         shown = [_mean_of([run.get(name) for run in runs]) for runs in rows.values()]
-        for row, cell in zip(cells, mark(shown, higher=column.better == "↑"), strict=True):
+        if column.better:
+            shown = mark(shown, higher=column.better == "↑")
+        for row, cell in zip(cells, shown, strict=True):
             row.append(cell)
     return Table(key, title, [head, *columns.values()], cells, caption)
 
@@ -244,7 +248,9 @@ def _top_diagram(outcomes: Mapping[str, Measured], multilabel: bool) -> Picture:
         title = "Reliability of all pairs of sample and label"
         unit, names = "pairs", LABEL_AXES
     diagrams = {kind: o.top for kind, o in outcomes.items()}
-    return draw(plot_reliability(diagrams, title, unit=unit, axes_names=names), title)
+    floors = {kind: o.floor for kind, o in outcomes.items() if o.floor is not None}
+    figure = plot_reliability(diagrams, title, unit=unit, axes_names=names, floors=floors)
+    return draw(figure, title)
 
 
 def _class_diagrams(outcomes: Mapping[str, Measured], names: Sequence[str]) -> Picture:

@@ -29,6 +29,7 @@ from segcal.classify.study_report import TrialResult, write_study
 from segcal.classify.training import ClassificationRun
 from segcal.io.files import read_json, write_json, write_text
 from segcal.io.yaml import Strict, merged, validated
+from segcal.training.checkpoints import LAST_NAME
 from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import load as load_file
 from segcal.training.experiments import read_content
@@ -88,9 +89,11 @@ class Study(Strict):
         sets: data sets by name.
         recipes: losses, in the order of the tables.
         seeds: of the trainings.
-        splits: ``fixed`` leaves the samples of training, validation and test as they are;
-            ``seed`` draws them anew for every seed, so that deviations hold the choice of samples,
-            too.
+        splits: ``seed`` draws training, validation and test samples anew for every seed, as far as
+            the data set does not name them, so that deviations and intervals hold the choice of
+            samples, too; ``folds`` is a cross-validation over all samples, with a fold for every
+            seed; ``fixed`` takes those of the experiment's own seed.
+        baseline: loss that the others are compared with; None is the first of every set.
         terms: arguments of a recipe's terms, by recipe and term.
         changes: keys and values in place of those of all experiments.
         output: folder of the trainings and of the report.
@@ -100,7 +103,8 @@ class Study(Strict):
     sets: dict[str, Set] = Field(min_length=1)
     recipes: tuple[str, ...] = ()
     seeds: tuple[int, ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
-    splits: Literal["fixed", "seed"] = "fixed"
+    splits: Literal["fixed", "seed", "folds"] = "seed"
+    baseline: str | None = None
     terms: dict[str, dict[str, dict[str, Any]]] = Field(default={})
     changes: Changes = Field(default={})
     output: str
@@ -114,9 +118,16 @@ class Study(Strict):
 
     @model_validator(mode="after")
     def _splits(self) -> Study:
-        changes = [self.changes, *(one.changes for one in self.sets.values())]
-        if self.splits == "seed" and any("seed" in _inner(c, "data", "split") for c in changes):
-            raise ValueError("changes: data.split.seed has no effect with splits: seed")
+        overruled = {"seed": ("seed",), "folds": ("folds", "fold"), "fixed": ()}[self.splits]
+        for changes in (self.changes, *(one.changes for one in self.sets.values())):
+            if found := [key for key in overruled if key in _inner(changes, "data", "split")]:
+                raise ValueError(
+                    f"changes: data.split.{found[0]} has no effect with splits: {self.splits}"
+                )
+        if self.splits == "folds" and len(self.seeds) < 2:
+            raise ValueError(
+                "seeds: splits: folds makes a fold for every seed, so name two or more"
+            )
         return self
 
     @field_validator("sets")
@@ -155,7 +166,7 @@ class Trial:
             return None
         content: dict[str, Any] = read_json(path)
         same = content.get("experiment") == self.experiment.model_dump(mode="json")
-        return content if same and "data" in content else None
+        return content if same and "last" in content else None
 
 
 def load_study(config: str | Path, settings: Sequence[str] = ()) -> Study:
@@ -182,12 +193,19 @@ def trials(study: Study) -> list[Trial]:
         recipes = study.recipes if one.recipes is None else one.recipes
         if not recipes:
             raise ValueError(f"sets.{name}: has no recipes, and the study names none")
+        if study.baseline not in (None, *recipes):
+            raise ValueError(
+                f"baseline: expected one of the recipes of every set, and {name} has "
+                f"{', '.join(recipes)}; got {study.baseline!r}"
+            )
         for recipe in recipes:
-            for seed in study.seeds:
+            for place, seed in enumerate(study.seeds):
                 own: dict[str, Any] = {"recipe": recipe, "training": {"seed": seed}}
                 own["output"] = f"{study.output}/{name}/{Path(recipe).stem}/seed_{seed}"
                 if study.splits == "seed":
                     own["data"] = {"split": {"seed": seed}}
+                elif study.splits == "folds":
+                    own["data"] = {"split": {"folds": len(study.seeds), "fold": place}}
                 try:
                     content = read_content(one.config, ClassificationExperiment, EXPERIMENTS)
                     for changes in (study.changes, one.changes, own):
@@ -230,7 +248,9 @@ def run_trial(trial: Trial) -> None:
         FloatingPointError: the loss is no longer finite.
     """
     done = ClassificationRun(trial.experiment, resume=True).run()
-    evaluated = evaluate_classifier(done.folder, device=trial.experiment.training.device)
+    device = trial.experiment.training.device
+    evaluated = evaluate_classifier(done.folder, device=device)
+    last = evaluate_classifier(done.folder, device=device, checkpoint=LAST_NAME)
     write_json(
         done.folder / RESULT_NAME,
         {
@@ -245,6 +265,7 @@ def run_trial(trial: Trial) -> None:
             "samples": {name: len(part) for name, part in evaluated.data.parts.items()},
             "notes": evaluated.notes(),
             "outcomes": {kind: record(outcome) for kind, outcome in evaluated.outcomes.items()},
+            "last": {kind: record(o)["metrics"] for kind, o in last.outcomes.items()},
         },
     )
 
@@ -306,6 +327,8 @@ def result_of(trial: Trial) -> TrialResult | None:
         samples=result["samples"],
         notes=tuple(result["notes"]),
         outcomes=result["outcomes"],
+        last=result["last"],
+        metric=result["metric"],
         records=EpochLog(trial.experiment.folder).records(),
     )
 
@@ -350,5 +373,7 @@ def report_study(
         },
         failed=failed,
         missing=[t.name for t in found if t.name not in done and t.name not in failed],
+        baseline=study.baseline,
+        redrawn=study.splits != "fixed",
         forms=forms,
     )

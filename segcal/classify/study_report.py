@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from segcal import __version__
 from segcal.binning import BinStatistics
+from segcal.classify.comparison import compare_set, difference_table
 from segcal.classify.curves import multipliers, plot_curves, plot_multipliers, plot_retrieval
 from segcal.classify.measures import (
     HIGHER_IS_BETTER,
@@ -37,7 +38,10 @@ from segcal.reporting.picture import Picture, draw
 from segcal.reporting.reliability import plot_class_reliability
 from segcal.reporting.tables import Column, Table
 
-FILES = ("index.html", "summary.json", "runs.csv", "means.csv", "tables.*", "figures/*.png")
+FILES = (
+    "index.html", "summary.json", "runs.csv", "means.csv", "differences.csv", "tables.*",
+    "figures/*.png",
+)  # fmt: skip
 """What the report of a study may write."""
 BLOCKS = 4
 """Columns of the reliability diagrams of methods."""
@@ -56,6 +60,8 @@ class TrialResult:
         samples: how many train, validate and test.
         notes: what a reader should know.
         outcomes: ``metrics`` and ``reliability`` by the kind of probabilities.
+        last: metrics after the last epoch, by the kind of probabilities.
+        metric: of the validation samples, that chose the epoch.
         records: lines of the log.
     """
 
@@ -67,6 +73,8 @@ class TrialResult:
     samples: Mapping[str, int]
     notes: tuple[str, ...]
     outcomes: Mapping[str, Mapping[str, Any]]
+    last: Mapping[str, Mapping[str, float | None]]
+    metric: str
     records: Sequence[Mapping[str, Any]]
 
 
@@ -86,6 +94,7 @@ def run_table(runs: Sequence[TrialResult]) -> pd.DataFrame:
             "seed": run.seed,
             **outcome["metrics"],
             **{f"retrieval_{n}": value for n, value in outcome["retrieval"].items()},
+            **{f"last_{metric}": value for metric, value in run.last[kind].items()},
         }
         for run in runs
         for kind, outcome in run.outcomes.items()
@@ -101,6 +110,8 @@ def write_study(
     failed: Mapping[str, str],
     missing: Sequence[str] = (),
     forms: Sequence[str] = (),
+    baseline: str | None = None,
+    redrawn: bool = False,
 ) -> list[str]:
     """Write tables, figures and the page of a study.
 
@@ -111,6 +122,8 @@ def write_study(
         failed: trainings that failed, and why.
         missing: trainings that have not been run.
         forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
+        baseline: loss that the others are compared with; None is the first of every set.
+        redrawn: whether every seed has training and test samples of its own.
 
     Returns:
         names of the files.
@@ -125,6 +138,7 @@ def write_study(
     write_csv(report.place("means.csv"), means)
     printed: list[Table] = []
     sections: list[page.Section] = []
+    changes: list[pd.DataFrame] = []
     for name in dict.fromkeys(run.set for run in runs):
         own = [run for run in runs if run.set == name]
         printed.append(_set_table(name, own))
@@ -134,10 +148,21 @@ def write_study(
         notes = dict.fromkeys(note for run in own for note in run.notes)
         answers = pictures.pop("retrieval", None)
         sections.append(page.table_section(printed[-1], *notes, pictures=list(pictures.values())))
+        compared = compare_set(
+            name, table.loc[name], baseline, samples=own[0].samples, redrawn=redrawn
+        )
+        if compared.changes:
+            changes.append(compared.frame())
+            printed.append(difference_table(compared, multilabel=own[0].multilabel))
+            sections.append(page.table_section(printed[-1]))
+        printed.append(_last_table(name, own))
+        sections.append(page.table_section(printed[-1]))
         if answers is not None:
             title, head = f"{name}: retrieval", Column("method")
             printed.append(retrieval_table(f"{name}-retrieval", title, _retrieval(own), head=head))
             sections.append(page.table_section(printed[-1], pictures=[answers]))
+    if changes:
+        write_csv(report.place("differences.csv"), pd.concat(changes))
     summary = {**header, **_summary(runs, failed, missing)}
     write_json(report.place("summary.json"), summary)
     for form in forms:
@@ -190,7 +215,8 @@ def _set_table(name: str, runs: Sequence[TrialResult]) -> Table:
     fewest = min(len(of) for of in _rows(runs).values())
     caption = (
         f"Test samples, mean ± standard deviation over {len(seeds)} seed"
-        f"{'' if len(seeds) == 1 else 's'} ({what}). Fractions of 1, NLL in nats. Bold: best mean."
+        f"{'' if len(seeds) == 1 else 's'} ({what}). Fractions of 1, NLL in nats. Bold: best mean. "
+        f"{_chosen_by(runs)}"
     )
     if runs[0].multilabel:
         caption += (
@@ -207,6 +233,32 @@ def _set_table(name: str, runs: Sequence[TrialResult]) -> Table:
         multilabel=runs[0].multilabel,
         head=Column("method"),
         caption=caption,
+    )
+
+
+def _chosen_by(runs: Sequence[TrialResult]) -> str:
+    """What chose the epochs that were tested."""
+    by: dict[str, list[str]] = {}
+    for run in runs:
+        losses = by.setdefault(NAMES[run.metric], [])
+        losses += [] if run.recipe in losses else [run.recipe]
+    first, *others = sorted(by, key=lambda name: -len(by[name]))
+    said = f"Of every training the epoch of the best validation {first} was tested"
+    return said + "".join(f", of {', '.join(by[o])} that of the best {o}" for o in others) + "."
+
+
+def _last_table(name: str, runs: Sequence[TrialResult]) -> Table:
+    rows: dict[str, list[Mapping[str, float | None]]] = {}
+    for run in runs:
+        for kind, metrics in run.last.items():
+            rows.setdefault(row_name(run.recipe, kind), []).append(metrics)
+    return metric_table(
+        f"{name}-last",
+        f"{name}: after the last epoch",
+        rows,
+        multilabel=runs[0].multilabel,
+        head=Column("method"),
+        caption="The same test samples, by the networks of the last epoch, which nothing chose.",
     )
 
 

@@ -54,16 +54,16 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         if checkpoint is not None:
             check_data(checkpoint, self.data, self.folder / LAST_NAME)
         self.classes = self.data.names
-        self.criterion = self._choose_criterion()
         self.parts = {name: part.to(self.device) for name, part in self.data.parts.items()}
         self.objective = build_objective(experiment, self.data)
+        self.criterion = self._choose_criterion()
         self.recipe = load_objective(experiment.recipe, multilabel=self.data.multilabel)
         self.augment = Augment(experiment.data.augment)
 
     def _choose_criterion(self) -> Criterion:
         """The metric that chooses the best epoch; ValueError where the data have none."""
         multilabel = self.data.multilabel
-        metric = self.experiment.training.metric or ("map_class" if multilabel else "accuracy")
+        metric = self.experiment.training.metric or self._default_metric()
         higher = metric in HIGHER_IS_BETTER
         if higher and (metric == "accuracy") == multilabel:
             raise ValueError(f"training.metric: there is no {metric} of this data")
@@ -73,6 +73,11 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
                 "give another seed or a larger share"
             )
         return Criterion(metric, metric, higher)
+
+    def _default_metric(self) -> str:
+        """NLL; of a loss whose scores are no probabilities, what they rank."""
+        loss = label_loss(self.objective)
+        return "map_class" if loss is not None and loss.no_posterior else "nll"
 
     def build_network(self, *, fresh: bool) -> Standardised:
         """Build what the experiment names."""

@@ -122,6 +122,7 @@ class TrainingRun(ABC, Generic[Kind]):
             higher=self.criterion.higher,
         )
         self.epoch, self.best_epoch, self._best_score = 0, -1, -math.inf
+        self._improved = -1  # the first of the epochs that are as good as the best
         self.load()
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -238,7 +239,7 @@ class TrainingRun(ABC, Generic[Kind]):
     def out_of_patience(self) -> bool:
         """Whether no epoch has been better for as many as the settings allow."""
         patience = self.experiment.training.early_stop
-        return patience is not None and self.epoch - 1 - self.best_epoch >= patience
+        return patience is not None and self.epoch - 1 - self._improved >= patience
 
     def run(self, advance: Callable[[str], None] = lambda state: None) -> Trained:
         """Train to the end.
@@ -359,10 +360,17 @@ class TrainingRun(ABC, Generic[Kind]):
         self._warn(record, validation)
 
     def _is_best(self, value: float) -> bool:
-        """Whether the epoch is better than all before, which it then is remembered as."""
+        """Whether no epoch before is better; it is then remembered as the best.
+
+        Of equal ones the last: where a coarse metric ties many epochs, the first of them would be
+        a training that has hardly begun.
+        """
         score = value if self.criterion.higher else -value
         score = -math.inf if math.isnan(score) else score  # e.g. no foreground at all
-        best = self.best_epoch < 0 or score > self._best_score
+        better = self.best_epoch < 0 or score > self._best_score
+        if better:
+            self._improved = self.epoch
+        best = better or score == self._best_score > -math.inf
         if best:
             self._best_score, self.best_epoch = score, self.epoch
         return best
@@ -399,6 +407,7 @@ class TrainingRun(ABC, Generic[Kind]):
             "epoch": self.epoch,
             "best": self._best_score,
             "best_epoch": self.best_epoch,
+            "improved": self._improved,
             "network": self.network.state_dict(),
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -411,7 +420,7 @@ class TrainingRun(ABC, Generic[Kind]):
 
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         self.epoch, self._best_score = checkpoint["epoch"], checkpoint["best"]
-        self.best_epoch = checkpoint["best_epoch"]
+        self.best_epoch, self._improved = checkpoint["best_epoch"], checkpoint["improved"]
         self.network.load_state_dict(checkpoint["network"])
         self.objective.load_state_dict(checkpoint["objective"])
         self.optimizer.load_state_dict(checkpoint["optimizer"])

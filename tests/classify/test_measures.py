@@ -26,8 +26,8 @@ def test_classes_by_hand():
     """Confidences .6, .7, .8, .9 with hits 1, 0, 1, 1 lie in four of the fifteen bins."""
     p = torch.tensor([[0.6, 0.4], [0.7, 0.3], [0.2, 0.8], [0.9, 0.1]], dtype=torch.float64)
     classes = torch.tensor([0, 1, 1, 0])
-    found = measure(p.log(), classes, ("a", "b"), None)["softmax"]
-    assert list(found.metrics) == list(CLASS_METRICS)
+    found = measure(p.log(), classes, ("a", "b"), None, full=True)["softmax"]
+    assert set(found.metrics) == set(CLASS_METRICS)
     close(found.metrics["accuracy"], 0.75)
     close(found.metrics["ece"], (0.4 + 0.7 + 0.2 + 0.1) / 4)
     close(found.metrics["nll"], -np.log([0.6, 0.3, 0.8, 0.9]).mean())
@@ -36,6 +36,21 @@ def test_classes_by_hand():
     assert found.table["recall"].tolist() == [1.0, 0.5]
     close(found.table["precision"].tolist(), [2 / 3, 1.0])
     assert found.top.count.sum() == 4
+    # each is alone in its bin: it is off by 1 - p with probability p, and by p with 1 - p
+    close(found.metrics["ece_floor"], np.mean([0.48, 0.42, 0.32, 0.18]), atol=0.02)
+    assert "ece_floor" not in measure(p.log(), classes, ("a", "b"), None)["softmax"].metrics
+
+
+def test_the_floor_of_labels():
+    """Of calibrated log-odds, the ECE of 4,000 pairs is what its floor says, within its spread."""
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(rng.normal(size=(1000, 4)))
+    targets = torch.from_numpy((rng.random((1000, 4)) < torch.sigmoid(logits).numpy()).astype(int))
+    found = measure(logits, targets, tuple("abcd"), BCE(), full=True)["sigmoid"]
+    assert found.floor.p > 0.05
+    close(found.metrics["ece_floor"], found.metrics["ece"], atol=0.01)
+    surer = measure(3 * logits, targets, tuple("abcd"), BCE(), full=True)["sigmoid"]
+    assert surer.floor.p < 0.01
 
 
 def test_labels_against_another_program():
@@ -46,7 +61,7 @@ def test_labels_against_another_program():
     found = measure(logits, targets, tuple("abcde"), BCE())
     assert list(found) == ["sigmoid"]
     m = found["sigmoid"].metrics
-    assert list(m) == list(LABEL_METRICS)
+    assert set(m) == set(LABEL_METRICS) - {"ece_floor"}
     y, p = targets.numpy(), torch.sigmoid(logits).numpy()
     close(m["map_class"], metrics.average_precision_score(y, p, average="macro"))
     rows = y.any(1)
@@ -67,7 +82,7 @@ def test_unknown_labels_count_nowhere():
     targets[:, 1] = -1
     kept = measure(logits[:, [0, 2]], targets[:, [0, 2]], ("a", "c"), BCE())["sigmoid"]
     found = measure(logits, targets, ("a", "b", "c"), BCE())["sigmoid"]
-    for name in LABEL_METRICS:
+    for name in kept.metrics:
         close(found.metrics[name], kept.metrics[name])
     assert found.table.loc["b", "n"] == 0
 
@@ -106,7 +121,7 @@ def test_queries_are_answered_by_the_posterior_of_the_loss():
     """Sums of log-probabilities rank otherwise by the link than by the sigmoid."""
     targets = torch.randint(0, 2, (30, 3), generator=torch.Generator().manual_seed(0))
     logits = torch.randn(30, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = measure(logits, targets, ("a", "b", "c"), SPA(), retrieval=True)
+    found = measure(logits, targets, ("a", "b", "c"), SPA(), full=True)
     z = {"sigmoid": logits, "link": SPA().log_odds(logits)}
     for kind, outcome in found.items():
         queries = draw_queries(targets, 2, 500)

@@ -12,7 +12,9 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from scipy import stats
 
+from segcal.classify.evaluation import evaluate_classifier
 from segcal.classify.study import Study, check, load_study, result_of, run_trials, trials
 from segcal.classify.study_report import write_study
 from segcal.training.experiments import read_content, shipped
@@ -51,7 +53,8 @@ def study(tmp_path):
 
 def report(found, folder, **kwargs):
     runs = [run for run in map(result_of, found) if run is not None]
-    given = {"header": {"name": "s", "predictions": "p", "references": "r"}, "failed": {}, **kwargs}
+    given = {"header": {"name": "s", "predictions": "p", "references": "r"}, "failed": {},
+             "redrawn": True, **kwargs}  # fmt: skip
     return write_study(folder, runs, **given)
 
 
@@ -66,9 +69,13 @@ def test_trials(study):
     assert cals.folder.parts[-4:] == ("study", "clouds", "cals", "seed_1")
     assert (halves.training.batch_size, halves.training.epochs) == (16, 2)
     assert (cals.training.batch_size, cals.training.seed) == (32, 1)
-    assert {c.experiment.data.split.seed for c in found} == {0}
-    drawn = trials(load_study(study, ["splits=seed"]))
-    assert all(c.experiment.data.split.seed == c.seed for c in drawn)
+    assert all(c.experiment.data.split.seed == c.seed for c in found)
+    fixed = trials(load_study(study, ["splits=fixed"]))
+    assert {c.experiment.data.split.seed for c in fixed} == {0}
+    crossed = trials(load_study(study, ["splits=folds", "seeds=[4, 2]"]))
+    assert {(c.seed, c.experiment.data.split.fold) for c in crossed} == {(4, 0), (2, 1)}
+    assert {(c.experiment.data.split.seed, c.experiment.data.split.folds) for c in crossed} == {
+        (0, 2)}  # fmt: skip
 
 
 def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
@@ -77,7 +84,8 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
     assert [why for _, why in run_trials(found, 1)] == [""] * 10
     assert all(c.result() is not None for c in found)
     files = report(found, tmp_path / "report", forms=["markdown", "latex"])
-    assert {"index.html", "runs.csv", "means.csv", "tables.md", "tables.tex"} <= set(files)
+    assert {"index.html", "runs.csv", "means.csv", "differences.csv", "tables.md",
+            "tables.tex"} <= set(files)  # fmt: skip
     assert {f for f in files if f.endswith(".png")} == {
         f"figures/{name}.png" for name in (
             "clouds_metrics", "clouds_ece_epochs", "clouds_multipliers", "clouds_reliability",
@@ -97,6 +105,9 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
                 close(row[metric], value, rtol=1e-9)
             for conditions, value in outcome["retrieval"].items():
                 close(row[f"retrieval_{conditions}"], value, rtol=1e-9)
+            last = evaluate_classifier(trial.experiment.folder, checkpoint="checkpoint_last.pt")
+            close(row["last_nll"], last.outcomes[kind].metrics["nll"], rtol=1e-9)
+    _check_differences(tmp_path / "report" / "differences.csv", runs)
     means = pd.read_csv(tmp_path / "report" / "means.csv").set_index(["set", "method"])
     ace = runs.loc[("halves", "asymmetric + phi"), "ace"]
     close(means.loc[("halves", "asymmetric + phi"), "ace_mean"], (ace[1] + ace[2]) / 2, rtol=1e-9)
@@ -111,9 +122,24 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
     assert "1 condition ↑" in answered
     assert f"{means.loc[('halves', 'bce'), 'retrieval_2_mean']:.4f}" in answered
     assert "over 2 seeds (72 train, 24 validation, 24 test)" in table
+    assert "best validation NLL was tested, of two\\_way that of the best mAP@class." in table
+    assert "clouds: after the last epoch" in table
     page = (tmp_path / "report" / "index.html").read_text()
     assert "10 trainings evaluated" in page
     assert "No posterior goes with two_way" in page
+
+
+def _check_differences(path, runs):
+    """Every difference is the mean of those of the two seeds, with the variance of new samples."""
+    found = pd.read_csv(path).set_index(["set", "method", "metric"])
+    ece = runs["ece"]
+    delta = ece.loc["clouds", "cals"] - ece.loc["clouds", "ce"]
+    row = found.loc["clouds", "cals", "ece"]
+    half = stats.t.ppf(0.975, 1) * delta.std() * np.sqrt(1 / 2 + 24 / 72)
+    close([row["difference"], row["ci95_low"], row["ci95_high"]],
+          [delta.mean(), delta.mean() - half, delta.mean() + half], rtol=1e-9)  # fmt: skip
+    assert found.loc["halves", "asymmetric + phi", "ace"]["baseline"] == "bce"
+    assert ("halves", "bce", "ace") not in found.index
 
 
 def test_more_epochs_go_on_and_fewer_are_refused(study):
@@ -177,11 +203,12 @@ def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
         ("sets.halves.changes.training.seed=7", r"halves\.changes.*training\.seed has no effect"),
         ("sets.halves.changes.output=a", "output has no effect here"),
         ("changes.data.split.seed=7", r"data\.split\.seed has no effect with splits: seed"),
+        ("splits=folds", "makes a fold for every seed, so name two or more"),
     ],
 )
 def test_changes_that_a_study_overrules_are_refused(study, changes, message):
     with pytest.raises(ValueError, match=message):
-        load_study(study, ["splits=seed", changes])
+        load_study(study, ["splits=seed", "seeds=[1]", changes])
 
 
 def test_results_of_other_data_are_refused(study, tmp_path):
@@ -226,6 +253,7 @@ def test_several_processes_find_the_same(study, monkeypatch):
     [
         (["sets={}"], "at least 1"),
         (["recipes=[]"], "sets.clouds: has no recipes"),
+        (["baseline=ls"], "baseline: expected one of the recipes of every set, and clouds has ce"),
         (["recipes=[nothing]"], "sets.clouds, nothing: .*no recipe"),
         (["changes.training.epoch=1"], "sets.clouds, ce: .*epoch: unknown; there are epochs"),
         (["sets.clouds.config=none"], "sets.clouds, ce: none: no YAML file"),

@@ -9,7 +9,9 @@ from segcal.classify.study_report import TrialResult, _set_table
 
 def run(multilabel):
     outcomes = {"softmax": {"metrics": {}}}
-    return TrialResult("set", "ce", 0, multilabel, ("a",), {"test": 4}, (), outcomes, [])
+    return TrialResult(
+        "set", "ce", 0, multilabel, ("a",), {"test": 4}, (), outcomes, {"softmax": {}}, "nll", []
+    )
 
 
 @pytest.mark.parametrize("multilabel", [True, False])

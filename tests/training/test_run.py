@@ -330,7 +330,7 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("values", "higher", "best"),
     [
-        ((0.1, 0.3, 0.2, 0.3), True, 1),  # of equal ones, the first
+        ((0.1, 0.3, 0.2, 0.3), True, 3),  # of equal ones, the last
         ((0.1, 0.3, 0.2), False, 0),
         ((0.1, NAN, 0.05, 0.3), True, 3),
         ((NAN, 0.3, 0.2), True, 1),
@@ -349,10 +349,10 @@ def test_the_best_epoch(tmp_path, values, higher, best):
 def test_patience(tmp_path):
     values = (0.2, 0.3, 0.1, 0.3, 0.9, 0.9)
     done = scripted(tmp_path, *values, training={"early_stop": 2})
-    assert (done.epochs, done.best_epoch, done.early) == (4, 1, True)
+    assert (done.epochs, done.best_epoch, done.early) == (4, 3, True)  # the last is not better
     assert scripted(tmp_path, *values, training={"early_stop": 2}, resume=True) == done
     more = scripted(tmp_path, *values, training={"early_stop": 3}, resume=True)
-    assert (more.epochs, more.best_epoch, more.early) == (6, 4, False)
+    assert (more.epochs, more.best_epoch, more.early) == (6, 5, False)
 
 
 def test_a_plateau_is_one_of_the_criterion(tmp_path):

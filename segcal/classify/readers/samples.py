@@ -91,7 +91,14 @@ class Samples:
         )
 
 
-def split(samples: Samples, *, validation: float, test: float, seed: int) -> NDArray[np.int64]:
+def split(
+    samples: Samples,
+    *,
+    validation: float,
+    test: float,
+    seed: int,
+    fold: tuple[int, int] | None = None,
+) -> NDArray[np.int64]:
     """Part of every sample ``(N,)``; what the data set itself says stays.
 
     Where it names no test samples a share is taken at random, then of the rest for validation.
@@ -103,23 +110,30 @@ def split(samples: Samples, *, validation: float, test: float, seed: int) -> NDA
         validation: share of all samples that are to be parted.
         test: as before.
         seed: of the choice.
+        fold: number of the fold that tests, from 0, and of how many, in place of the share and of
+            what the data set says. Folds of a seed have no sample in common.
 
     Raises:
         ValueError: a part without a sample; a group that the data set itself parts.
     """
     rng = np.random.default_rng(seed)
-    parts = np.full(len(samples), UNSAID) if samples.parts is None else samples.parts.copy()
+    own = None if fold is not None else samples.parts
+    parts = np.full(len(samples), UNSAID) if own is None else own.copy()
     said = set(np.unique(parts).tolist())
     open_ = np.flatnonzero(parts == UNSAID if UNSAID in said else parts == 0)
     shares = {2: test, 1: validation}
     drawn = {part: share for part, share in shares.items() if part not in said}
     for units in _strata(samples, open_):
-        order = [units[i] for i in rng.permutation(len(units))]
+        sizes = {part: int(share * len(units)) for part, share in drawn.items()}
+        order = rng.permutation(len(units))
+        if fold is not None:
+            start, stop = (len(units) * k // fold[1] for k in (fold[0], fold[0] + 1))
+            order, sizes[2] = np.roll(order, -start), stop - start  # the fold, then validation
         begin = 0
-        for part, share in drawn.items():
-            end = begin + int(share * len(units))
-            parts[np.concatenate([*order[begin:end], np.empty(0, int)]).astype(int)] = part
-            begin = end
+        for part, size in sizes.items():
+            chosen = [units[i] for i in order[begin : begin + size]]
+            parts[np.concatenate([*chosen, np.empty(0, int)]).astype(int)] = part
+            begin += size
     parts[parts == UNSAID] = 0
     counts = np.bincount(parts, minlength=len(PARTS))
     if empty := [name for name, n in zip(PARTS, counts, strict=True) if not n]:

@@ -11,10 +11,13 @@ import importlib.util
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
 
 from segcal.classify.readers.csv import check_filled, read_table
 from segcal.classify.readers.folders import PARTS, files_of_classes
@@ -26,6 +29,8 @@ CHOICE = 2
 """Texts that are read for one that is taken."""
 SHORTEST = 12
 """Words of a docstring that counts."""
+ALIKE = 0.5
+"""Texts that share this part of their different words are near-duplicates."""
 
 
 def words(texts: Iterable[str], *, vocabulary: int, length: int) -> NDArray[np.int64]:
@@ -42,6 +47,27 @@ def words(texts: Iterable[str], *, vocabulary: int, length: int) -> NDArray[np.i
         numbers = [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in found]
         rows.append(numbers + [0] * (length - len(numbers)))
     return np.array(rows, np.int64).reshape(-1, length)
+
+
+def near_duplicates(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Groups ``(N,)`` of texts that are alike, or both alike a third one.
+
+    Alike are texts whose sets of words have a Jaccard index, the size of the intersection by that
+    of the union, of a half or more. Where one of them trains, the other cannot test.
+
+    Args:
+        numbers: of words, ``(N, L)``, as :func:`words` gives them.
+    """
+    own = [np.unique(row[row > 0]) for row in numbers]
+    sizes = np.array([len(of) for of in own])
+    where = (np.repeat(np.arange(len(own)), sizes), np.concatenate(own))
+    held = sparse.csr_matrix((np.ones(len(where[0])), where), (len(own), int(numbers.max()) + 1))
+    shared = (held @ held.T).tocoo()
+    union = sizes[shared.row] + sizes[shared.col] - shared.data
+    alike = shared.data >= ALIKE * union
+    pairs = (shared.data[alike], (shared.row[alike], shared.col[alike]))
+    groups: NDArray[np.int32] = connected_components(sparse.csr_matrix(pairs, shared.shape))[1]
+    return groups.astype(np.int64)
 
 
 def read_texts(
@@ -82,7 +108,9 @@ def read_docstrings(
 ) -> Samples:
     """Read the documentation of functions and classes of installed packages: which is it of?
 
-    Sources are parsed, nothing is imported or run. The names of the packages are taken out.
+    Sources are parsed, nothing is imported or run. The names of the packages are taken out. Nearly
+    the same text often stands at several functions: such texts are one group, so that none of them
+    tests what another has trained.
 
     Args:
         packages: the classes.
@@ -107,7 +135,8 @@ def read_docstrings(
             raise ValueError(f"packages: {package} has no documentation in its sources")
         for i in rng.permutation(len(texts))[:most]:
             found.append((taken_out.sub(" ", texts[i]), package))
-    return _samples(found, None, vocabulary, length, "docstrings")
+    samples = _samples(found, None, vocabulary, length, "docstrings")
+    return replace(samples, groups=near_duplicates(samples.inputs))
 
 
 def _samples(

@@ -19,7 +19,7 @@ from segcal.classify.readers.cifar import read_cifar10
 from segcal.classify.readers.csv import read_csv
 from segcal.classify.readers.images import read_images
 from segcal.classify.readers.samples import Samples
-from segcal.classify.readers.texts import read_docstrings, read_texts, words
+from segcal.classify.readers.texts import near_duplicates, read_docstrings, read_texts, words
 from tests.data_paths import real_data
 
 ARFF = """@relation music
@@ -538,12 +538,19 @@ def test_classes_whose_names_hold_the_letters_of_parts(tmp_path):
     assert (read.names, read.parts) == (("contest", "medieval", "trains"), None)
 
 
+def test_texts_that_are_alike_are_one_group():
+    """1 and 2 share two words of four, 2 and 3 the same, and 4 only one of five with any."""
+    found = near_duplicates(np.array([[1, 2, 3], [2, 3, 4], [3, 4, 5], [5, 6, 7], [2, 2, 1]]))
+    assert found.tolist() == [0, 0, 0, 1, 0]  # the last: words 1 and 2, of three of the first
+
+
 def test_docstrings_of_installed_packages():
     read = read_docstrings(["segcal", "nibabel"], most=20, length=30)
     assert read.names == ("nibabel", "segcal")
     assert np.bincount(read.targets).tolist() == [20, 20]
     numbers = {1 + zlib.crc32(w) % 19999 for w in (b"segcal", b"nibabel")}
     assert not numbers & set(read.inputs.ravel().tolist())  # the names are taken out
+    assert read.groups.tolist() == near_duplicates(read.inputs).tolist()
     again = read_docstrings(["segcal", "nibabel"], most=20, length=30)
     np.testing.assert_array_equal(read.inputs, again.inputs)
     with pytest.raises(ValueError, match="nothing_of_that_name is not installed"):

@@ -60,6 +60,27 @@ def test_groups_are_never_parted(sizes, seed, multilabel):
     assert [len(set(groups[parts == p])) for p in (1, 2)] == [count, count]
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=6, max_size=12),
+    folds=st.integers(2, 5),
+    seed=st.integers(0, 1000),
+)
+def test_every_sample_tests_in_one_fold(sizes, folds, seed):
+    """Also those that the data set would only test; groups stay together."""
+    groups = np.repeat(range(len(sizes)), sizes)
+    said = np.where(groups < 2, 2, -1)
+    given = samples(np.arange(len(groups)) % 2, groups=groups, parts=said)
+    parts = np.stack(
+        [split(given, validation=0.2, test=0.5, seed=seed, fold=(k, folds)) for k in range(folds)]
+    )
+    assert ((parts == 2).sum(0) == 1).all()
+    for row in parts:
+        assert all(len(set(row[groups == group])) == 1 for group in range(len(sizes)))
+        assert len(set(groups[row == 1])) == int(0.2 * len(sizes))
+        assert abs(len(set(groups[row == 2])) - len(sizes) / folds) < 1
+
+
 def test_a_group_that_the_data_set_parts_is_refused():
     groups, parts = np.repeat(np.arange(10), 2), np.full(20, -1)
     parts[:3] = 2  # one patient whole, of another one sample
