@@ -69,6 +69,7 @@ FLARE_14 = (
 )  # fmt: skip
 HEART = ((140, (0.5, 0.45, 0.4)), (260, (0.5, 0.5, 0.55)), (130, (0.5, 0.5, 0.55)))
 CLASSES = {5: FLARE_5, 14: FLARE_14}
+ERRORS = "errors"
 SCENES = {"liver": ((LIVER,),), "heart": (HEART, True), "13 organs": (FLARE_14,)}
 
 
@@ -247,7 +248,10 @@ def bench_surface(options: argparse.Namespace, console: Console) -> dict[str, An
         "surface lies between the voxels)"
     )
     found = {}
-    for name in options.scene or SCENES:
+    for name in options.scene or (*SCENES, ERRORS):
+        if name == ERRORS:
+            found |= bench_errors(options, console)
+            continue
         made = scene(options.quick, *SCENES[name])
         candidates = {}
         for package, one in surface_candidates(made.spacing_mm, options.without, console).items():
@@ -260,6 +264,50 @@ def bench_surface(options: argparse.Namespace, console: Console) -> dict[str, An
         title = f"{name}, {made.prediction.shape} {made.spacing_mm} mm"
         title += ", masks" if name == "liver" else ", from label maps; means"
         found[name] = show(title, results, console)
+    return found
+
+
+def errors(quick: bool) -> dict[str, Masks]:
+    """An ellipsoid, and predictions of it that are wrong in one way each; two structures apart."""
+    shape = (50, 128, 128) if quick else (100, 512, 512)
+    rng = np.random.default_rng(0)
+
+    def ellipsoid(centre: tuple[float, ...], radii: tuple[float, ...], rough: float = 0.0) -> Any:
+        grid = np.ogrid[tuple(slice(0, n) for n in shape)]
+        squares = sum(
+            ((x - c * n) / (r * n)) ** 2
+            for x, c, r, n in zip(grid, centre, radii, shape, strict=True)
+        )
+        if rough:
+            coarse = rng.standard_normal([max(2, n // 13) for n in shape])
+            squares = squares + rough * ndimage.zoom(
+                coarse, [n / m for n, m in zip(shape, coarse.shape, strict=True)], order=1
+            )
+        return squares < 1
+
+    middle, radii = (0.5, 0.5, 0.5), (0.3, 80 / 512, 90 / 512)
+    reference = ellipsoid(middle, radii)
+    blob = ellipsoid((0.9, 0.94, 0.94), (0.04, 0.02, 0.02))
+    small = (0.04, 40 / 512, 40 / 512)
+    return {
+        "shifted by 1 %": (ellipsoid((0.5, 0.51, 0.5), radii), reference),
+        "shifted by 12 %": (ellipsoid((0.5, 0.617, 0.5), radii), reference),
+        "a far blob besides": (reference | blob, reference),
+        "0.1 % scattered voxels": (reference | (rng.random(shape) < 0.001), reference),
+        "a third of its size": (ellipsoid(middle, tuple(r / 3 for r in radii)), reference),
+        "two rough blobs apart": (
+            ellipsoid((0.5, 0.4, 0.4), small, 0.3), ellipsoid((0.5, 0.4, 0.6), small, 0.3)),
+    }  # fmt: skip
+
+
+def bench_errors(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """The same distances where prediction and reference lie far apart."""
+    found = {}
+    candidates = surface_candidates((2.5, 0.8, 0.8), options.without, console)
+    for name, masks in errors(options.quick).items():
+        each = {package: partial(one, masks) for package, one in candidates.items()}
+        results = rounds_of(each, options.rounds, options.seconds)
+        found[name] = show(f"{name}, {masks[0].shape} (2.5, 0.8, 0.8) mm", results, console)
     return found
 
 
@@ -441,7 +489,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--section", action="append", choices=SECTIONS, help="may be repeated")
-    parser.add_argument("--scene", action="append", choices=SCENES, help="of the surfaces' section")
+    parser.add_argument(
+        "--scene", action="append", choices=(*SCENES, ERRORS), help="of the surfaces"
+    )
     parser.add_argument(
         "--classes", action="append", type=int, choices=CLASSES, help="of the calibration's section"
     )

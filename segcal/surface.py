@@ -7,29 +7,11 @@ of two axes. Distances run between voxel centres.
 Memory
 ------
 Images are looked at as (z, y, x), with axes of length 1 in front where there are fewer than three.
-A *row* is all x at one (z, y). A surface is kept as in a sparse matrix (:class:`_Rows`): the x of
+A *row* is all x at one (z, y). A surface is kept as in a sparse matrix (:class:`Rows`): the x of
 its voxels, ascending, row after row, and where every row starts; and for every plane z the box
 around what it holds. Its order is that of the flattened image.
 
-The search
-----------
-For a voxel (z, y, x) of one surface, the nearest voxel (w, v, u) of the other minimises ::
-
-    (w - z)^2 sz^2 + (v - y)^2 sy^2 + (u - x)^2 sx^2
-
-Three things make this fast and keep it exact:
-
-- `best`, the smallest found so far, starts with the distance to the voxel that was nearest to the
-  previous one. Neighbours on a surface are close, so it is rarely far too large, and it is the
-  distance to a voxel of the other surface, never a guess.
-- Planes are tried outwards from z, and in each plane rows outwards from y. The squares grow on the
-  way, so the first plane or row that alone is as far as `best` ends its direction. The box of a
-  plane adds how far x is outside its columns, and moves the first row to where the box starts.
-- Within a row only two voxels can be nearest, those on either side of x: a binary search.
-
-The number of rows looked at is bounded. Where very many voxels are far from all of the other
-surface (noise against a few voxels) the search gives up, and a distance transform of the box, whose
-time depends on its size alone, takes over; values are equal up to rounding.
+The distances themselves are found in :mod:`segcal.nearest`.
 
 Loops are compiled when first called. The plain functions they call are registered with Numba then,
 so that importing this module does not import Numba.
@@ -38,47 +20,25 @@ so that importing this module does not import Numba.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import ndimage
 
-from segcal.compiling import compiled
+from segcal.nearest import FIRST_X, FIRST_Y, LAST_X, LAST_Y, Rows, loop, nearest_distances
 from segcal.tensors import as_array
+from segcal.threads import in_threads
 
 __all__ = ["SurfaceDistances", "label_boxes", "surface_distances"]
 
 Distances = NDArray[np.float64]
 Box = tuple[slice, ...]
-P = ParamSpec("P")
-R = TypeVar("R")
-ROWS_PER_VOXEL = 16
-"""Search steps per voxel of the box that cost as much as a distance transform of it."""
-FIRST_Y, LAST_Y, FIRST_X, LAST_X = 0, 1, 2, 3
-"""Slots of the box of a plane."""
 FIRST, LAST = 0, 1
 """Slots of the extent of a label along an axis."""
 SPARE = 4096
 """Surface voxels that there is room for at first."""
-
-
-@cache
-def _loop(function: Callable[P, R], *parts: Callable[..., Any]) -> Callable[P, R]:
-    """Compile a loop, and with it the plain functions that it calls.
-
-    They are put into it before it is optimised, as if written there: calls would count references
-    to their arrays, which costs as much as a step of the search.
-    """
-    from numba.extending import register_jitable
-
-    for part in parts:
-        register_jitable(inline="always")(part)
-    return compiled(function)
 
 
 @dataclass(frozen=True)
@@ -140,11 +100,11 @@ def surface_distances(
     shape = [p.shape[axis] for axis in axes]
     p, r, spacing = p.reshape(shape), r.reshape(shape), spacing[axes]
     box = _box(p, r)
-    p_rows, r_rows = _surface(p[box]), _surface(r[box])
+    p_rows, r_rows = in_threads(_surface, [p[box], r[box]])
     mm = (1.0,) * (3 - p.ndim) + tuple(spacing.tolist())
     return SurfaceDistances(
-        _directed(p_rows, r_rows, mm),
-        _directed(r_rows, p_rows, mm),
+        nearest_distances(p_rows, r_rows, mm),
+        nearest_distances(r_rows, p_rows, mm),
         prediction_empty=False,
         reference_empty=False,
     )
@@ -172,7 +132,7 @@ def label_boxes(label_maps: Sequence[ArrayLike], labels: Iterable[int]) -> dict[
                 f"{', '.join(f'{m.dtype} {m.shape}' for m in maps)}"
             )
     values = np.unique(np.fromiter(labels, np.int64))
-    found = [_loop(_extents)(_three_axes(m), values) for m in maps]
+    found = [loop(_extents)(_three_axes(m), values) for m in maps]
     first = np.min([f[..., FIRST] for f in found], 0)[:, 3 - maps[0].ndim :]
     stop = np.max([f[..., LAST] for f in found], 0)[:, 3 - maps[0].ndim :] + 1
     ends = np.stack([np.minimum(first, stop), stop], -1)
@@ -207,32 +167,10 @@ def _three_axes(array: NDArray[Any]) -> NDArray[Any]:
     return array.reshape((1,) * (3 - array.ndim) + array.shape)
 
 
-class _Rows(NamedTuple):
-    """Surface voxels of a mask on the axes ``(z, y, x)``, row by row.
-
-    Attributes:
-        start: where row ``z * Y + y`` starts in `places`, and in the end their number.
-        places: x of every surface voxel, ascending in each row.
-        extent: ``(Z, 4)``, the box of a plane: FIRST_Y, LAST_Y, FIRST_X, LAST_X that are used; for
-            nothing, a last y of -1 and a first of Y, likewise x.
-        shape: Z, Y, X.
-    """
-
-    start: NDArray[np.int64]
-    places: NDArray[np.int32]
-    extent: NDArray[np.int64]
-    shape: tuple[int, ...]
-
-    def indices(self) -> NDArray[np.int64]:
-        """Of the surface voxels in the flattened image."""
-        rows = np.repeat(np.arange(self.start.size - 1), np.diff(self.start))
-        return rows * self.shape[2] + self.places
-
-
-def _surface(mask: NDArray[np.bool_]) -> _Rows:
+def _surface(mask: NDArray[np.bool_]) -> Rows:
     bytes_ = _three_axes(mask).astype(np.uint8, order="C")
-    start, places, extent = _loop(_surface_rows)(bytes_, mask.ndim)
-    return _Rows(start, places[: start[-1]], extent, bytes_.shape)
+    start, places, extent = loop(_surface_rows)(bytes_, mask.ndim)
+    return Rows(start, places[: start[-1]], extent, bytes_.shape)
 
 
 def _surface_rows(
@@ -283,111 +221,6 @@ def _surface_rows(
                 extent[z, LAST_X] = max(extent[z, LAST_X], places[n - 1])
             start[z * Y + y + 1] = n
     return start, places, extent
-
-
-def _directed(a: _Rows, b: _Rows, mm: tuple[float, ...]) -> Distances:
-    """Distance from each voxel of a to the nearest of b.
-
-    Where very many voxels are far from all others (noise), a distance transform is faster.
-    """
-    distances = np.empty(a.places.size)
-    most = ROWS_PER_VOXEL * math.prod(b.shape)
-    search = _loop(_nearest, _nearest_in_plane)
-    if not search(a.start, a.places, b.start, b.places, b.extent, mm, most, distances):
-        free = np.ones(b.shape, dtype=np.bool_)
-        free.ravel()[b.indices()] = False
-        distances = ndimage.distance_transform_edt(free, sampling=mm).ravel()[a.indices()]
-    return distances
-
-
-def _nearest(
-    a_start: NDArray[np.int64],
-    a_places: NDArray[np.int32],
-    b_start: NDArray[np.int64],
-    b_places: NDArray[np.int32],
-    b_extent: NDArray[np.int64],
-    spacing: tuple[float, ...],
-    most: int,
-    distances: Distances,
-) -> bool:
-    """Fill the distances from each voxel of a to the nearest of b, by the search described above.
-
-    Returns:
-        False where it has given up after about `most` rows; `distances` are then unfinished.
-    """
-    Z = b_extent.shape[0]
-    Y = (b_start.size - 1) // Z
-    sz, sy, sx = spacing
-    rows = 0
-    found = (-1, -1, -1)  # the voxel of b that was nearest to the one before
-    for row in range(a_start.size - 1):
-        if rows > most:
-            return False
-        z, y = row // Y, row % Y
-        for i in range(a_start[row], a_start[row + 1]):
-            x = a_places[i]
-            best = np.inf
-            if found[0] >= 0:
-                best = (
-                    ((z - found[0]) * sz) ** 2
-                    + ((y - found[1]) * sy) ** 2
-                    + ((x - found[2]) * sx) ** 2
-                )
-            for step in (1, -1):  # this plane and those behind, then those before
-                w = z if step > 0 else z - 1
-                while 0 <= w < Z and ((w - z) * sz) ** 2 < best:
-                    best, found, looked = _nearest_in_plane(
-                        b_start, b_places, b_extent, spacing, w, w * Y, z, y, x, best, found
-                    )
-                    rows += looked
-                    w += step
-            distances[i] = math.sqrt(best)
-    return True
-
-
-def _nearest_in_plane(
-    start: NDArray[np.int64],
-    places: NDArray[np.int32],
-    extent: NDArray[np.int64],
-    spacing: tuple[float, ...],
-    w: int,
-    plane: int,
-    z: int,
-    y: int,
-    x: int,
-    best: float,
-    found: tuple[int, int, int],
-) -> tuple[float, tuple[int, int, int], int]:
-    """Nearest voxel of plane w, whose rows start at `plane`, to (z, y, x), if nearer than `best`.
-
-    Returns:
-        its squared distance and itself, or else `best` and `found`; and how many rows were looked
-        at.
-    """
-    sz, sy, sx = spacing
-    low, high = extent[w, FIRST_Y], extent[w, LAST_Y]
-    across = max(extent[w, FIRST_X] - x, x - extent[w, LAST_X], 0)
-    least = ((w - z) * sz) ** 2 + (across * sx) ** 2  # even in the row of y
-    rows = 0
-    for step in (1, -1):  # this row and those below, then those above
-        v = max(y, low) if step > 0 else min(y - 1, high)
-        while low <= v <= high and least + ((v - y) * sy) ** 2 < best:
-            rows += 1
-            so_far = ((w - z) * sz) ** 2 + ((v - y) * sy) ** 2
-            first, last = start[plane + v], start[plane + v + 1]
-            behind, end = first, last  # of all, the first that is not below x
-            while behind < end:
-                middle = (behind + end) // 2
-                if places[middle] < x:
-                    behind = middle + 1
-                else:
-                    end = middle
-            for k in range(max(behind - 1, first), min(behind + 1, last)):
-                d = so_far + ((places[k] - x) * sx) ** 2
-                if d < best:
-                    best, found = d, (w, v, int(places[k]))
-            v += step
-    return best, found, rows
 
 
 def _extents(label_map: NDArray[Any], values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -34,13 +34,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from segcal.binning import (
@@ -72,6 +70,7 @@ from segcal.counting import (
     most_likely,
 )
 from segcal.tensors import PROBABILITY_TOLERANCE, as_array, as_tensor, check_label_values
+from segcal.threads import in_threads, threads_for
 
 __all__ = ["Tally", "Voxels", "predicted_classes"]
 
@@ -589,12 +588,9 @@ def _on_threads(
     work: Callable[[range], Result], pieces: int, most: int | None = None
 ) -> list[Result]:
     """Share out the pieces; compiled code lets go of the interpreter's lock."""
-    threads = max(1, min(torch.get_num_threads(), pieces, most or pieces))
+    threads = threads_for(min(pieces, most or pieces))
     shares = [range(t, pieces, threads) for t in range(threads)]
-    if threads == 1:
-        return [work(shares[0])]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, shares))
+    return in_threads(work, shares)
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy import ndimage
 from scipy.spatial import KDTree
 
-from segcal import surface
+from segcal import nearest, surface
 from segcal.surface import label_boxes, surface_distances
 from tests.conftest import close
 from tests.oracles.surface import directed_distances
 
-WAYS = {"search": 10**6, "transform": -1}
-"""Search steps that make a distance transform the cheaper way."""
+WAYS = {"rows": (10**9, 10**9), "tree": (-1, -1), "both": (3, 0)}
+"""Rows that are looked at before a voxel is left to the tree, and after such a voxel."""
 
 
 def compare(prediction, reference, spacing_mm, expected):
@@ -40,10 +40,15 @@ def ball(shape, centre, radius, spacing_mm):
     return np.linalg.norm(grid - np.multiply(centre, spacing_mm), axis=-1) < radius
 
 
+def go(patch, way):
+    for name, value in zip(("PATIENCE", "IMPATIENCE"), WAYS[way], strict=True):
+        patch.setattr(nearest, name, value)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_against_all_pairs(way):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(surface, "ROWS_PER_VOXEL", WAYS[way])
+        go(patch, way)
 
         @settings(max_examples=150, deadline=None)
         @given(
@@ -68,7 +73,7 @@ def test_against_all_pairs(way):
     "case", ["moved", "inside", "far apart", "noise", "noise around", "islands", "whole image"]
 )
 def test_against_trees(case, way, monkeypatch):
-    monkeypatch.setattr(surface, "ROWS_PER_VOXEL", WAYS[way])
+    go(monkeypatch, way)
     rng, shape, mm = np.random.default_rng(0), (12, 40, 44), (2.5, 0.8, 1.1)
     reference = ball(shape, (6, 20, 20), 12, mm)
     noise = rng.random((2, *shape)) < [[[[0.4]]], [[[0.001]]]]
@@ -84,20 +89,61 @@ def test_against_trees(case, way, monkeypatch):
     compare(prediction, reference, mm, by_tree(prediction, reference, mm))
 
 
-def test_the_search_gives_up_where_a_transform_is_faster(monkeypatch):
-    calls = []
-    transform = ndimage.distance_transform_edt
+def test_only_voxels_that_are_far_are_left_to_the_tree(monkeypatch):
+    """Of noise against two corners most, of the corners' voxels, which have noise nearby, none."""
+    built = []
     monkeypatch.setattr(
-        surface.ndimage,
-        "distance_transform_edt",
-        lambda *args, **kwargs: calls.append(args) or transform(*args, **kwargs),
+        nearest, "_tree", lambda b, mm, grow=nearest._tree: built.append(b.shape) or grow(b, mm)
     )
     noise, corners = np.random.default_rng(0).random((8, 30, 30)) < 0.4, np.zeros((8, 30, 30), bool)
     corners[:, 0, 0] = corners[:, -1, -1] = True
     assert not surface_distances(noise, noise, spacing_mm=(1, 1, 1)).prediction_to_reference.any()
-    assert not calls
+    assert not built
     compare(noise, corners, (1, 1, 1), by_tree(noise, corners, (1, 1, 1)))
-    assert len(calls) == 1  # the few voxels in the corners have noise nearby
+    assert len(built) == 1
+
+
+def test_both_searches_give_the_same_numbers(monkeypatch):
+    """Bit for bit, with spacings that are no binary fractions; whatever the number of threads."""
+    rng, mm = np.random.default_rng(1), (2.7, 0.7, 1.1)
+    p, r = rng.random((2, 15, 40, 50)) < [[[[0.05]]], [[[0.001]]]]
+    found = []
+    for way in WAYS:
+        for threads in (1, 3):
+            go(monkeypatch, way)
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            monkeypatch.setattr(nearest, "ENOUGH", 1)
+            got = surface_distances(p, r, spacing_mm=mm)
+            found.append((got.prediction_to_reference, got.reference_to_prediction))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("most", [0, 16, 10**6])
+@pytest.mark.parametrize("shape", [(1, 1, 90), (1, 3, 70), (9, 1, 40), (6, 50, 60)])
+def test_the_tree_holds_every_voxel_once(shape, most, monkeypatch):
+    """Boxes are as tight as what they hold, and every voxel is below one cell."""
+    monkeypatch.setattr(nearest, "MOST_CELLS", max(most, 1))
+    mask = np.random.default_rng(2).random(shape) < 0.02
+    mask[0, 0, 0] = mask[-1, -1, -1] = True
+    rows = surface._surface(mask)
+    tree = nearest._tree(rows, (2.0, 1.0, 1.0))
+    expected = np.argwhere(mask)  # single voxels are all surface
+    assert sorted(tree.voxels.tolist()) == expected.tolist()
+    held = [0] * len(tree.box)
+    for node, (first, stop) in enumerate(tree.child):
+        assert first < stop
+        if node < tree.leaves:
+            inside = tree.voxels[first:stop].repeat(2, 1)
+            low, high = inside[:, ::2].min(0), inside[:, 1::2].max(0)
+        else:
+            assert stop <= node
+            for child in range(first, stop):
+                held[child] += 1
+            low, high = tree.box[first:stop, ::2].min(0), tree.box[first:stop, 1::2].max(0)
+        assert tree.box[node].tolist() == np.stack([low, high], 1).ravel().tolist()
+    assert held == [1] * (len(held) - 1) + [0]
 
 
 def test_single_voxels():
