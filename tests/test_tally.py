@@ -558,7 +558,7 @@ def test_many_classes_take_few_threads(monkeypatch):
     """A thread's sums of 60 classes take more than these probabilities."""
     p, y = probabilities(60, 1000, dtype=np.float32)
     monkeypatch.setattr("segcal.tally.PIECE", 100)
-    monkeypatch.setattr("segcal.tally.ThreadPoolExecutor", None)
+    monkeypatch.setattr("segcal.threads.ThreadPoolExecutor", None)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
