@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from segcal.evaluation.agreement import in_words, predicted_dsc, volumes
+from segcal.evaluation.agreement import MEAN, dsc_agreement, in_words, predicted_dsc, volumes
 from segcal.evaluation.api import Comparison, Report
 from segcal.evaluation.compare import as_records
 from segcal.evaluation.compare import case_table as compared_cases
@@ -38,8 +39,9 @@ from segcal.tensors import check_choice
 __all__ = ["Written", "check_output", "write_comparison", "write_report"]
 
 PathLike = str | os.PathLike[str]
+Name = TypeVar("Name", bound=Hashable)
 MOST_CLASSES = 16
-"""Classes that get a reliability diagram each."""
+"""Classes that get a diagram each."""
 WORST = 3
 OF_RATERS = (
     "Overlap and surfaces above are against the label that most raters give, calibration against "
@@ -171,10 +173,22 @@ def _confidence_sections(output: ReportFolder, report: Report) -> list[page.Sect
         "risk_coverage.png": "Risk and coverage: what is wrong among the most confident",
         "volumes.png": "Volumes: difference against mean, with intervals",
     }
+    of_volumes = volumes(rows)
+    labels = _worst_labels(
+        {name: dsc_agreement(of)["mae"] for name, of in found.items() if name != MEAN}
+    )
+    by_volume = _worst_labels(
+        {name: _mean_error(of["expected"], of["true"]) for name, of in of_volumes.items()}
+    )
+    if len(by_volume) < len(of_volumes):
+        ends = f", the {MOST_CLASSES} labels with the largest error"
+        titles |= {n: titles[n] + ends for n in ("predicted_dsc.png", "volumes.png")}
     figures = (
-        plot_predicted_dsc(found, titles["predicted_dsc.png"]),
+        plot_predicted_dsc(
+            {n: of for n, of in found.items() if n in (MEAN, *labels)}, titles["predicted_dsc.png"]
+        ),
         plot_risk_coverage(found, report.calibration, titles["risk_coverage.png"]),
-        plot_volumes(volumes(rows), unit, titles["volumes.png"]),
+        plot_volumes({n: of_volumes[n] for n in by_volume}, unit, titles["volumes.png"]),
     )
     pictures = {n: draw(f, t) for (n, t), f in zip(titles.items(), figures, strict=True)}
     _save(output, pictures)
@@ -194,6 +208,18 @@ def _confidence_sections(output: ReportFolder, report: Report) -> list[page.Sect
             tables.volume_table(report.summary), *filter(None, notes), pictures=[volume]
         ),
     ]
+
+
+def _worst_labels(errors: Mapping[Name, float | None]) -> list[Name]:
+    """Those that have a diagram each: all, or of many those with the largest error, in order."""
+    known = {name: -np.inf if error is None else error for name, error in errors.items()}
+    worst = sorted(known, key=lambda name: -np.nan_to_num(known[name], nan=-np.inf))[:MOST_CLASSES]
+    return [name for name in errors if name in worst]
+
+
+def _mean_error(found: pd.Series[float], true: pd.Series[float]) -> float:
+    """Mean absolute error, as a share of the mean true value; NaN without one."""
+    return float((found - true).abs().mean() / true.mean()) if len(true) else float("nan")
 
 
 def _calibration_section(table: tables.Table, diagrams: dict[str, Picture]) -> page.Section:
@@ -307,8 +333,8 @@ def _diagrams(report: Report) -> dict[str, Picture]:
         names = ["outside a region", "in it"]
     by_class = {k: c.classes for k, c in cohort.calibration.items()}
     if count > MOST_CLASSES:
-        errors = [one.expected_error() for one in list(by_class.values())[-1]]
-        worst = sorted(np.argsort(np.nan_to_num(errors))[::-1][:MOST_CLASSES])
+        last = list(by_class.values())[-1]
+        worst = _worst_labels({k: one.expected_error() for k, one in enumerate(last)})
         by_class = {k: [of[i] for i in worst] for k, of in by_class.items()}
         names = [names[i] for i in worst]
         classes = f"Reliability of the {MOST_CLASSES} classes with the largest error, {cases}"
