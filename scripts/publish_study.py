@@ -170,9 +170,8 @@ def sections(
     claims = [c for c in load_published().claims if c.recipe in results.recipes]
     shown = [m for m in SHOWN if m in results.metrics]
     methods = {m.name: m for c in comparisons for m in c.rows if m.name != baseline}
-    trained = [
-        name for name, m in methods.items() if m.repair == RAW or m == Method(baseline, REPAIR)
-    ]
+    repaired = (Method(baseline, REPAIR), Method(OURS, REPAIR))
+    trained = [name for name, m in methods.items() if m.repair == RAW or m in repaired]
     return {
         "overview": [tables.overview_table(comparisons, metric, trained) for metric in OVERVIEW],
         "verdict": [tables.verdict_table(comparisons, baseline, trained)],
