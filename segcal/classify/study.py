@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from segcal.classify.building import build_objective
 from segcal.classify.data import check_data, load
@@ -67,17 +67,55 @@ Changes = Annotated[dict[str, Any], AfterValidator(_check_changes)]
 """Keys and values in place of those of an experiment."""
 
 
+class LossVariant(Strict):
+    """A loss under a name of its own.
+
+    Attributes:
+        recipe: the loss.
+        terms: arguments of its terms, by term; they go before those of the study.
+    """
+
+    recipe: str
+    terms: dict[str, dict[str, Any]] = Field(default={})
+
+
+def _by_name(value: Any) -> Any:
+    """Losses of a list, and entries that only name one, as mappings."""
+    if isinstance(value, list | tuple):
+        paths = [Path(str(one)) for one in value]
+        keys = [path.stem if path.suffix in (".yaml", ".yml") else str(path) for path in paths]
+        found = {key: {"recipe": one} for key, one in zip(keys, value, strict=True)}
+        if len(found) != len(value):
+            raise ValueError("name each once; files of recipes need different names")
+        return found
+    if isinstance(value, Mapping):
+        return {k: {"recipe": k} if one is None else one for k, one in value.items()}
+    return value
+
+
+def _name_folders(value: dict[str, Any]) -> dict[str, Any]:
+    if unfit := [n for n in value if Path(n).name != n or n in (".", "..")]:
+        raise ValueError(f"{', '.join(map(repr, unfit))} cannot name a folder")
+    return value
+
+
+Recipes = Annotated[
+    dict[str, LossVariant], BeforeValidator(_by_name), AfterValidator(_name_folders)
+]
+"""A list of losses, or by a name of one's own what :class:`LossVariant` says."""
+
+
 class Set(Strict):
     """A data set of a study, with its network and training.
 
     Attributes:
         config: an experiment of classification: a shipped name or a YAML file.
-        recipes: losses of this set; None takes those of the study.
+        recipes: losses of this set, or names of those of the study; None takes all of the study.
         changes: keys and values in place of those of the experiment.
     """
 
     config: str
-    recipes: tuple[str, ...] | None = None
+    recipes: Recipes | None = None
     changes: Changes = Field(default={})
 
 
@@ -87,7 +125,8 @@ class Study(Strict):
     Attributes:
         summary: for people.
         sets: data sets by name.
-        recipes: losses, in the order of the tables.
+        recipes: losses, in the order of the tables: a list, or by a name of one's own what
+            :class:`LossVariant` says.
         seeds: of the trainings.
         splits: ``seed`` draws training, validation and test samples anew for every seed, as far as
             the data set does not name them, so that deviations and intervals hold the choice of
@@ -100,8 +139,8 @@ class Study(Strict):
     """
 
     summary: str = ""
-    sets: dict[str, Set] = Field(min_length=1)
-    recipes: tuple[str, ...] = ()
+    sets: Annotated[dict[str, Set], AfterValidator(_name_folders)] = Field(min_length=1)
+    recipes: Recipes = Field(default={})
     seeds: tuple[int, ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     splits: Literal["fixed", "seed", "folds"] = "seed"
     baseline: str | None = None
@@ -130,13 +169,6 @@ class Study(Strict):
             )
         return self
 
-    @field_validator("sets")
-    @classmethod
-    def _folders(cls, value: dict[str, Set]) -> dict[str, Set]:
-        if unfit := [n for n in value if Path(n).name != n or n in (".", "..")]:
-            raise ValueError(f"{', '.join(map(repr, unfit))} cannot name a folder")
-        return value
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -144,7 +176,7 @@ class Trial:
 
     Attributes:
         set: name of the data set.
-        recipe: the loss.
+        recipe: name of the loss in the study.
         seed: of the training.
         experiment: all about it.
     """
@@ -198,10 +230,11 @@ def trials(study: Study) -> list[Trial]:
                 f"baseline: expected one of the recipes of every set, and {name} has "
                 f"{', '.join(recipes)}; got {study.baseline!r}"
             )
-        for recipe in recipes:
+        for recipe, alone in recipes.items():
+            variant = study.recipes.get(recipe, alone)
             for place, seed in enumerate(study.seeds):
-                own: dict[str, Any] = {"recipe": recipe, "training": {"seed": seed}}
-                own["output"] = f"{study.output}/{name}/{Path(recipe).stem}/seed_{seed}"
+                own: dict[str, Any] = {"recipe": variant.recipe, "training": {"seed": seed}}
+                own["output"] = f"{study.output}/{name}/{recipe}/seed_{seed}"
                 if study.splits == "seed":
                     own["data"] = {"split": {"seed": seed}}
                 elif study.splits == "folds":
@@ -210,7 +243,8 @@ def trials(study: Study) -> list[Trial]:
                     content = read_content(one.config, ClassificationExperiment, EXPERIMENTS)
                     for changes in (study.changes, one.changes, own):
                         content = merged(content, changes)
-                    content["terms"] = study.terms.get(recipe, {})  # not those of another recipe
+                    # not those of the file, which are of another recipe
+                    content["terms"] = merged(study.terms.get(variant.recipe, {}), variant.terms)
                     experiment = validated(content, ClassificationExperiment, one.config)
                 except ValueError as error:
                     raise ValueError(f"sets.{name}, {recipe}: {error}") from None
@@ -320,7 +354,7 @@ def result_of(trial: Trial) -> TrialResult | None:
         return None
     return TrialResult(
         set=trial.set,
-        recipe=Path(trial.recipe).stem,
+        recipe=trial.recipe,
         seed=trial.seed,
         multilabel=result["multilabel"],
         names=tuple(result["names"]),

@@ -78,6 +78,30 @@ def test_trials(study):
         (0, 2)}  # fmt: skip
 
 
+def test_a_loss_has_names_of_ones_own(study):
+    """What a variant says goes before what the study says of its loss."""
+    content = yaml.safe_load(study.read_text())
+    content["terms"]["cals"]["cals"]["rho0"] = 2.0
+    content["recipes"] = {
+        "ce": None,
+        "cals": None,
+        "p2_m0.7": {"recipe": "cals", "terms": {"cals": {"margin": 0.7, "function": "p2"}}},
+    }
+    content["sets"]["halves"]["recipes"] = ["bce"]
+    content["sets"]["one"] = {**content["sets"]["clouds"], "recipes": ["p2_m0.7"]}
+    study.write_text(yaml.safe_dump(content, sort_keys=False))
+    found = {(t.set, t.recipe): t.experiment for t in trials(load_study(study)) if t.seed == 1}
+    assert list(found) == [
+        ("clouds", "ce"), ("clouds", "cals"), ("clouds", "p2_m0.7"), ("halves", "bce"),
+        ("one", "p2_m0.7"),
+    ]  # fmt: skip
+    variant = found["one", "p2_m0.7"]
+    assert variant.recipe == "cals"
+    assert variant.terms == {"cals": {"margin": 0.7, "rho0": 2.0, "function": "p2"}}
+    assert found["clouds", "cals"].terms == {"cals": {"margin": 0.5, "rho0": 2.0}}
+    assert variant.folder.parts[-3:] == ("one", "p2_m0.7", "seed_1")
+
+
 def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
     found = trials(load_study(study))
     check(found)
