@@ -7,6 +7,7 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
@@ -26,6 +27,8 @@ from segcal.reporting.reliability import TITLE_WIDTH
 Records = Sequence[Mapping[str, Any]]
 STYLES = ("-", "--", ":", "-.")
 """Of ten lines each."""
+COLUMNS = 3
+"""Panels side by side, at most."""
 DECADES = 10.0
 """Ratio of multipliers from which on their axis is logarithmic."""
 
@@ -45,11 +48,76 @@ def plot_curves(
     """
     figure = Figure(figsize=(8.4, 4.6), layout="constrained")
     axis = figure.subplots()
-    for i, (method, logs) in enumerate(trainings.items()):
+    if not _draw_curves(axis, trainings, metric, list(trainings), log=log):
+        return _without_values(figure, axis, f"{ylabel}: no value")
+    axis.set_ylabel(ylabel)
+    add_side_legend(figure, axis.lines)
+    return figure
+
+
+def plot_curve_panels(
+    sets: Mapping[str, Mapping[str, Sequence[Records]]],
+    metric: str,
+    ylabel: str,
+    *,
+    log: bool = False,
+) -> Figure:
+    """Draw what :func:`plot_curves` does in a panel a data set, a method in one colour in all.
+
+    Args:
+        sets: lines of the logs of a method's trainings, by data set and method.
+        metric: key of the lines.
+        ylabel: of the axes.
+        log: whether they are logarithmic.
+    """
+    figure, axes = panel_grid(len(sets), (4.2, 3.6))
+    methods = list(dict.fromkeys(method for trainings in sets.values() for method in trainings))
+    drawn: dict[str, Artist] = {}
+    for axis, (name, trainings) in zip(axes, sets.items(), strict=True):
+        if _draw_curves(axis, trainings, metric, methods, log=log):
+            drawn = {**dict(zip(trainings, axis.lines, strict=True)), **drawn}
+        else:
+            _without_values(figure, axis, "no value")
+        axis.set_title(fill(name, TITLE_WIDTH), fontsize=10)
+        axis.set_ylabel(ylabel)
+    add_side_legend(figure, [drawn[method] for method in methods if method in drawn])
+    return figure
+
+
+def panel_grid(
+    count: int, size: tuple[float, float], columns: int = COLUMNS
+) -> tuple[Figure, list[Axes]]:
+    """A figure of panels in rows, and the axes of as many as are wanted.
+
+    Args:
+        count: of panels.
+        size: of a panel in inches, without legend and title.
+        columns: panels side by side, at most.
+    """
+    columns = min(columns, max(count, 1))
+    rows = -(-max(count, 1) // columns)
+    size = (size[0] * columns + 1.4, size[1] * rows + 0.4)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    return figure, axes[:count]
+
+
+def _draw_curves(
+    axis: Axes,
+    trainings: Mapping[str, Sequence[Records]],
+    metric: str,
+    order: Sequence[str],
+    *,
+    log: bool,
+) -> bool:
+    """Draw a line for every method, in the look of its place in `order`; whether any has values."""
+    for method, logs in trainings.items():
         values = over_epochs([[r.get(metric) for r in log] for log in logs])
         epochs = np.arange(values.shape[1])
         mean = values.mean(0)
-        style, colour = _look(i)
+        style, colour = _look(order.index(method))
         axis.plot(
             epochs, mean, style, marker=marker(len(mean)), color=colour, label=method, linewidth=1.3
         )
@@ -58,7 +126,7 @@ def plot_curves(
             low = np.maximum(mean - deviation, values.min(0)) if log else mean - deviation
             axis.fill_between(epochs, low, mean + deviation, color=colour, alpha=0.12, linewidth=0)
     if not any(np.isfinite(line.get_ydata()).any() for line in axis.lines):
-        return _without_values(figure, axis, f"{ylabel}: no value")
+        return False
     if log:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")
@@ -66,11 +134,9 @@ def plot_curves(
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)
     axis.margins(x=0.02)
-    axis.set_ylabel(ylabel)
     axis.spines[["top", "right"]].set_visible(False)
     label_epochs(axis)
-    add_side_legend(figure, axis.lines)
-    return figure
+    return True
 
 
 def plot_retrieval(
@@ -142,9 +208,7 @@ def plot_multipliers(
         names: of the classes.
         title: of the figure.
     """
-    n = len(trainings)
-    figure = Figure(figsize=(4.6 * n + 1.2, 3.9), layout="constrained")
-    axes = figure.subplots(1, n, squeeze=False)[0]
+    figure, axes = panel_grid(len(trainings), (4.6, 3.5))
     colours = shades(len(names))
     few = len(names) <= MOST_CLASSES
     for axis, (method, logs) in zip(axes, trainings.items(), strict=True):

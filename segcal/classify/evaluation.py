@@ -101,6 +101,7 @@ def evaluate_classifier(
     device: str = "auto",
     settings: Sequence[str] = (),
     calibrate: str | None = None,
+    bins: int | None = None,
 ) -> Evaluated:
     """Evaluate a classifier.
 
@@ -112,6 +113,7 @@ def evaluate_classifier(
         settings: ``data.args.path=FILE`` and others of ``data.args``, where data have been moved.
         calibrate: name of a post-hoc method, such as ``temperature``, that is fitted to the logits
             of the validation samples; probabilities of the part are then shown without and with it.
+        bins: of calibration errors and diagrams; None takes those of the experiment.
 
     Raises:
         ValueError: no such part, checkpoint, device or method; other settings; data that have
@@ -136,7 +138,8 @@ def evaluate_classifier(
     objective.load_state_dict(content["objective"])
     chosen, loss = data.parts[part], label_loss(objective)
     logits = predict(network.to(place), chosen.to(place)).cpu()
-    outcomes = measure(logits, chosen.targets, data.names, loss, full=True)
+    bins = experiment.bins if bins is None else bins
+    outcomes = measure(logits, chosen.targets, data.names, loss, full=True, bins=bins)
     epoch, saved = int(content["epoch"]) - 1, None
     if calibrate is not None:
         held_out = data.parts["validation"]
@@ -154,7 +157,7 @@ def evaluate_classifier(
             },
             fitted_on={"predictions": f"validation samples of {experiment.data.source}"},
         )
-        outcomes[kind_of(saved)] = _measure_calibrated(saved, logits, chosen, loss)
+        outcomes[kind_of(saved)] = _measure_calibrated(saved, logits, chosen, loss, bins)
     return Evaluated(folder, experiment, epoch, data, part, chosen, logits, loss, outcomes, saved)
 
 
@@ -171,10 +174,15 @@ def _check_calibrate(method: str | None, part: str) -> None:
 
 
 def _measure_calibrated(
-    saved: SavedCalibrator, logits: Tensor, part: Part, loss: MultiLabelLoss | None
+    saved: SavedCalibrator,
+    logits: Tensor,
+    part: Part,
+    loss: MultiLabelLoss | None,
+    bins: int | None,
 ) -> Measured:
     """Numbers of the calibrated probabilities of logits ``(N, K)``."""
     probs = calibrated(logits, loss, saved.calibrator)
     if loss is None:
-        return measure_classes(probs, part.targets, saved.channels, full=True)
-    return measure_labels(calibrated_log_odds(probs), part.targets, saved.channels, full=True)
+        return measure_classes(probs, part.targets, saved.channels, full=True, bins=bins)
+    log_odds = calibrated_log_odds(probs)
+    return measure_labels(log_odds, part.targets, saved.channels, full=True, bins=bins)

@@ -114,6 +114,8 @@ class ClassificationTraining(TrainingSettings):
             ``nll``, and ``map_class`` of losses whose scores are no probabilities. Accuracy and mAP
             of a small set tie many epochs, and choose between networks without regard to their
             calibration.
+        test_curves: measure the test samples after every epoch, too, for curves over the epochs;
+            nothing is chosen by them.
     """
 
     epochs: int = Field(default=60, ge=1)
@@ -121,6 +123,7 @@ class ClassificationTraining(TrainingSettings):
     precision: Literal["fp32", "bf16"] = "fp32"
     clip_grad: float | None = Field(default=None, gt=0)
     metric: MetricName | None = None
+    test_curves: bool = False
 
 
 def check_recipe(name: str) -> None:
@@ -143,15 +146,19 @@ class ClassificationExperiment(Experiment):
         recipe: the loss: of classes a recipe, loss or penalty, or a YAML file; of labels the name
             of a multi-label loss.
         training: see :class:`ClassificationTraining`.
+        bins: of equal width, of calibration errors and reliability diagrams; None takes 15 of
+            classes and 10 of labels.
     """
 
     must_be_same: ClassVar[Mapping[str, Sequence[str]]] = {
         **Experiment.must_be_same,
         "data": ("args",),
+        "training": (*Experiment.must_be_same["training"], "test_curves"),
     }  # their samples are compared
 
     data: SampleData
     training: ClassificationTraining = ClassificationTraining()
+    bins: int | None = Field(default=None, ge=1)
 
     @staticmethod
     def check_recipe(name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,10 @@ LABEL_METRICS = {
 HIGHER_IS_BETTER = ("accuracy", "map_class", "map_sample")
 NO_MERIT = ("ece_floor",)
 """Numbers that say something of the samples, not of the loss."""
+TEST = "test_"
+"""Before the names of metrics of the test samples in lines of a training's log."""
 CLASS_BINS, LABEL_BINS = 15, 10
+"""Of calibration errors and diagrams, where nobody says another number."""
 FINE = 64
 """Cells of a bin, in which the floor's simulation takes probabilities for equal."""
 MOST_CONDITIONS = 5
@@ -83,7 +86,12 @@ class Measured:
 
 
 def measure_classes(
-    probs: Tensor, classes: Tensor, names: tuple[str, ...], *, full: bool = False
+    probs: Tensor,
+    classes: Tensor,
+    names: tuple[str, ...],
+    *,
+    full: bool = False,
+    bins: int | None = None,
 ) -> Measured:
     """Numbers of classes that exclude each other.
 
@@ -92,38 +100,43 @@ def measure_classes(
         classes: ``(N,)``.
         names: of the classes.
         full: whether to simulate the floor of ECE, too.
+        bins: of calibration errors and diagrams; None takes :data:`CLASS_BINS`.
     """
+    bins = CLASS_BINS if bins is None else bins
     metrics = {
         "accuracy": float((probs.argmax(1) == classes).double().mean()),
-        "ece": ece(probs, classes, bins=CLASS_BINS),
-        "aece": aece(probs, classes, bins=CLASS_BINS),
-        "cece": classwise_ece(probs, classes, bins=CLASS_BINS),
+        "ece": ece(probs, classes, bins=bins),
+        "aece": aece(probs, classes, bins=bins),
+        "cece": classwise_ece(probs, classes, bins=bins),
         "nll": nll(probs, classes),
         "brier": brier(probs, classes),
     }
-    bins = [
-        equal_width_statistics(probs[:, k], classes == k, CLASS_BINS) for k in range(len(names))
-    ]
+    each = [equal_width_statistics(probs[:, k], classes == k, bins) for k in range(len(names))]
     predicted = probs.argmax(1)
     table = pd.DataFrame(
         {
             "n": [int((classes == k).sum()) for k in range(len(names))],
             "recall": [_share(predicted[classes == k] == k) for k in range(len(names))],
             "precision": [_share(classes[predicted == k] == k) for k in range(len(names))],
-            "ece": [b.expected_error() for b in bins],
+            "ece": [b.expected_error() for b in each],
         },
         index=pd.Index(names, name="class"),
     )
     floor = None
     if full:
-        floor = ece_floor(probs, classes, bins=CLASS_BINS)
+        floor = ece_floor(probs, classes, bins=bins)
         metrics["ece_floor"] = floor.expected
-    top = reliability(probs, classes, bins=CLASS_BINS)
-    return Measured(metrics, top, bins, table, floor=floor)
+    top = reliability(probs, classes, bins=bins)
+    return Measured(metrics, top, each, table, floor=floor)
 
 
 def measure_labels(
-    log_odds: Tensor, targets: Tensor, names: tuple[str, ...], *, full: bool = False
+    log_odds: Tensor,
+    targets: Tensor,
+    names: tuple[str, ...],
+    *,
+    full: bool = False,
+    bins: int | None = None,
 ) -> Measured:
     """Numbers of labels of which a sample may have several.
 
@@ -132,7 +145,9 @@ def measure_labels(
         targets: ``(N, T)`` of 0, 1 and -1.
         names: of the labels.
         full: whether to answer queries and to simulate the floor of ECE, too.
+        bins: of calibration errors and diagrams; None takes :data:`LABEL_BINS`.
     """
+    bins = LABEL_BINS if bins is None else bins
     probs = torch.sigmoid(log_odds)
     positive, negative = label_masks(probs, targets)
     known = positive | negative
@@ -142,14 +157,14 @@ def measure_labels(
     metrics = {
         "map_class": mean_average_precision(log_odds, targets, average="class"),
         "map_sample": mean_average_precision(log_odds, targets, average="sample"),
-        "ace": multilabel_calibration_error(probs, targets, bins=LABEL_BINS),
-        "mce": multilabel_calibration_error(probs, targets, bins=LABEL_BINS, reduction="maximum"),
-        "ece": multilabel_calibration_error(probs, targets, bins=LABEL_BINS, reduction="expected"),
+        "ace": multilabel_calibration_error(probs, targets, bins=bins),
+        "mce": multilabel_calibration_error(probs, targets, bins=bins, reduction="maximum"),
+        "ece": multilabel_calibration_error(probs, targets, bins=bins, reduction="expected"),
         "nll": float(-log_p.mean()),
         "brier": float(((p - truth) ** 2).mean()),
     }
-    bins = [
-        equal_width_statistics(probs[known[:, t], t], positive[known[:, t], t], LABEL_BINS)
+    each = [
+        equal_width_statistics(probs[known[:, t], t], positive[known[:, t], t], bins)
         for t in range(len(names))
     ]
     table = pd.DataFrame(
@@ -157,8 +172,8 @@ def measure_labels(
             "n": known.sum(0).tolist(),
             "positive": positive.sum(0).tolist(),
             "average_precision": average_precisions(log_odds, targets, average="class"),
-            "ace": [b.average_error() for b in bins],
-            "mce": [b.maximum_error() for b in bins],
+            "ace": [b.average_error() for b in each],
+            "mce": [b.maximum_error() for b in each],
         },
         index=pd.Index(names, name="label"),
     )
@@ -166,10 +181,10 @@ def measure_labels(
     if full:
         conditions = range(1, min(MOST_CONDITIONS, len(names)) + 1)
         curve = retrieval_curve(log_odds, targets, conditions=conditions)
-        floor = floor_of_cells(equal_width_statistics(p, truth > 0, LABEL_BINS * FINE), LABEL_BINS)
+        floor = floor_of_cells(equal_width_statistics(p, truth > 0, bins * FINE), bins)
         metrics["ece_floor"] = floor.expected
-    pooled = multilabel_reliability(probs, targets, bins=LABEL_BINS)
-    return Measured(metrics, pooled, bins, table, curve, floor)
+    pooled = multilabel_reliability(probs, targets, bins=bins)
+    return Measured(metrics, pooled, each, table, curve, floor)
 
 
 def measure(
@@ -179,6 +194,7 @@ def measure(
     loss: MultiLabelLoss | None,
     *,
     full: bool = False,
+    bins: int | None = None,
 ) -> dict[str, Measured]:
     """Numbers of logits, for every kind of :func:`probabilities` of them.
 
@@ -188,21 +204,29 @@ def measure(
         names: of the classes or labels.
         loss: of labels; None for classes.
         full: whether queries of labels are answered and floors of ECE simulated, too.
+        bins: of calibration errors and diagrams; None takes :data:`CLASS_BINS` of classes,
+            :data:`LABEL_BINS` of labels.
     """
+    options: dict[str, Any] = {"full": full, "bins": bins}
     if loss is None:
         found = probabilities(logits, loss)
-        return {kind: measure_classes(p, targets, names, full=full) for kind, p in found.items()}
+        return {kind: measure_classes(p, targets, names, **options) for kind, p in found.items()}
     return {
-        kind: measure_labels(z, targets, names, full=full)
+        kind: measure_labels(z, targets, names, **options)
         for kind, z in log_odds_by_kind(logits, loss).items()
     }
 
 
-def conventions(multilabel: bool) -> dict[str, str]:
-    """What the numbers of :func:`measure` mean."""
+def conventions(multilabel: bool, bins: Iterable[int]) -> dict[str, str]:
+    """What the numbers of :func:`measure` mean.
+
+    Args:
+        multilabel: which metrics.
+        bins: numbers of bins that there are.
+    """
     chosen: Mapping[str, str] = LABEL_METRICS if multilabel else CLASS_METRICS
-    bins = LABEL_BINS if multilabel else CLASS_BINS
-    return {**chosen, "bins": f"{bins} of (lo, hi], 0 in the first"}
+    said = " or ".join(map(str, sorted(set(bins))))
+    return {**chosen, "bins": f"{said} of (lo, hi], 0 in the first"}
 
 
 def record(outcome: Measured) -> dict[str, Any]:

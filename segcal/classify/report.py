@@ -226,7 +226,9 @@ def _summary(evaluated: Evaluated, records: Mapping[str, Any]) -> dict[str, Any]
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"segcal": __version__},
         "cases": count_of(count, "sample"),
-        "conventions": conventions(evaluated.data.multilabel),
+        "conventions": conventions(
+            evaluated.data.multilabel, (len(o.top.count) for o in evaluated.outcomes.values())
+        ),
         **({} if saved is None else {"calibrator": {**saved.summary(), **saved.fitted_on}}),
         "outcomes": records,
         "classes": list(evaluated.data.names),

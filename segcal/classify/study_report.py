@@ -22,6 +22,8 @@ from segcal.classify.measures import (
     HIGHER_IS_BETTER,
     conventions,
 )
+from segcal.classify.multiplier_bands import plot_multiplier_bands
+from segcal.classify.overview import SetRuns, draw_overview, draw_test_curves
 from segcal.classify.prediction import SIGMOID, SOFTMAX
 from segcal.classify.report import (
     LABEL_AXES,
@@ -137,10 +139,13 @@ def write_study(
     write_csv(report.place("runs.csv"), table)
     write_csv(report.place("means.csv"), means)
     printed: list[Table] = []
-    sections: list[page.Section] = []
+    sets = {run.set: [one for one in runs if one.set == run.set] for run in runs}
+    overview = draw_overview({name: _set_runs(own) for name, own in sets.items()})
+    for key, picture in overview.items():
+        picture.save(report.place(f"figures/{key}.png"))
+    sections = [page.Section("All data sets", pictures=list(overview.values()))]
     changes: list[pd.DataFrame] = []
-    for name in dict.fromkeys(run.set for run in runs):
-        own = [run for run in runs if run.set == name]
+    for name, own in sets.items():
         printed.append(_set_table(name, own))
         pictures = _figures(name, own)
         for key, picture in pictures.items():
@@ -180,7 +185,11 @@ def _summary(
     definitions: dict[str, str] = {}
     for multilabel in dict.fromkeys(run.multilabel for run in runs):
         of = "labels" if multilabel else "classes"
-        definitions |= {f"{of}: {k}": v for k, v in conventions(multilabel).items()}
+        outcomes = (
+            o for run in runs if run.multilabel == multilabel for o in run.outcomes.values()
+        )
+        bins = (len(outcome["reliability"]["count"]) for outcome in outcomes)
+        definitions |= {f"{of}: {k}": v for k, v in conventions(multilabel, bins).items()}
     return {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {"segcal": __version__},
@@ -265,9 +274,8 @@ def _last_table(name: str, runs: Sequence[TrialResult]) -> Table:
 def _figures(name: str, runs: Sequence[TrialResult]) -> dict[str, Picture]:
     """Pictures of a data set by what they show."""
     multilabel = runs[0].multilabel
-    logs: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
-    for run in runs:
-        logs.setdefault(run.recipe, []).append(run.records)
+    together = _set_runs(runs)
+    logs = together.logs
     title = f"{name}: test samples, mean and deviation over seeds"
     pictures = {
         "metrics": draw(plot_metrics(_rows(runs), multilabel=multilabel, title=title), title)
@@ -280,11 +288,14 @@ def _figures(name: str, runs: Sequence[TrialResult]) -> dict[str, Picture]:
         figure = plot_curves(logs, metric, f"{label}, validation", log=metric != "map_class")
         figure.suptitle(title)
         pictures[f"{metric}_epochs"] = draw(figure, title)
+    pictures |= draw_test_curves(name, together)
     learned = {m: of for m, of in logs.items() if any(map(multipliers, of[0]))}
     if learned:
         title = f"{name}: multipliers of the classes"
         figure = plot_multipliers(learned, runs[0].names, title)
         pictures["multipliers"] = draw(figure, title)
+        title = f"{name}: extent of the multipliers over the classes"
+        pictures["multiplier_bands"] = draw(plot_multiplier_bands(learned, title), title)
     if multilabel:
         title = f"{name}: retrieval, test samples, mean and deviation over seeds"
         methods = {row_name(run.recipe, kind): run.recipe for run in runs for kind in run.outcomes}
@@ -301,6 +312,15 @@ def _figures(name: str, runs: Sequence[TrialResult]) -> dict[str, Picture]:
     )
     pictures["reliability"] = draw(figure, title)
     return pictures
+
+
+def _set_runs(runs: Sequence[TrialResult]) -> SetRuns:
+    """What figures of a whole study need of a data set."""
+    logs: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
+    for run in runs:
+        logs.setdefault(run.recipe, []).append(run.records)
+    metrics = {row: [o["metrics"] for _, o in of] for row, of in _rows(runs).items()}
+    return SetRuns(runs[0].multilabel, metrics, logs)
 
 
 def plot_metrics(

@@ -22,7 +22,7 @@ from segcal.classify.building import (
 )
 from segcal.classify.data import Augment, check_data, load
 from segcal.classify.experiment import ClassificationExperiment
-from segcal.classify.measures import HIGHER_IS_BETTER, measure
+from segcal.classify.measures import HIGHER_IS_BETTER, TEST, measure
 from segcal.classify.networks import Standardised
 from segcal.classify.prediction import label_loss, predict
 from segcal.recipes import load_objective
@@ -135,7 +135,12 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
             _add(terms, self.objective.loss_and_terms(x, y)[1], len(y) / len(part))
         self.objective.observe(logits, part.targets)
         steps = self.objective.dual_step()
-        return Validation(terms, self._metrics(logits.cpu(), part.targets.cpu()), steps)
+        metrics = self._metrics(logits, part.targets)
+        if self.experiment.training.test_curves:
+            test = self.parts["test"]
+            found = self._metrics(predict(self.network, test), test.targets)
+            metrics |= {f"{TEST}{name}": value for name, value in found.items()}
+        return Validation(terms, metrics, steps)
 
     def held_out(self, network: nn.Module) -> HeldOutPass:
         """All validation samples at once."""
@@ -148,7 +153,8 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
 
     def _metrics(self, logits: Tensor, targets: Tensor) -> dict[str, float]:
         loss = label_loss(self.objective)
-        outcomes = measure(logits, targets, self.classes, loss)
+        bins = self.experiment.bins
+        outcomes = measure(logits.cpu(), targets.cpu(), self.classes, loss, bins=bins)
         found = [outcome.metrics for outcome in outcomes.values()]
         metrics = dict(found[-1])  # of the posterior, where the loss has one
         if loss is not None and not loss.bijective:  # phi may make ties

@@ -111,6 +111,14 @@ def evaluate(
             "predicted class), or another of segcal methods."
         ),
     ] = None,
+    bins: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of calibration errors and reliability diagrams; default: those of the "
+            "experiment, which are 15 of classes and 10 of labels if it does not say.",
+        ),
+    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
@@ -153,6 +161,7 @@ def evaluate(
             device=device,
             settings=settings or [],
             calibrate=(method or "temperature") if calibrate else None,
+            bins=bins,
         )
         files = write_classifier_report(output, evaluated, forms=forms)
     console.print(_outcome_table(evaluated))

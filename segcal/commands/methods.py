@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,12 +39,23 @@ def methods(
     as_json: Annotated[
         bool, typer.Option("--json", help="For other programs: names, or one method's data.")
     ] = False,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a penalty with learned multipliers (cals, crac, crac_bands): draw its "
+            "functions of the constraint, PHR, P2 and P3, into this file, .png."
+        ),
+    ] = None,
 ) -> None:
     """List losses, penalties and recipes, or explain one: formula, options, source.
 
-    Example: segcal methods crac
+    Examples: segcal methods crac
+
+    segcal methods cals --figure functions.png
     """
-    with user_errors():
+    with user_errors({"figure": "--figure"}):
+        if figure is not None:
+            _draw(name, figure)
         if name is not None:
             kinds = _kinds(name)
             if as_json:
@@ -55,6 +67,30 @@ def methods(
             typer.echo(json.dumps(_names(), indent=2))
         else:
             _list(open_console())
+
+
+def _draw(name: str | None, path: Path) -> None:
+    """Draw the functions of a penalty.
+
+    Raises:
+        ValueError: not a penalty that has some, or a file of another kind.
+    """
+    from segcal.alm import AugmentedLagrangian
+    from segcal.components import target
+    from segcal.recipes import load_component, names
+    from segcal.reporting.penalty_functions import plot_penalty_functions
+    from segcal.reporting.picture import draw
+
+    learned = [
+        penalty
+        for penalty in names("penalties")
+        if issubclass(target(load_component("penalties", penalty)), AugmentedLagrangian)
+    ]
+    if name not in learned:
+        raise ValueError(f"figure: is of penalties with such functions, {', '.join(learned)}")
+    if path.suffix != ".png":
+        raise ValueError(f"figure: expected the name of a .png, got {path}")
+    draw(plot_penalty_functions(), "Functions of a constraint").save(path)
 
 
 def _names() -> dict[str, list[str]]:

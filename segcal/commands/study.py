@@ -27,7 +27,8 @@ StudyConfig = Annotated[
     typer.Argument(
         help="The study: a YAML file, or the name of one that comes with segcal. Segmentation: "
         "phantom_small, phantom, nacl_weight, hippocampus_small, hippocampus, chaos, acdc, "
-        "acdc_nnunet, flare. Classification: digits, docstrings, multilabel, slices, cifar10."
+        "acdc_nnunet, flare. Classification: digits, cals_ablation, docstrings, multilabel, "
+        "slices, cifar10."
     ),
 ]
 Processes = Annotated[
@@ -107,8 +108,9 @@ def study(
     which every method is compared with the baseline, patient by patient.
 
     Of classification, the report has index.html, runs.csv (a row for each training), means.csv,
-    tables.md, tables.tex, and figures/: metrics, calibration over the epochs, multipliers of CALS,
-    reliability, retrieval of samples by several labels at once.
+    tables.md, tables.tex, and figures/: calibration against accuracy, metrics, calibration over the
+    epochs (training.test_curves: of the test samples, too), multipliers of CALS, reliability,
+    retrieval of samples by several labels at once.
 
     Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage.
     """

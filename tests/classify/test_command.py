@@ -53,6 +53,13 @@ def test_train_and_evaluate_classes(tmp_path):
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["predictions"].endswith("epoch 2")
     assert not (tmp_path / "r" / "tables.tex").exists()  # of the report before
+    assert summary["conventions"]["bins"].startswith("15 of")
+    segcal("classify", "evaluate", tmp_path / "run", "-o", tmp_path / "r", "--bins", "25",
+           "--calibrate")  # fmt: skip
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["conventions"]["bins"].startswith("25 of")
+    outcomes = summary["outcomes"].values()
+    assert [len(outcome["reliability"]["count"]) for outcome in outcomes] == [25, 25]
     moved = (tmp_path / "a.npz").rename(tmp_path / "b.npz")
     evaluate = ["classify", "evaluate", tmp_path / "run", "-o", tmp_path / "r"]
     assert "a.npz: no such file" in segcal(*evaluate, code=2)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from segcal.classify.curves import multipliers, plot_curves, plot_multipliers, plot_retrieval
+from segcal.classify.curves import (
+    multipliers,
+    plot_curve_panels,
+    plot_curves,
+    plot_multipliers,
+    plot_retrieval,
+)
+from segcal.classify.multiplier_bands import plot_multiplier_bands
+from segcal.classify.trade_off import Panel, plot_trade_off
 from segcal.reporting.legends import COLOURS
 from segcal.reporting.picture import draw
 from tests.conftest import close
@@ -139,3 +147,64 @@ def test_many_classes_get_a_colour_bar(classes, named):
     assert len(panels[0].lines) == classes  # means only
     draw(figure, "")
     assert min(panel.get_position().width for panel in panels) > 0.25
+
+
+def test_panels_of_curves_share_the_look_of_a_method():
+    """The second set lacks the first method, and the third has no values."""
+    sets = {
+        "a": {"ce": [course(1.0, 0.5)], "fl": [course(0.4, 0.2)]},
+        "b": {"fl": [course(0.3, 0.1), course(0.5, 0.3)]},
+        "c": {"ce": [course(None, None)]},
+        "d": {"ls": [course(0.7)]},
+    }
+    figure = plot_curve_panels(sets, "ece", "ECE")
+    panels = [axis for axis in figure.axes if axis.get_title()]
+    assert [axis.get_title() for axis in panels] == list(sets)
+    assert [line.get_label() for line in panels[1].lines] == ["fl"]
+    close(panels[1].lines[0].get_ydata(), [0.4, 0.2])
+    assert panels[0].lines[1].get_color() == panels[1].lines[0].get_color() == COLOURS[1]
+    assert panels[3].lines[0].get_color() == COLOURS[2]
+    assert [text.get_text() for text in panels[2].texts] == ["no value"]
+    assert legend_of(figure) == ["ce", "fl", "ls"]
+    (rows, columns) = panels[3].get_subplotspec().get_gridspec().get_geometry()
+    assert (rows, columns) == (2, 3)
+    assert draw(figure, "").png.startswith(b"\x89PNG")
+
+
+def test_the_band_of_multipliers_is_their_extent():
+    """Classes at 1 and 3, then 2 and 6; in the second training 3 and 5: means over both."""
+    first = [{"cals": {"lam": [[1.0, 3.0]]}}, {"cals": {"lam": [[2.0, 6.0]]}}]
+    second = [{"cals": {"lam": [[3.0, 5.0]]}}] * 3  # one epoch more, which is cut off
+    figure = plot_multiplier_bands({"cals": [first, second]}, "title")
+    (axis,) = figure.axes
+    assert {line.get_label(): line.get_ydata().tolist() for line in axis.lines} == {
+        "largest": [4.0, 5.5], "mean": [3.0, 4.0], "smallest": [2.0, 2.5],
+    }  # fmt: skip
+    (band,) = axis.collections
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices}
+    assert corners == {(0.0, 2.0), (0.0, 4.0), (1.0, 2.5), (1.0, 5.5)}
+    assert legend_of(figure) == ["largest", "mean", "smallest"]
+    assert axis.get_yscale() == "linear"
+    wide = [{"cals": {"lam": [[1e-6, 0.5]]}}] * 2
+    assert plot_multiplier_bands({"cals": [wide]}, "").axes[0].get_yscale() == "log"
+
+
+def test_a_point_of_the_trade_off_is_a_mean_with_its_deviation():
+    """Accuracies .8 and 1.0 deviate by .1 root 2, errors .1 and .3 as well; a value is missing."""
+    points = {"ce": [(0.8, 0.1), (1.0, 0.3), (0.9, None)], "ls": [(0.7, 0.2)], "fl": [(None, 0.1)]}
+    panels = {"a": Panel(points, "accuracy", "ECE"), "b": Panel({"ls": [(0.5, 0.4)]}, "mAP", "ACE")}
+    figure = plot_trade_off(panels, "title")
+    first, second = (axis for axis in figure.axes if axis.get_title())
+    ce, ls = first.containers
+    close([ce[0].get_xdata()[0], ce[0].get_ydata()[0]], [0.9, 0.2])
+    across, down = (bars.get_segments()[0] for bars in ce[2])
+    close(across, [[0.9 - 0.02**0.5, 0.2], [0.9 + 0.02**0.5, 0.2]])
+    close(down, [[0.9, 0.2 - 0.02**0.5], [0.9, 0.2 + 0.02**0.5]])
+    assert ls.has_xerr is ls.has_yerr is False  # of a single seed nothing is known
+    seeds = next(line for line in first.lines if len(line.get_xdata()) == 2)
+    assert seeds.get_xdata().tolist() == [0.8, 1.0]
+    assert second.containers[0][0].get_color() == ls[0].get_color() == COLOURS[1]
+    assert second.get_xlabel() == "mAP (better to the right)"
+    assert second.get_ylabel() == "ACE (better at the bottom)"
+    assert legend_of(figure) == ["ce", "ls"]
+    assert draw(figure, "").png.startswith(b"\x89PNG")

@@ -53,6 +53,26 @@ def test_the_floor_of_labels():
     assert surer.floor.p < 0.01
 
 
+@pytest.mark.parametrize(("bins", "error"), [(1, 0.0), (2, 0.0), (3, 0.0), (10, 1.4 / 4)])
+def test_the_number_of_bins_is_that_asked_for(bins, error):
+    """Confidences .6, .7, .8, .9 with hits 1, 0, 1, 1: .75 is the mean of both, in one bin.
+
+    Of three bins, .6 is the only one in the second: .4 of a quarter, and 2/3 against .8 in the
+    third. Of labels, all pairs lie in bins of their own: .4, .7, .2, .1 to each side.
+    """
+    p = torch.tensor([[0.6, 0.4], [0.7, 0.3], [0.2, 0.8], [0.9, 0.1]], dtype=torch.float64)
+    classes = torch.tensor([0, 1, 1, 0])
+    found = measure(p.log(), classes, ("a", "b"), None, bins=bins)["softmax"]
+    error = (0.4 + 3 * (0.8 - 2 / 3)) / 4 if bins == 3 else error
+    close(found.metrics["ece"], error, atol=1e-12)
+    assert len(found.top.count) == len(found.classes[1].count) == bins
+    labels = torch.tensor([[1, 0], [0, 1], [0, 1], [1, 0]])
+    of = measure(torch.logit(p), labels, ("a", "b"), BCE(), bins=bins)["sigmoid"]
+    assert len(of.top.count) == len(of.classes[1].count) == bins
+    if bins == 1:  # half of the pairs are positive, and their mean is a half
+        close(of.metrics["ece"], 0.0, atol=1e-12)
+
+
 def test_labels_against_another_program():
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(0)

@@ -102,6 +102,27 @@ def test_a_loss_has_names_of_ones_own(study):
     assert variant.folder.parts[-3:] == ("one", "p2_m0.7", "seed_1")
 
 
+def test_sets_beside_each_other_and_test_samples_over_the_epochs(study, tmp_path):
+    """Of two sets of classes there is a figure of both; of test samples where they are measured."""
+    settings = [
+        "recipes=[ce]", "seeds=[1]", "sets.halves.recipes=[bce]", "changes.bins=4",
+        "sets.clouds.changes.training.test_curves=true",
+    ]  # fmt: skip
+    content = yaml.safe_load(study.read_text())
+    content["sets"]["more"] = dict(content["sets"]["clouds"])
+    study.write_text(yaml.safe_dump(content))
+    found = trials(load_study(study, settings))
+    assert [why for _, why in run_trials(found, 1)] == [""] * 3
+    files = report(found, tmp_path / "report")
+    of_all = {f"figures/{name}.png" for name in ("trade_off", "ece_epochs")}
+    of_test = {f"figures/clouds_test_{metric}_epochs.png" for metric in ("accuracy", "ece")}
+    assert of_all | of_test <= set(files)
+    assert not any("more_test" in name or "halves_test" in name for name in files)
+    summary = json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert summary["conventions"]["classes: bins"] == "4 of (lo, hi], 0 in the first"
+    assert len(found[0].result()["outcomes"]["softmax"]["reliability"]["count"]) == 4
+
+
 def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
     found = trials(load_study(study))
     check(found)
@@ -112,9 +133,9 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
             "tables.tex"} <= set(files)  # fmt: skip
     assert {f for f in files if f.endswith(".png")} == {
         f"figures/{name}.png" for name in (
-            "clouds_metrics", "clouds_ece_epochs", "clouds_multipliers", "clouds_reliability",
-            "halves_metrics", "halves_ace_epochs", "halves_map_class_epochs", "halves_reliability",
-            "halves_retrieval",
+            "trade_off", "clouds_metrics", "clouds_ece_epochs", "clouds_multipliers",
+            "clouds_multiplier_bands", "clouds_reliability", "halves_metrics", "halves_ace_epochs",
+            "halves_map_class_epochs", "halves_reliability", "halves_retrieval",
         )}  # fmt: skip
     runs = (
         pd.read_csv(tmp_path / "report" / "runs.csv")

@@ -86,6 +86,25 @@ def test_a_resumed_training_is_the_same(tmp_path, classes):
     assert whole.best == parts.best
 
 
+def test_test_samples_over_the_epochs_change_nothing(tmp_path, classes):
+    """The last line has what an evaluation of the last epoch says, in bins of one's own number."""
+    path = write_config(tmp_path, classes, bins=4)
+    plain = run(path, f"output={tmp_path / 'plain'}")
+    shown = run(path, f"output={tmp_path / 'shown'}", "training.test_curves=true")
+    without, with_test = (EpochLog(done.folder).records() for done in (plain, shown))
+    kept = [{k: v for k, v in r.items() if not k.startswith("test_")} for r in with_test]
+    for record in (*kept, *without):
+        record.pop("seconds")
+    assert kept == without
+    assert (plain.best, plain.best_epoch) == (shown.best, shown.best_epoch)
+    last = evaluate_classifier(shown.folder, device="cpu", checkpoint="checkpoint_last.pt")
+    for metric, value in last.outcomes["softmax"].metrics.items():
+        close(with_test[-1][f"test_{metric}"], value, rtol=1e-6)
+    assert len(last.outcomes["softmax"].top.count) == 4
+    run(path, f"output={tmp_path / 'shown'}", "training.epochs=5", resume=True)  # without from here
+    assert "test_ece" not in EpochLog(shown.folder).records()[-1]
+
+
 def _plain(value):
     if isinstance(value, torch.Tensor):
         return value.tolist()

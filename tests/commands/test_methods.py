@@ -65,3 +65,17 @@ def test_data_of_one_method():
     assert data["penalties"]["options"]["rho_max"] == 10
     assert data["penalties"]["options"]["rho0"] == 0.1
     assert data["recipes"]["penalties"] == {"crac": 1.0}
+
+
+def test_draws_the_functions_of_a_penalty(tmp_path):
+    path = tmp_path / "functions.png"
+    assert run("cals", "--figure", str(path)).exit_code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    for name, figure, said in (
+        ("nacl", path, "--figure: is of penalties with such functions, cals, crac, crac_bands"),
+        ("cals", tmp_path / "functions.pdf", "expected the name of a .png"),
+    ):
+        done = run(name, "--figure", str(figure))
+        assert done.exit_code == 2
+        assert said in done.output.replace("\n", " ")
+    assert [one.name for one in tmp_path.iterdir()] == ["functions.png"]
