@@ -33,7 +33,8 @@ Images = Annotated[
     typer.Option(
         "--input",
         "-i",
-        help="Folder of images CASE_0000.nii.gz or CASE.nii.gz; default: imagesTs of the data set.",
+        help="Folder of images CASE_0000.nii.gz, CASE.nii.gz, CASE.png or CASE.jpg; default: "
+        "imagesTs of the data set.",
     ),
 ]
 Output = Annotated[
@@ -55,6 +56,13 @@ def predict(
         bool,
         typer.Option("--validation", help="Predict the validation cases of the experiment."),
     ] = False,
+    listed: Annotated[
+        Path | None,
+        typer.Option(
+            "--cases",
+            help="Text file of names, one a line, of the cases to predict; default: all.",
+        ),
+    ] = None,
     output: Output = None,
     checkpoint: Annotated[
         Checkpoint, typer.Option(help="State of the training that predicts.")
@@ -63,8 +71,8 @@ def predict(
         Form,
         typer.Option(
             "--format",
-            help="npz: CASE.npz as of nnU-Net and the label map CASE.nii.gz. nifti: CASE.nii.gz, "
-            "4-D, class last.",
+            help="npz: CASE.npz as of nnU-Net and the label map CASE.nii.gz (of pictures "
+            "CASE.png). nifti: CASE.nii.gz, 4-D, class last.",
         ),
     ] = Form.npz,
     calibrator: Annotated[
@@ -97,6 +105,7 @@ def predict(
     the training's folder is mentioned and waits to be named.
     """
     with user_errors(OPTIONS):
+        from segcal.adapters.monai.dataset import read_names
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.inference import Predictor, check_output, predict_cases
         from segcal.repair.saved import CALIBRATOR_NAME, read_calibrator
@@ -106,7 +115,8 @@ def predict(
         experiment = load_experiment(config, settings or [])
         saved = None if calibrator is None else read_calibrator(calibrator)
         predictor = Predictor(experiment, checkpoint.value)
-        cases = predictor.cases(images, validation=validation)
+        names = () if listed is None else read_names(listed)
+        cases = predictor.cases(images, validation=validation, names=names)
         name = "predictions_validation" if validation else "predictions"
         name += "" if saved is None else "_calibrated"
         folder = output or experiment.folder / name

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 TEMPORARY = ".segcal-"
 CHUNK = 1 << 18
-IMAGE_ENDINGS = (".png", ".bmp", ".tif", ".tiff")
+JPEG_ENDINGS = (".jpg", ".jpeg")
+IMAGE_ENDINGS = (".png", ".bmp", ".tif", ".tiff", *JPEG_ENDINGS)
 """Of 2-D images without a size in mm."""
 VOLUME_ENDINGS = (
     ".nii.gz", ".nii", ".seg.nrrd", ".nrrd", ".nhdr", ".mha", ".mhd", ".mgz", ".mgh", ".gipl",
@@ -159,6 +160,11 @@ def ending_of(name: str) -> str:
 def is_image(path: PurePath) -> bool:
     """Whether a file is called like a 2-D image."""
     return path.name.lower().endswith(IMAGE_ENDINGS)
+
+
+def is_jpeg(path: PurePath) -> bool:
+    """Whether a file is called like a JPEG, which does not keep the values of its pixels."""
+    return path.name.lower().endswith(JPEG_ENDINGS)
 
 
 def is_segmentation(path: PurePath) -> bool:

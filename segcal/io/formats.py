@@ -1,8 +1,8 @@
 """Formats of volumes: what a file holds, and how its header says it lies, format by format.
 
 NIfTI (also as ``.hdr`` and ``.img``, and Analyze) and FreeSurfer's ``.mgz`` are read by nibabel,
-PNG, BMP and TIF by Pillow, others (MetaImage, NRRD, GIPL) by SimpleITK. Arrays and shapes are in
-the order of the file, ``(x, y, z, ...)``.
+PNG, BMP, TIF and JPEG by Pillow, others (MetaImage, NRRD, GIPL) by SimpleITK. Arrays and shapes are
+in the order of the file, ``(x, y, z, ...)``.
 """
 
 from __future__ import annotations

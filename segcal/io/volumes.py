@@ -10,7 +10,8 @@ takes: the sform if its code is 1 (scanner) and its axes are at right angles, el
 they differ is noted. nibabel always takes the sform, so a file that lies where either form says is
 taken to lie on the reference, as it is: it was made with one tool or the other.
 
-Images (PNG, BMP, TIF) have no size and no place: a pixel measures 1 px, and distances are in px.
+Images (PNG, BMP, TIF, JPEG) have no size and no place: a pixel measures 1 px, and distances are in
+px.
 
 3D Slicer's segments (``.seg.nrrd``) may be stored as the box alone that they fill. They are put
 into the grid of the image that the header tells of, or of the reference that the box is part of.
@@ -28,7 +29,7 @@ import nibabel.orientations
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.io.files import is_image, is_segmentation, whole_file
+from segcal.io.files import is_image, is_jpeg, is_segmentation, whole_file
 from segcal.io.formats import LPS, Frame, agrees, read_file, read_header, stored_type, write_image
 from segcal.io.rounding import round_labels
 
@@ -430,9 +431,14 @@ def to_labels(path: Path, volume: Volume) -> Volume:
     """The label map of a volume read from `path`, see :func:`read_labels`.
 
     Raises:
-        ValueError: 4-D; values that are no labels.
+        ValueError: 4-D; values that are no labels; a JPEG.
     """
     array = volume.array
+    if is_jpeg(path):
+        raise ValueError(
+            f"{path}: a JPEG does not keep the values of its pixels, so they are no labels; export "
+            "the label map anew, as PNG"
+        )
     if array.ndim != 3:
         if volume.geometry.unit == "px":
             return _uncoloured(path, volume)

@@ -42,8 +42,9 @@ def phantom(tmp_path, original):
 
 
 def test_shipped_experiments_state_the_published_protocol():
-    assert shipped(KIND) == ["acdc/dynunet", "acdc/unet", "flare/dynunet", "flare/unet"]
-    for name in shipped(KIND):
+    medical = ["acdc/dynunet", "acdc/unet", "flare/dynunet", "flare/unet"]
+    assert shipped(KIND) == [*medical, "voc2012/deeplabv3"]
+    for name in medical:
         experiment = load_experiment(name)
         data, network = name.split("/")
         assert experiment.data.size == (192, 192)

@@ -11,20 +11,29 @@ from torch import Tensor, nn
 from segcal.adapters.monai.experiment import SegmentationExperiment, VolumeData
 from segcal.training.building import build_part
 
+PRETRAINED = "pretrained"
+"""Argument of networks that begin with weights from elsewhere."""
 
-def build_network(experiment: SegmentationExperiment, channels: int, outputs: int) -> nn.Module:
+
+def build_network(
+    experiment: SegmentationExperiment, channels: int, outputs: int, *, fresh: bool = True
+) -> nn.Module:
     """Build the network of an experiment.
 
     Args:
         experiment: names it.
         channels: of the images.
         outputs: channels of the logits: as many as classes, for each head of the recipe.
+        fresh: False leaves out pretrained weights, which a checkpoint is about to replace.
 
     Raises:
         ValueError: not a network, or arguments that do not fit.
     """
+    component = experiment.network
+    if not fresh and component.args.get(PRETRAINED):
+        component = component.model_copy(update={"args": {**component.args, PRETRAINED: False}})
     return build_part(
-        experiment.network,
+        component,
         nn.Module,
         "network",
         spatial_dims=experiment.data.axes,
@@ -35,28 +44,41 @@ def build_network(experiment: SegmentationExperiment, channels: int, outputs: in
 
 @torch.no_grad()
 def check_network(
-    network: nn.Module, data: VolumeData, channels: int, outputs: int, device: torch.device
+    network: nn.Module,
+    data: VolumeData,
+    channels: int,
+    outputs: int,
+    device: torch.device,
+    samples: int = 1,
 ) -> None:
-    """Check with an image of zeros that logits come out as large as the image, in both modes.
+    """Check with images of zeros that logits come out as large as the image, in both modes.
+
+    Args:
+        network: to check.
+        data: what it is trained on.
+        channels: of the images.
+        outputs: channels of the logits.
+        device: of the network.
+        samples: of a batch.
 
     Raises:
         ValueError: they do not.
     """
-    images = torch.zeros(1, channels, *data.size, device=device)
-    expected = (1, outputs, *data.size)
+    images = torch.zeros(samples, channels, *data.size, device=device)
+    expected = (samples, outputs, *data.size)
     for training in (False, True):
         trial = copy.deepcopy(network).train(training)  # batch norm keeps what it sees
         try:
             output = trial(images)
         except (RuntimeError, ValueError, TypeError) as error:
             raise ValueError(
-                f"network: fails on an image {tuple(images.shape)} ({error}); does data.size "
-                "divide by its strides?"
+                f"network: fails on images {tuple(images.shape)} ({error}); does data.size divide "
+                "by its strides, and training.batch_size leave no single sample over?"
             ) from None
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         if shape != expected:
             raise ValueError(
-                f"network: expected logits {expected} for an image {tuple(images.shape)}, got "
+                f"network: expected logits {expected} for images {tuple(images.shape)}, got "
                 f"{shape}; switch deep supervision off, and choose a data.size that divides by "
                 "the strides"
             )

@@ -22,6 +22,7 @@ from monai.transforms import (
     SpatialPadd,
     Transform,
 )
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, Sampler
@@ -43,7 +44,7 @@ class ReadCase(Transform):
         Raises:
             ValueError: naming the file: not readable, or values that are not finite.
         """
-        channels = []
+        channels: list[NDArray[np.float32]] = []
         for path in case.images:
             array = read_volume(path).array
             if array.dtype.kind not in "iufb":
@@ -51,7 +52,7 @@ class ReadCase(Transform):
             array = array.astype(np.float32)
             if not np.isfinite(array).all():
                 raise ValueError(f"{path}: holds NaN or infinite values")
-            channels.append(array)
+            channels.extend(array if array.ndim > 3 else array[None])
         item = {"image": torch.from_numpy(np.stack(channels))}
         if case.label is not None:
             label = read_labels(case.label).array.astype(np.int16)
@@ -111,7 +112,7 @@ class Preprocess(Transform):
     def __init__(self, data: VolumeData) -> None:
         self.data = data
         if data.window is None:
-            self.normalise = NormalizeIntensityd("image", channel_wise=True)
+            self.normalise = NormalizeIntensityd("image", data.mean, data.std, channel_wise=True)
         else:
             low, high = data.window
             self.normalise = ScaleIntensityRanged("image", low, high, 0.0, 1.0, clip=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from segcal.adapters.monai.experiment import CaseSplit, VolumeData
-from segcal.io.files import read_json
+from segcal.io.files import is_image, read_json
 from segcal.io.label_sets import read_label_set
 from segcal.io.pairing import scan
 from segcal.io.volumes import Geometry, read_geometry, read_labels
@@ -81,7 +81,7 @@ def find_cases(data: VolumeData) -> Cases:
         raise ValueError(f"data.root: {data.root}: no such folder; set data.root to yours")
     if data.root is None:
         images, labels, classes = data.images, data.labels, data.classes
-        ignore, channels = None, None
+        ignore, channels = data.ignore, None
     else:
         images, labels = data.root / "imagesTr", data.root / "labelsTr"
         classes, ignore, channels = read_dataset_json(data.root)
@@ -89,6 +89,15 @@ def find_cases(data: VolumeData) -> Cases:
         raise ValueError("data: give root, or images, labels and classes")
     there = find_images(images, channels)
     maps = _scan(labels)
+    lists = _listed(data.split)
+    if lists is not None:
+        named = {name for side in lists for name in side}
+        if unknown := sorted(named - (set(there) & set(maps))):
+            raise ValueError(
+                f"{data.split.train}: no image in {images}, or no label map in {labels}, of "
+                f"{_some(unknown)}"
+            )
+        there, maps = ({n: of[n] for n in named} for of in (there, maps))
     if without := sorted(set(maps) - set(there)):
         raise ValueError(f"{labels}: no image in {images} for {_some(without)}")
     if without := sorted(set(there) - set(maps)):
@@ -97,13 +106,45 @@ def find_cases(data: VolumeData) -> Cases:
     if not cases:
         raise ValueError(f"{labels}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
     train, val = split_names(list(cases), data.split, data.root)
+    channels = channels or sum(read_geometry(path)[1] for path in cases[train[0]].images)
+    if data.mean is not None and len(data.mean) != channels:
+        raise ValueError(
+            f"data.mean, data.std: expected a number for each of {channels} channels, got "
+            f"{len(data.mean)}"
+        )
     return Cases(
         tuple(cases[name] for name in train),
         tuple(cases[name] for name in val),
         classes,
         ignore,
-        len(next(iter(cases.values())).images),
+        channels,
     )
+
+
+def read_names(path: Path) -> list[str]:
+    """Names of cases of a text file, one a line; what else a line holds is left out.
+
+    Raises:
+        ValueError: no such file, none in it, or one that is there twice.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    names = [words[0] for line in path.read_text(encoding="utf-8").splitlines()
+             if (words := line.split())]  # fmt: skip
+    if not names or len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(
+            f"{path}: expected names of cases, one a line, each once"
+            + (f"; {_some(twice)} are there twice" if twice else "; it holds none")
+        )
+    return names
+
+
+def _listed(split: CaseSplit) -> tuple[list[str], list[str]] | None:
+    """Names of the lists of a split; None where it has none."""
+    if split.train is None:
+        return None
+    return read_names(split.train), [] if split.val is None else read_names(split.val)
 
 
 def read_dataset_json(root: Path) -> tuple[tuple[str, ...], int | None, int]:
@@ -133,7 +174,8 @@ def find_images(folder: Path, channels: int | None) -> dict[str, tuple[Path, ...
 
     Args:
         folder: where they lie.
-        channels: how many there must be; None takes as many of all as the first case has.
+        channels: how many there must be; None takes as many of all as the first case has. One
+            picture a case holds all of them.
 
     Raises:
         ValueError: no such folder, or a case with more or fewer channels.
@@ -145,6 +187,8 @@ def find_images(folder: Path, channels: int | None) -> dict[str, tuple[Path, ...
         case, channel = (name[:-5], int(name[-4:])) if numbered else (name, 0)
         found.setdefault(case, {})[channel] = path
     expected = channels or max((len(c) for c in found.values()), default=1)
+    if found and all(len(c) == 1 and all(map(is_image, c.values())) for c in found.values()):
+        expected = 1  # its colours are the channels, as of nnU-Net's NaturalImage2DIO
     for case, by_channel in found.items():
         if sorted(by_channel) != list(range(expected)):
             have = ", ".join(path.name for path in by_channel.values())
@@ -163,6 +207,12 @@ def split_names(
     Raises:
         ValueError: a file, fold or pattern that does not fit, a side without a case.
     """
+    lists = _listed(split)
+    if lists is not None and lists[1]:
+        train, val = lists
+        if both := sorted(set(train) & set(val)):
+            raise ValueError(f"{split.train}: {_some(both)} stand in {split.val}, too")
+        return train, val
     if split.fold is None:
         return _by_patient(names, split)
     path = split.file or (Path() if root is None else root) / "splits_final.json"
@@ -199,18 +249,23 @@ def _by_patient(names: Sequence[str], split: CaseSplit) -> tuple[list[str], list
     return [n for n in names if n not in chosen], [n for n in names if n in chosen]
 
 
-def check_cases(cases: Sequence[CaseFiles], labels: set[int]) -> list[Geometry]:
+def check_cases(cases: Sequence[CaseFiles], channels: int, labels: set[int]) -> list[Geometry]:
     """Check that files are there, lie on one grid, and hold known labels; return their grids.
+
+    Args:
+        cases: what to check.
+        channels: of every image.
+        labels: that label maps may hold.
 
     Raises:
         ValueError: naming the file, and what is wrong with it.
     """
     geometries = []
     for case in cases:
-        geometry = check_images(case)
+        geometry = check_images(case, channels)
         if case.label is not None:
             stored, axes = read_geometry(case.label)
-            if axes != 1:
+            if axes != 1 and not is_image(case.label):  # whose grey values may lie in all colours
                 raise ValueError(f"{case.label}: expected a 3-D label map, got {axes} channels")
             _same(case.label, stored, geometry, case.images[0])
             values = set(np.unique(read_labels(case.label).array).tolist())
@@ -223,18 +278,29 @@ def check_cases(cases: Sequence[CaseFiles], labels: set[int]) -> list[Geometry]:
     return geometries
 
 
-def check_images(case: CaseFiles) -> Geometry:
+def check_images(case: CaseFiles, channels: int) -> Geometry:
     """Grid of an image, whose channels must all lie on it.
+
+    Args:
+        case: of the image.
+        channels: that it must have; a picture holds several.
 
     Raises:
         ValueError: naming the file.
     """
     geometry, _ = read_geometry(case.images[0])
+    found = 0
     for path in case.images:
         stored, axes = read_geometry(path)
-        if axes != 1:
+        if axes != 1 and not is_image(path):
             raise ValueError(f"{path}: expected one channel a file, got {axes}")
         _same(path, stored, geometry, case.images[0])
+        found += axes
+    if found != channels:
+        raise ValueError(
+            f"{case.images[0]}: expected {channels} channels, got {found}; save all pictures "
+            "alike, all as grey or all as colours (RGB) without opacity"
+        )
     return geometry
 
 

@@ -31,6 +31,9 @@ class CaseSplit(Strict):
         seed: of that choice.
         patient: regular expression whose match at the beginning of a case's name is its patient;
             None takes every case for a patient of its own.
+        train: instead, a text file of the names of cases that train, one a line, as of PASCAL VOC;
+            cases that no list names are left out.
+        val: such a file of those that validate; None takes the share of those in `train`.
     """
 
     file: Path | None = None
@@ -38,11 +41,17 @@ class CaseSplit(Strict):
     validation: float = Field(default=0.2, gt=0, lt=1)
     seed: int = 0
     patient: Pattern = None
+    train: Path | None = None
+    val: Path | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> CaseSplit:
         if self.file is not None and self.fold is None:
             raise ValueError("a file of splits needs the fold to take of it")
+        if self.train is None and self.val is not None:
+            raise ValueError("val, a list of cases, needs the list train beside it")
+        if self.train is not None and self.fold is not None:
+            raise ValueError("give a fold or lists of cases (train, val)")
         return self
 
 
@@ -51,9 +60,11 @@ class VolumeData(Strict):
 
     Attributes:
         root: folder in nnU-Net's raw layout: ``imagesTr``, ``labelsTr``, ``dataset.json``.
-        images: instead, a folder of images CASE.nii.gz, or CASE_0000.nii.gz a channel,
-        labels: one of label maps CASE.nii.gz,
-        classes: and the names of their labels 0, 1, ..., background first.
+        images: instead, a folder of images CASE.nii.gz, or CASE_0000.nii.gz a channel, or of
+            pictures CASE.jpg, CASE.png, whose colours are channels,
+        labels: one of label maps CASE.nii.gz, or CASE.png, grey or with a palette,
+        classes: and the names of their labels 0, 1, ..., background first,
+        ignore: and the label that is left out of everything, or None.
         split: see :class:`Split`.
         units: ``slices`` trains a 2-D network on all slices, with and without foreground;
             ``patches`` a 3-D network.
@@ -67,8 +78,11 @@ class VolumeData(Strict):
             one.
         per_volume: patches that an epoch draws from a volume.
         intensity: ``zscore``, mean 0 and deviation 1 of every channel of a volume; ``window``,
-            the values of `window` become 0 and 1, what lies beyond is clipped.
+            the values of `window` become 0 and 1, what lies beyond is clipped; ``fixed``, less
+            `mean` and divided by `std`.
         window: low and high intensity, e.g. of Hounsfield units.
+        mean: of every channel of all volumes, in intensities of the files.
+        std: of every channel, likewise.
         spacing_mm: voxel size (z, y, x) to resample to; None, or null for an axis, keeps that of
             the files. Predictions are brought back.
         augment: transforms of MONAI for training crops, dictionary versions with the keys
@@ -81,6 +95,7 @@ class VolumeData(Strict):
     images: Path | None = None
     labels: Path | None = None
     classes: tuple[str, ...] | None = Field(default=None, min_length=2)
+    ignore: int | None = Field(default=None, ge=1)
     split: CaseSplit = CaseSplit()
     units: Literal["slices", "patches"] = "slices"
     axis: Literal["z", "y", "x"] = "z"
@@ -88,8 +103,10 @@ class VolumeData(Strict):
     crop: Literal["center", "random"] = "center"
     foreground: float = Field(default=0.0, ge=0, le=1)
     per_volume: int = Field(default=1, ge=1)
-    intensity: Literal["zscore", "window"] = "zscore"
+    intensity: Literal["zscore", "window", "fixed"] = "zscore"
     window: tuple[float, float] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
     spacing_mm: tuple[float | None, float | None, float | None] | None = None
     augment: tuple[Component, ...] = ()
     cache: float = Field(default=1.0, ge=0, le=1)
@@ -101,18 +118,32 @@ class VolumeData(Strict):
             self.root is None and None in folders
         ):
             raise ValueError("give root, or images, labels and classes")
+        if self.ignore is not None and (self.classes is None or self.ignore < len(self.classes)):
+            raise ValueError(
+                f"ignore: expected a label that is none of the classes, got {self.ignore}; of a "
+                "root, dataset.json says it"
+            )
         if len(self.size) != self.axes or min(self.size) < 1:
             raise ValueError(f"size: expected {self.axes} sizes of {self.units}, got {self.size}")
-        if (self.intensity == "window") != (self.window is not None):
-            raise ValueError("intensity 'window' needs window: [low, high], and zscore none")
-        if self.window is not None and not self.window[0] < self.window[1]:
-            raise ValueError(f"window: expected low < high, got {self.window}")
         if any(mm is not None and not mm > 0 for mm in self.spacing_mm or ()):
             raise ValueError(f"spacing_mm: expected positive voxel sizes, got {self.spacing_mm}")
         if self.crop == "center" and (self.foreground or self.per_volume > 1):
             raise ValueError("foreground and per_volume are of random crops")
         if self.units == "slices" and self.per_volume > 1:
             raise ValueError("per_volume is of patches; of slices, every one is taken once")
+        return self
+
+    @model_validator(mode="after")
+    def _intensities(self) -> VolumeData:
+        if (self.intensity == "window") != (self.window is not None):
+            raise ValueError("intensity 'window' needs window: [low, high], and others none")
+        if self.window is not None and not self.window[0] < self.window[1]:
+            raise ValueError(f"window: expected low < high, got {self.window}")
+        fixed = (self.intensity == "fixed",) * 2
+        if fixed != (self.mean is not None, self.std is not None):
+            raise ValueError("intensity 'fixed' needs mean and std of every channel, others none")
+        if len(self.mean or ()) != len(self.std or ()) or min(self.std or (1.0,)) <= 0:
+            raise ValueError(f"mean, std: expected as many, std > 0; got {self.mean}, {self.std}")
         return self
 
     @property

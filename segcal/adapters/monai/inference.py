@@ -6,7 +6,7 @@ probabilities, in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +23,10 @@ from segcal.adapters.monai.dataset import CaseFiles, check_images, find_cases, f
 from segcal.adapters.monai.experiment import AXES, SegmentationExperiment, VolumeData
 from segcal.heads import split_heads
 from segcal.io.archives import save_arrays
-from segcal.io.files import check_writable, whole_file, write_json
+from segcal.io.files import check_writable, is_image, whole_file, write_json
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import DECISION_HEAD, RECORD_NAME
-from segcal.io.volumes import Geometry, write_nifti
+from segcal.io.volumes import Geometry, write_nifti, write_volume
 from segcal.posthoc.links import logits_of
 from segcal.repair.saved import SavedCalibrator
 from segcal.training.checkpoints import BEST_NAME, LAST_NAME, weights_digest
@@ -70,21 +70,24 @@ class Predictor:
         self.weights = weights_digest(content["network"])
         self.device = choose_device(experiment.training.device)
         self.network: nn.Module = build_network(
-            trained, self.channels, content["heads"] * len(self.classes)
+            trained, self.channels, content["heads"] * len(self.classes), fresh=False
         )
         self.network.load_state_dict(content["network"])
         self.network.to(self.device).eval()
         self.preprocess = Preprocess(experiment.data)
 
-    def cases(self, folder: Path | None, *, validation: bool = False) -> list[CaseFiles]:
+    def cases(
+        self, folder: Path | None, *, validation: bool = False, names: Collection[str] = ()
+    ) -> list[CaseFiles]:
         """Images to predict, checked.
 
         Args:
             folder: where they lie; None takes ``imagesTs`` of the data set.
             validation: take the validation cases of the experiment instead.
+            names: of the cases to take; empty takes all.
 
         Raises:
-            ValueError: no folder, nothing in it, or another number of channels.
+            ValueError: no folder, nothing in it, a case that is not, or another number of channels.
         """
         data = self.experiment.data
         if validation:
@@ -97,10 +100,13 @@ class Predictor:
                 raise ValueError(f"{where}name a folder of images, or take the validation cases")
             images = find_images(folder, self.channels)
             found = [CaseFiles(name, paths) for name, paths in sorted(images.items())]
+        if unknown := sorted(set(names) - {case.name for case in found}):
+            raise ValueError(f"{folder or 'validation'}: no image of {', '.join(unknown[:3])}")
+        found = [case for case in found if not names or case.name in names]
         if not found:
             raise ValueError(f"{folder}: holds no volumes (.nii.gz, .nrrd, .mha, ...)")
         for case in found:
-            check_images(case)
+            check_images(case, self.channels)
         return found
 
     def check_calibrator(
@@ -155,7 +161,7 @@ class Predictor:
         Raises:
             ValueError: an image that cannot be read, naming the file.
         """
-        geometry = check_images(case)
+        geometry = check_images(case, self.channels)
         image = self.preprocess(CaseFiles(case.name, case.images))["image"]
         data, settings = self.experiment.data, self.experiment.inference
         axis = 1 + AXES.index(data.axis)
@@ -220,15 +226,22 @@ def predict_cases(
         predictor: what predicts.
         cases: what is predicted.
         output: folder. It gets CASE.npz (``probabilities (K, z, y, x)``, as nnU-Net writes them)
-            and the label map CASE.nii.gz, or CASE.nii.gz with the classes as its fourth axis (of a
-            network of two heads then also masks/CASE.nii.gz, the decision head's label map);
-            ``dataset.json`` with the names of the labels, ``segcal_predict.json`` with how it was
-            made.
+            and the label map CASE.nii.gz, of pictures CASE.png; or CASE.nii.gz with the classes as
+            its fourth axis (of a network of two heads then also masks/CASE.nii.gz, the decision
+            head's label map); ``dataset.json`` with the names of the labels, and
+            ``segcal_predict.json`` with how it was made.
         form: which of both.
         calibrator: what probabilities go through, on the grid of the image, before they are
             written; see :meth:`Predictor.check_calibrator`.
         progress: told every case that is done.
+
+    Raises:
+        ValueError: pictures, which state no size, as NIfTI.
     """
+    pictures = all(is_image(case.images[0]) for case in cases)
+    if pictures and form == "nifti":
+        raise ValueError("form nifti: pictures state no voxel size, which NIfTI wants; take npz")
+    ending = ".png" if pictures else ".nii.gz"
     output.mkdir(parents=True, exist_ok=True)
     (output / RECORD_NAME).unlink(missing_ok=True)  # of a run before; half of both has none
     for case in cases:
@@ -236,7 +249,7 @@ def predict_cases(
         if calibrator is not None:
             probs = _calibrated(probs, geometry, calibrator)
         array, mask = probs.numpy(), decision.argmax(0).numpy().astype(np.uint8)
-        volume = output / f"{case.name}.nii.gz"
+        volume = output / f"{case.name}{ending}"
         stored = output / f"{case.name}.npz"
         if form == "nifti":
             stored.unlink(missing_ok=True)  # of a run before, which would be evaluated instead
@@ -245,14 +258,14 @@ def predict_cases(
                 (output / MASKS).mkdir(exist_ok=True)
                 write_nifti(output / MASKS / volume.name, mask, geometry)
         else:
-            write_nifti(volume, mask, geometry)
+            write_volume(volume, mask, geometry)
             with whole_file(stored) as temporary:
                 save_arrays(temporary, {"probabilities": array})
         progress(case.name)
     labels = {name: k for k, name in enumerate(predictor.classes)}
     if predictor.ignore_label is not None:
         labels["ignore"] = predictor.ignore_label
-    write_json(output / "dataset.json", {"labels": labels, "file_ending": ".nii.gz"})
+    write_json(output / "dataset.json", {"labels": labels, "file_ending": ending})
     record = predictor.record()
     if predictor.two_heads:
         record["decision"] = DECISION_HEAD

@@ -95,7 +95,7 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
 
     def build_network(self, *, fresh: bool) -> nn.Module:
         """Build what the experiment names."""
-        return build_network(self.experiment, self.cases.channels, self._outputs)
+        return build_network(self.experiment, self.cases.channels, self._outputs, fresh=fresh)
 
     @property
     def _outputs(self) -> int:
@@ -104,8 +104,12 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
 
     def check_network(self) -> None:
         """Raise ValueError unless logits come out as large as the image."""
+        self._check_batch(min(2, max(1, self.experiment.training.batch_size // self.ranks.size)))
+
+    def _check_batch(self, samples: int) -> None:
+        """Raise ValueError unless the network can be trained on batches of so many samples."""
         data, channels = self.experiment.data, self.cases.channels
-        check_network(self.network, data, channels, self._outputs, self.device)
+        check_network(self.network, data, channels, self._outputs, self.device, samples)
 
     def load(self) -> None:
         """Check and read the volumes of all cases."""
@@ -115,11 +119,17 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
             f"Checking and reading {len(sides['train'])} training and {len(sides['val'])} "
             "validation cases"
         )
-        grids = {side: check_cases(cases, self.cases.known_labels) for side, cases in sides.items()}
+        known = self.cases.known_labels
+        grids = {
+            side: check_cases(cases, self.cases.channels, known) for side, cases in sides.items()
+        }
         listed = units(grids["train"], data)
         self.sampler = EpochBatches(
             len(listed), settings.batch_size, settings.seed, ranks.rank, ranks.size
         )
+        left = len(listed) % settings.batch_size
+        if left and left // ranks.size <= 1 < settings.batch_size // ranks.size:
+            self._check_batch(1)  # the last of an epoch, of which some norms know no deviation
         transform = crop_transforms(data, len(self.classes), self.cases.ignore_index)
         volumes = {side: cached(cases, data, settings.workers) for side, cases in sides.items()}
         loading: dict[str, Any] = {
