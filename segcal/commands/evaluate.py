@@ -14,6 +14,7 @@ from segcal.commands.console import (
     calibration_table,
     class_table,
     comparison_table,
+    number,
     open_console,
     say,
 )
@@ -54,10 +55,9 @@ NUMBERS, REPORT = "Numbers", "Report"
 DEFAULT_SCOPES = ("fg", "union", "dilated", "all")
 MAX_NOTES = 5
 OPTIONS = {
-    "chosen": "--scopes", "compat": "--compat", "images": "--images", "names": "--names",
-    "metrics": "--metrics", "nsd_tolerance_mm": "--nsd-tolerance", "roi": "--roi",
-    "samples": "--samples",
-    "threshold": "--threshold",
+    "cases": "--cases", "chosen": "--scopes", "compat": "--compat", "images": "--images",
+    "names": "--names", "metrics": "--metrics", "nsd_tolerance_mm": "--nsd-tolerance",
+    "roi": "--roi", "samples": "--samples", "threshold": "--threshold",
     **OF_INTERVALS,
     **OF_READING,
     **OF_RUNNING,
@@ -137,6 +137,13 @@ def evaluate(
         Path | None,
         typer.Option(
             rich_help_panel=READING, help="Folder of masks named like the cases, for the scope roi."
+        ),
+    ] = None,
+    cases: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=READING,
+            help="Text file of names, one a line, of the cases to evaluate; default: all.",
         ),
     ] = None,
     samples: Annotated[
@@ -241,6 +248,7 @@ def evaluate(
     from segcal.evaluation.reported import find_metrics
     from segcal.evaluation.settings import EvaluationSettings
     from segcal.io.case_patterns import Patterns
+    from segcal.io.files import read_names
     from segcal.reporting import report as reporting
     from segcal.reporting.folder import ReportFolder
     from segcal.trust.fitting import check_intervals
@@ -273,6 +281,7 @@ def evaluate(
             roi=roi,
             patterns=Patterns(prediction_pattern, reference_pattern),
             samples=samples,
+            cases=() if cases is None else read_names(cases),
             found=lambda found: say_labels(console, found),
         )
         if fitted is not None:
@@ -349,6 +358,9 @@ def _say_report(
         console.print(class_table(report.summary, asked))
     if report.calibration:
         console.print(calibration_table(report.summary, report.job.settings.scopes, asked))
+    if report.job.unit == "px" and len(report.cases):  # as sets of pictures are judged
+        mean = number(report.summary["pooled_iou"]["mean"], 4)
+        say(console, f"Mean IoU of the labels, each of the pixels of all cases together: {mean}")
     for numbers in list(report.summary.get("predicted_dsc", {}).values())[-1:]:
         say(console, in_words(numbers))
     for note in notes:

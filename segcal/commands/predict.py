@@ -105,9 +105,9 @@ def predict(
     the training's folder is mentioned and waits to be named.
     """
     with user_errors(OPTIONS):
-        from segcal.adapters.monai.dataset import read_names
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.inference import Predictor, check_output, predict_cases
+        from segcal.io.files import read_names
         from segcal.repair.saved import CALIBRATOR_NAME, read_calibrator
 
         if images is not None and validation:

@@ -18,7 +18,7 @@ from segcal.evaluation.store import Store
 from segcal.io.case_patterns import Patterns
 from segcal.io.files import is_image
 from segcal.io.label_sets import LabelSet
-from segcal.io.pairing import Pairing, find_reader, pair, scan, with_rois, with_samples
+from segcal.io.pairing import Pairing, find_reader, pair, scan, with_cases, with_rois, with_samples
 
 LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "pandas")
 
@@ -112,6 +112,7 @@ def plan(
     roi: Path | None = None,
     patterns: Patterns | None = None,
     samples: Path | None = None,
+    cases: Sequence[str] = (),
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> list[Job]:
     """Check all that is given, before the first case is read.
@@ -124,6 +125,7 @@ def plan(
         roi: folder of masks named like the cases, which adds the scope ``roi``.
         patterns: see :func:`segcal.io.pairing.pair`.
         samples: folder of label maps that were drawn from the model, for cases of several raters.
+        cases: names of those that are evaluated; empty evaluates all.
         found: called with what the labels of each set of predictions mean.
 
     Raises:
@@ -135,6 +137,8 @@ def plan(
     jobs = []
     for name, one in predictions.items():
         pairing = pair(one, references, patterns)
+        if cases:
+            pairing = with_cases(pairing, cases)
         if roi is not None:
             pairing = with_rois(pairing, roi)
         if samples is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
             for scope, tally in cohort.calibration.items()
             for column, value in _pooled(tally, scope, cohort.floors[scope]).items()
         },
+        "pooled_iou": _pooled_iou(rows, cohort.label_names),
         "classes": {name: _of_label(rows, name, resamples) for name in cohort.label_names},
         **confidence(rows),
         "surface_over_classes": {
@@ -100,6 +103,22 @@ def _pooled(tally: Tally, scope: str, floor: EceFloor) -> dict[str, float | None
     values = calibration_of(tally, metrics.values(), groups=tally.bins)
     found = {metrics[key].column(scope): _number(value) for key, value in values.items()}
     return found | {row.column(scope): _number(row.function(floor)) for row in table.FLOOR}
+
+
+def _pooled_iou(rows: pd.DataFrame, names: Sequence[str]) -> dict[str, Any]:
+    """IoU of all voxels of all cases together, and its mean over the labels; None without any."""
+    found: dict[str, float] = {}
+    for name in names:
+        sizes = rows[f"voxels_prediction/{name}"] + rows[f"voxels_reference/{name}"]
+        both = float((rows[f"dsc/{name}"] * sizes / 2).sum())  # undefined where there is none
+        union = float(sizes.sum()) - both
+        found[name] = both / union if union else math.nan
+    defined = [value for value in found.values() if not math.isnan(value)]
+    mean = sum(defined) / len(defined) if defined else math.nan
+    return {
+        "mean": _number(mean),
+        "classes": {name: _number(value) for name, value in found.items()},
+    }
 
 
 def _of_label(rows: pd.DataFrame, name: str, resamples: int) -> dict[str, dict[str, Any]]:

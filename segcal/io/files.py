@@ -183,6 +183,25 @@ def case_name(path: PurePath) -> str | None:
     return path.name.removesuffix(ending) if ending and not path.name.startswith(".") else None
 
 
+def read_names(path: Path) -> list[str]:
+    """Names of cases of a text file, one a line; what else a line holds is left out.
+
+    Raises:
+        ValueError: no such file, none in it, or one that is there twice.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    names = [words[0] for line in path.read_text(encoding="utf-8").splitlines()
+             if (words := line.split())]  # fmt: skip
+    if not names or len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(
+            f"{path}: expected names of cases, one a line, each once"
+            + (f"; {', '.join(twice[:3])} twice" if twice else "; it holds none")
+        )
+    return names
+
+
 def legible(name: str, path: PurePath) -> str:
     """Return the name of a case that can be written to a report.
 

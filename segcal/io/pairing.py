@@ -335,6 +335,27 @@ def _once(cases: Iterable[tuple[str, Path]]) -> dict[str, Path]:
     return found
 
 
+def with_cases(pairing: Pairing, names: Collection[str]) -> Pairing:
+    """Take some of the cases alone, as if there were no others.
+
+    Raises:
+        ValueError: a name that is in neither folder.
+    """
+    chosen = set(names)
+    there = {case.name for case in pairing.cases}.union(
+        pairing.without_prediction, pairing.without_reference, pairing.of_other_folds
+    )
+    if unknown := sorted(chosen - there):
+        raise ValueError(f"cases: neither a prediction nor a reference of {', '.join(unknown[:3])}")
+    return replace(
+        pairing,
+        cases=[case for case in pairing.cases if case.name in chosen],
+        without_prediction=[name for name in pairing.without_prediction if name in chosen],
+        without_reference=[name for name in pairing.without_reference if name in chosen],
+        of_other_folds=[name for name in pairing.of_other_folds if name in chosen],
+    )
+
+
 def with_rois(pairing: Pairing, folder: Path) -> Pairing:
     """Give every case the mask of its name, or of that of its reference's file.
 

@@ -148,7 +148,7 @@ def test_files_that_are_no_experiment(tmp_path):
         (["network.args.in_channels=2"], r"in_channels is 2 in the config but 1 here"),
         (["data.size=[31, 32]"], r"network: .*divide"),
         (["network={target: monai.networks.nets.BasicUNetPlusPlus}", "data.size=[32, 32]"],
-         r"network: expected logits \(1, 4, 32, 32\) .*got list; switch deep supervision off"),
+         r"network: expected logits \(2, 4, 32, 32\) .*got list; switch deep supervision off"),
         (["optimizer.target=torch.nn.ReLU"], r"optimizer: torch\.nn\.ReLU is not a torch\.optim"),
         (["optimizer.args.lr='0.1'"], r"optimizer: .*given .*'lr': '0\.1'"),
         (["scheduler={target: torch.optim.SGD, args: {}}"], r"scheduler: .*not a torch\.optim\.lr"),

@@ -75,7 +75,7 @@ def data_of(voc, **parts):
     lists = voc / "ImageSets" / "Segmentation"
     return {
         "images": str(voc / "JPEGImages"), "labels": str(voc / "SegmentationClass"),
-        "classes": ["background", "square", "disc"], "ignore": 255, "size": [40, 40],
+        "classes": ["background", "square", "bar"], "ignore": 255, "size": [40, 40],
         "split": {"train": str(lists / "train.txt"), "validation": 0.25},
         "intensity": "fixed", "mean": MEAN, "std": STD, **parts,
     }  # fmt: skip
@@ -117,7 +117,7 @@ def test_two_lists_say_who_trains_and_who_validates(voc):
     ("text", "message"),
     [
         ("2007_000000\n2007_999999\n", r"train\.txt: no image .* no label map .* of 2007_999999"),
-        ("2007_000000\n2007_000000\n", r"train\.txt: .*each once; 2007_000000 are there twice"),
+        ("2007_000000\n2007_000000\n", r"train\.txt: .*each once; 2007_000000 twice"),
         ("\n", r"train\.txt: expected names of cases, one a line, each once; it holds none"),
     ],
 )
@@ -196,23 +196,29 @@ def test_train_predict_evaluate(voc, tmp_path):
         mask = np.asarray(Image.open(tmp_path / "p" / f"{name}.png"))
         assert np.array_equal(mask, probabilities.argmax(0)[0])
     labels = json.loads((tmp_path / "p" / "dataset.json").read_text())["labels"]
-    assert labels == {"background": 0, "square": 1, "disc": 2, "ignore": 255}
-    wanted = tmp_path / "wanted"
-    wanted.mkdir()
-    for name in names:
-        shutil.copy(voc / "SegmentationClass" / f"{name}.png", wanted)
-    said = CliRunner().invoke(
-        app, ["evaluate", str(tmp_path / "p"), str(wanted), "-o", str(tmp_path / "r")]
-    )
+    assert labels == {"background": 0, "square": 1, "bar": 2, "ignore": 255}
+    wanted = voc / "SegmentationClass"
+    said = CliRunner().invoke(app, [
+        "evaluate", str(tmp_path / "p"), str(wanted), "-o", str(tmp_path / "r"),
+        "--cases", str(lists / "val.txt"),
+    ])  # fmt: skip
     assert said.exit_code == 0, said.output
+    both = union = np.zeros(2)
     rows = pd.read_csv(tmp_path / "r" / "cases.csv").set_index("case")
     for name in names:
         predicted = np.asarray(Image.open(tmp_path / "p" / f"{name}.png"))
         label = np.asarray(Image.open(wanted / f"{name}.png"))
         ours, theirs = (predicted == 2) & (label != 255), label == 2
         dsc = 2 * (ours & theirs).sum() / (ours.sum() + theirs.sum())
-        close(rows.loc[name, "dsc/disc"], dsc)
+        close(rows.loc[name, "dsc/bar"], dsc)
+        known = label != 255
+        both = both + [((predicted == k) & (label == k)).sum() for k in (1, 2)]
+        union = union + [(((predicted == k) & known) | (label == k)).sum() for k in (1, 2)]
         assert rows.loc[name, "voxels_reference/square"] == 36
+    iou = both / union
+    found = json.loads((tmp_path / "r" / "summary.json").read_text())["pooled_iou"]
+    close([found["mean"], *found["classes"].values()], [iou.mean(), *iou], rtol=1e-9)
+    assert f"of all cases together: {iou.mean():.4f}" in " ".join(said.output.split())
     said = CliRunner().invoke(app, [
         "predict", str(config), "-i", str(voc / "JPEGImages"), "--format", "nifti",
     ])  # fmt: skip
@@ -239,7 +245,7 @@ def test_colour_pictures_in_the_layout_of_nnunet(voc, tmp_path):
     shutil.copy(root / "imagesTr" / "2007_000000_0000.png", root / "imagesTs")
     (root / "dataset.json").write_text(json.dumps({
         "channel_names": {"0": "R", "1": "G", "2": "B"}, "numTraining": len(SIZES),
-        "labels": {"background": 0, "square": 1, "disc": 2, "ignore": 3}, "file_ending": ".png",
+        "labels": {"background": 0, "square": 1, "bar": 2, "ignore": 3}, "file_ending": ".png",
     }))  # fmt: skip
     config = write_config(
         tmp_path, root, data={"size": [40, 40], "crop": "center"}, recipe="ce",

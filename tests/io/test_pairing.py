@@ -10,7 +10,7 @@ import pytest
 from segcal.evaluation.labels import find_labels
 from segcal.io.case_patterns import Patterns
 from segcal.io.label_sets import parse_labels, read_label_set
-from segcal.io.pairing import find_dataset_json, find_reader, pair
+from segcal.io.pairing import find_dataset_json, find_reader, pair, with_cases
 
 
 def touch(folder, *names):
@@ -24,6 +24,17 @@ def write_summary(folder, *cases):
     """What nnU-Net measures of its validation."""
     measured = [{"prediction_file": str(folder / f"{case}.nii.gz")} for case in cases]
     (folder / "summary.json").write_text(json.dumps({"metric_per_case": measured}))
+
+
+def test_some_cases_alone(tmp_path):
+    """What a list does not name is missed in neither folder."""
+    predictions = touch(tmp_path / "p", *(f"{case}.nii.gz" for case in "abx"))
+    references = touch(tmp_path / "r", *(f"{case}.nii.gz" for case in "abcd"))
+    found = with_cases(pair(predictions, references), ["a", "c"])
+    assert [case.name for case in found.cases] == ["a"]
+    assert (found.without_prediction, found.without_reference) == (["c"], [])
+    with pytest.raises(ValueError, match="cases: neither a prediction nor a reference of e, f"):
+        with_cases(found, ["a", "f", "e"])
 
 
 def test_cases_of_other_folds_are_not_missed(tmp_path):

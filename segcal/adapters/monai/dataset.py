@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from segcal.adapters.monai.experiment import CaseSplit, VolumeData
-from segcal.io.files import is_image, read_json
+from segcal.io.files import is_image, read_json, read_names
 from segcal.io.label_sets import read_label_set
 from segcal.io.pairing import scan
 from segcal.io.volumes import Geometry, read_geometry, read_labels
@@ -119,25 +119,6 @@ def find_cases(data: VolumeData) -> Cases:
         ignore,
         channels,
     )
-
-
-def read_names(path: Path) -> list[str]:
-    """Names of cases of a text file, one a line; what else a line holds is left out.
-
-    Raises:
-        ValueError: no such file, none in it, or one that is there twice.
-    """
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    names = [words[0] for line in path.read_text(encoding="utf-8").splitlines()
-             if (words := line.split())]  # fmt: skip
-    if not names or len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(
-            f"{path}: expected names of cases, one a line, each once"
-            + (f"; {_some(twice)} are there twice" if twice else "; it holds none")
-        )
-    return names
 
 
 def _listed(split: CaseSplit) -> tuple[list[str], list[str]] | None:
