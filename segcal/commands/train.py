@@ -24,7 +24,7 @@ Config = Annotated[
     str,
     typer.Argument(
         help="The experiment: a YAML file, or the name of one that comes with segcal "
-        "(acdc/unet, acdc/dynunet, flare/unet, flare/dynunet)."
+        "(acdc/unet, acdc/dynunet, flare/unet, flare/dynunet, voc2012/deeplabv3)."
     ),
 ]
 
@@ -56,6 +56,9 @@ def train(
     checkpoint_best.pt (the highest mean IoU over foreground classes, pooled over the validation
     voxels, as published) and checkpoint_last.pt. Files and labels are checked before training
     begins. training.batch_size is that of all processes together. Then: segcal predict.
+
+    Pictures do as well as volumes: data.images (PNG, JPEG; colours are channels), data.labels (PNG,
+    grey or with a palette), data.classes, data.ignore; lists of names in data.split.train and val.
     """
     console = open_console()
     with user_errors(OPTIONS):

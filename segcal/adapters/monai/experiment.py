@@ -95,7 +95,7 @@ class VolumeData(Strict):
     images: Path | None = None
     labels: Path | None = None
     classes: tuple[str, ...] | None = Field(default=None, min_length=2)
-    ignore: int | None = Field(default=None, ge=1)
+    ignore: int | None = Field(default=None, ge=1, le=32767)
     split: CaseSplit = CaseSplit()
     units: Literal["slices", "patches"] = "slices"
     axis: Literal["z", "y", "x"] = "z"
