@@ -209,5 +209,5 @@ def test_two_forms_that_disagree_are_warned_of(tmp_path):
     write_nifti(tmp_path / "l.nii.gz", LABELS, grid(LABELS.shape))
     case = CaseFiles("a", (image,), tmp_path / "l.nii.gz")
     with pytest.warns(UserWarning, match=r"i\.nii\.gz: its qform and its sform disagree"):
-        (found,) = check_cases([case], {0, 1, 2, 3})
+        (found,) = check_cases([case], 1, {0, 1, 2, 3})
     np.testing.assert_array_equal(found.direction, np.eye(3))
