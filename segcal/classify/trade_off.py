@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from segcal.classify.curves import panel_grid
@@ -43,7 +43,7 @@ def plot_trade_off(panels: Mapping[str, Panel], title: str) -> Figure:
     """
     figure, axes = panel_grid(len(panels), (4.2, 3.6))
     methods = list(dict.fromkeys(name for panel in panels.values() for name in panel.points))
-    drawn: dict[str, Artist] = {}
+    drawn: dict[str, Any] = {}
     for axis, (name, panel) in zip(axes, panels.items(), strict=True):
         for method, points in panel.points.items():
             place = methods.index(method)
@@ -54,9 +54,10 @@ def plot_trade_off(panels: Mapping[str, Panel], title: str) -> Figure:
                 continue
             spread = values.std(0, ddof=1) if len(values) > 1 else (None, None)
             axis.plot(*values.T, marker, color=colour, markersize=4, alpha=0.45, markeredgewidth=0)
+            x, y = values.mean(0)
             drawn[method] = axis.errorbar(
-                *values.mean(0), xerr=spread[0], yerr=spread[1], fmt=marker, color=colour,
-                markersize=6, elinewidth=0.8, label=method,
+                x, y, xerr=spread[0], yerr=spread[1], fmt=marker, color=colour, markersize=6,
+                elinewidth=0.8, label=method,
             )  # fmt: skip
         axis.set_xlabel(f"{panel.right} (better to the right)")
         axis.set_ylabel(f"{panel.down} (better at the bottom)")

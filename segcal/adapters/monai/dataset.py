@@ -97,7 +97,8 @@ def find_cases(data: VolumeData) -> Cases:
                 f"{data.split.train}: no image in {images}, or no label map in {labels}, of "
                 f"{_some(unknown)}"
             )
-        there, maps = ({n: of[n] for n in named} for of in (there, maps))
+        there = {name: there[name] for name in named}
+        maps = {name: maps[name] for name in named}
     if without := sorted(set(maps) - set(there)):
         raise ValueError(f"{labels}: no image in {images} for {_some(without)}")
     if without := sorted(set(there) - set(maps)):

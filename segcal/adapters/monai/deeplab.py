@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
@@ -46,11 +47,11 @@ class DeepLab(nn.Module):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of torch, to timm
                 import timm
-            from torchvision.models.segmentation.deeplabv3 import DeepLabHead
+            from torchvision.models.segmentation import deeplabv3  # type: ignore[import-untyped]
         except ImportError as error:
             raise ValueError(f"{error}; pip install 'segcal[classify]'") from None
         try:
-            self.backbone = timm.create_model(
+            features: Any = timm.create_model(
                 backbone,
                 pretrained=pretrained,
                 in_chans=in_channels,
@@ -60,7 +61,10 @@ class DeepLab(nn.Module):
             )
         except RuntimeError as error:  # what timm raises where it knows no such name
             raise ValueError(f"backbone: {error}") from None
-        self.head = DeepLabHead(self.backbone.feature_info.channels()[-1], out_channels, rates)
+        self.backbone: nn.Module = features
+        self.head: nn.Module = deeplabv3.DeepLabHead(
+            features.feature_info.channels()[-1], out_channels, rates
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits ``(N, K, y, x)`` of images ``(N, C, y, x)``."""
