@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from segcal.classify.data import Augment, Part, Parted
-from segcal.classify.experiment import ClassificationExperiment
+from segcal.classify.augmenting import Augment
+from segcal.classify.data import Part, Parted
+from segcal.classify.experiment import ClassificationExperiment, Standard
 from segcal.classify.networks import Standardise, Standardised
 from segcal.components import hands_on, target
 from segcal.objective import Objective
@@ -77,6 +79,7 @@ def build_network(
         ValueError: not a network, arguments that do not fit, or weights that are not to be had.
     """
     inputs, count = data.parts["train"].inputs, len(data.names)
+    shape, standard = data.parts["train"].shape, experiment.data.standardise
     component, arguments = experiment.network, dict(experiment.network.args)
     handed_on = hands_on(target(component))
     from_weights = handed_on and arguments.get(WEIGHTS) is not None
@@ -92,15 +95,18 @@ def build_network(
         nn.Module,
         "network",
         num_classes=count,
-        in_features=inputs[0].numel(),
+        in_features=math.prod(shape),
         num_words=data.num_words,
-        in_channels=inputs.shape[1],
+        in_channels=shape[0],
         out_channels=count,
-        spatial_dims=2 if inputs.ndim == 4 else 1,
+        spatial_dims=2 if len(shape) == 3 else 1,
     )
     if from_weights and pretrained:
         _renew_last_layer(network, count)
-    return Standardised(Standardise(inputs), network)
+    if not isinstance(inputs, Tensor):  # too many to be looked at before
+        inputs, standard = inputs[:1], standard or Standard()
+    given = None if standard is None else (standard.mean, standard.std)
+    return Standardised(Standardise(inputs, given), network)
 
 
 def _renew_last_layer(network: nn.Module, count: int) -> None:
@@ -129,7 +135,7 @@ def check_network(network: nn.Module, part: Part, augment: Augment, num_classes:
     Raises:
         ValueError: they do not, or they have bounds.
     """
-    few = part.inputs[:2]
+    few = part.some_trained_on()
     try:
         inputs = augment(few)
     except Exception as error:  # noqa: BLE001 - whatever it says, it does not work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 
+from segcal.classify.augmenting import Augment
 from segcal.classify.experiment import SampleData
+from segcal.classify.readers.decoding import ImageFiles
 from segcal.classify.readers.samples import PARTS, Samples, long_tailed, split
-from segcal.components import Component
-from segcal.training.building import build_part
+from segcal.classify.streaming import StreamedImages
 
 FILE_ARGUMENTS = ("path", "labels")
 """Arguments of readers that may name files."""
@@ -29,12 +31,12 @@ class Part:
     """Samples that train, validate or test.
 
     Attributes:
-        inputs: ``(N, ...)``.
+        inputs: ``(N, ...)``, or images that stay on disk.
         targets: ``(N,)`` classes or ``(N, T)`` labels.
         index: their numbers in the data set ``(N,)``.
     """
 
-    inputs: Tensor
+    inputs: Tensor | StreamedImages
     targets: Tensor
     index: Tensor
 
@@ -42,28 +44,50 @@ class Part:
         """Number of samples."""
         return len(self.targets)
 
-    def to(self, device: torch.device) -> Part:
-        """Bring the samples to a device."""
-        return Part(self.inputs.to(device), self.targets.to(device), self.index)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of an input as it is evaluated."""
+        return tuple(self.inputs[:1].shape[1:])
+
+    def to(self, device: torch.device, workers: int = 0) -> Part:
+        """Bring the samples to a device; from disk a batch at a time, by processes of their own."""
+        inputs = self.inputs
+        brought = inputs.to(device) if isinstance(inputs, Tensor) else inputs.to(device, workers)
+        return Part(brought, self.targets.to(device), self.index)
 
     def batches(self, size: int) -> Iterator[Part]:
         """Yield the samples in order, at most `size` at a time."""
-        for begin in range(0, len(self), size):
-            chosen = slice(begin, begin + size)
-            yield Part(self.inputs[chosen], self.targets[chosen], self.index[chosen])
+        chosen = torch.split(torch.arange(len(self), device=self.targets.device), size)
+        for some, inputs in zip(chosen, self._inputs(chosen), strict=True):
+            yield Part(inputs, self.targets[some], self.index[some])
 
     def shuffled(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield inputs and targets in random order; a last batch of one sample is left out.
 
+        Those from disk are transformed as those that are trained on.
+
         Args:
             size: of a batch.
-            seed: of the order.
+            seed: of the order, and of transforms of images from disk.
         """
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self), generator=generator).to(self.targets.device)
-        for chosen in torch.split(order, size):
-            if len(chosen) > 1 or len(self) == 1:  # of one, batch normalisation makes nothing
-                yield self.inputs[chosen], self.targets[chosen]
+        chosen = [
+            some
+            for some in torch.split(order, size)
+            if len(some) > 1 or len(self) == 1  # of one, batch normalisation makes nothing
+        ]
+        for some, inputs in zip(chosen, self._inputs(chosen, seed), strict=True):
+            yield inputs, self.targets[some]
+
+    def some_trained_on(self) -> Tensor:
+        """Two inputs, from disk as those that are trained on."""
+        return next(self._inputs([torch.arange(min(2, len(self)))], seed=0))
+
+    def _inputs(self, chosen: Sequence[Tensor], seed: int | None = None) -> Iterator[Tensor]:
+        if isinstance(self.inputs, Tensor):
+            return (self.inputs[some] for some in chosen)
+        return self.inputs.batches([some.tolist() for some in chosen], seed)
 
 
 @dataclass(frozen=True)
@@ -122,10 +146,17 @@ def check_data(content: Mapping[str, Any], data: Parted, path: Path) -> None:
 
 
 def _stamp(data: SampleData) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of the files that are read, or of those in a folder."""
-    given = [data.args.get(name) for name in FILE_ARGUMENTS]
+    """Names, sizes and times of the files that are read, or of those in a folder.
+
+    Of a folder whose images are streamed only its own: their checksum is of all of them.
+    """
+    given = data.args.values() if data.streams else map(data.args.get, FILE_ARGUMENTS)
     named = [Path(v) for v in given if isinstance(v, str)]
-    files = [file for path in named for file in (path, *sorted(path.rglob("*")))]
+    files = [
+        file
+        for path in named
+        for file in (path, *(() if data.streams else sorted(path.rglob("*"))))
+    ]
     return tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.exists())
 
 
@@ -134,6 +165,8 @@ def _load(settings: str, stamp: object) -> Parted:
     data = SampleData.model_validate_json(settings)
     samples: Samples = data.read()
     images = samples.inputs.ndim == 4
+    if data.streams != isinstance(samples.inputs, ImageFiles):
+        raise ValueError(f"data.source: {data.source} is listed wrongly in STREAMED")
     if not images and (data.channels is not None or data.augment):
         raise ValueError(f"data: channels and augment are of images, and {data.source} has none")
     chosen = split(
@@ -154,22 +187,39 @@ def _load(settings: str, stamp: object) -> Parted:
                 long_tailed(samples.targets[index], len(samples.names), data.long_tail, seed)
             ]
         part = samples.take(index)
-        inputs = torch.from_numpy(part.inputs)
-        if images and data.channels is not None:
-            inputs = _with_channels(inputs, data.channels)
         parts[name] = Part(
-            inputs, torch.from_numpy(part.targets.astype(np.int64)), torch.from_numpy(index)
+            _inputs(part.inputs, data),
+            torch.from_numpy(part.targets.astype(np.int64)),
+            torch.from_numpy(index),
         )
-    words = int(samples.inputs.max()) + 1 if samples.inputs.dtype == np.int64 else None
+    words = None
+    if isinstance(samples.inputs, np.ndarray) and samples.inputs.dtype == np.int64:
+        words = int(samples.inputs.max()) + 1
     checksum = _checksum(parts, samples.names, samples.checksum)
     return Parted(parts, samples.names, samples.multilabel, words, checksum)
+
+
+def _inputs(inputs: NDArray[Any] | ImageFiles, data: SampleData) -> Tensor | StreamedImages:
+    """Inputs as tensors, or what decodes them."""
+    if isinstance(inputs, ImageFiles):
+        if data.channels not in (None, inputs.channels):
+            raise ValueError(
+                f"data.channels: {data.channels} of images that are read with {inputs.channels}"
+            )
+        evaluation = Augment(data.resize, "data.resize")
+        return StreamedImages(inputs, Augment(data.augment or data.resize), evaluation)
+    tensor = torch.from_numpy(inputs)
+    return tensor if data.channels is None else _with_channels(tensor, data.channels)
 
 
 def _checksum(parts: Mapping[str, Part], names: tuple[str, ...], files: int | None) -> int:
     found = zlib.crc32(repr((names, files)).encode())
     for part in parts.values():
-        found = zlib.crc32(repr(tuple(part.inputs.shape)).encode(), found)
-        for tensor in (part.index, part.targets, part.inputs if files is None else part.inputs[:0]):
+        summed = [part.index, part.targets]
+        if isinstance(part.inputs, Tensor):
+            found = zlib.crc32(repr(tuple(part.inputs.shape)).encode(), found)
+            summed += [part.inputs] if files is None else []
+        for tensor in summed:
             for some in torch.split(tensor, SUMMED_AT_ONCE):
                 found = zlib.crc32(some.contiguous().numpy().data, found)
     return found
@@ -179,28 +229,3 @@ def _with_channels(images: Tensor, channels: int) -> Tensor:
     if images.shape[1] not in (1, channels):
         raise ValueError(f"data.channels: {channels} of images with {images.shape[1]}")
     return images.expand(-1, channels, -1, -1)
-
-
-class Augment:
-    """Draws transforms for every image of a batch.
-
-    Args:
-        components: classes of ``torchvision.transforms.v2``.
-
-    Raises:
-        ValueError: what is none, or arguments that do not fit.
-    """
-
-    def __init__(self, components: tuple[Component, ...]) -> None:
-        self.transforms = [build_part(c, nn.Module, "data.augment") for c in components]
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return images of the same size."""
-        if not self.transforms:
-            return images
-        changed = []
-        for image in images:
-            for transform in self.transforms:
-                image = transform(image)
-            changed.append(image)
-        return torch.stack(changed)

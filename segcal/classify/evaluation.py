@@ -23,6 +23,7 @@ from segcal.classify.experiment import ClassificationExperiment
 from segcal.classify.measures import Measured, measure, measure_classes, measure_labels
 from segcal.classify.prediction import label_loss, predict, probabilities
 from segcal.classify.readers.samples import PARTS
+from segcal.classify.streaming import decoders
 from segcal.classify.training import ClassificationRun
 from segcal.io.files import whole_file
 from segcal.io.yaml import validated
@@ -137,7 +138,8 @@ def evaluate_classifier(
     network.load_state_dict(content["network"])
     objective.load_state_dict(content["objective"])
     chosen, loss = data.parts[part], label_loss(objective)
-    logits = predict(network.to(place), chosen.to(place)).cpu()
+    workers = decoders(experiment.training.workers)
+    logits = predict(network.to(place), chosen.to(place, workers)).cpu()
     bins = experiment.bins if bins is None else bins
     outcomes = measure(logits, chosen.targets, data.names, loss, full=True, bins=bins)
     epoch, saved = int(content["epoch"]) - 1, None
@@ -145,7 +147,7 @@ def evaluate_classifier(
         held_out = data.parts["validation"]
         saved = fit_classifier(
             calibrate,
-            predict(network, held_out.to(place)).cpu(),
+            predict(network, held_out.to(place, workers)).cpu(),
             held_out.targets,
             data.names,
             loss,

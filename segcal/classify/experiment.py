@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,11 +25,17 @@ SOURCES = {
     "csv": f"{_READERS}.csv.read_csv",
     "digits": f"{_READERS}.digits.read_digits",
     "docstrings": f"{_READERS}.texts.read_docstrings",
+    "image_folder": f"{_READERS}.image_files.read_image_folder",
+    "image_list": f"{_READERS}.image_files.read_image_list",
     "images": f"{_READERS}.images.read_images",
     "npz": f"{_READERS}.archives.read_npz",
     "texts": f"{_READERS}.texts.read_texts",
+    "tiny_imagenet": f"{_READERS}.image_files.read_tiny_imagenet",
 }
 """Readers by the name of what they read."""
+STREAMED = frozenset({"image_folder", "image_list", "tiny_imagenet"})
+"""Those of :data:`SOURCES` whose images stay on disk: readers that return
+:func:`segcal.classify.readers.streamed.streamed`."""
 MetricName = Literal["accuracy", "nll", "map_class", "map_sample"]
 
 
@@ -58,6 +64,20 @@ class SampleSplit(Strict):
         return self
 
 
+class Standard(Strict):
+    """What images are standardised by, of values from 0 to 1; by default that of ImageNet.
+
+    Attributes:
+        mean: of every channel, or one for all.
+        std: standard deviation of every channel, or one for all.
+    """
+
+    mean: tuple[float, ...] = Field(default=(0.485, 0.456, 0.406), min_length=1)
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        default=(0.229, 0.224, 0.225), min_length=1
+    )
+
+
 class SampleData(Strict):
     """Samples and what becomes of them.
 
@@ -69,7 +89,12 @@ class SampleData(Strict):
             None leaves nothing out. Validation and test stay as they are.
         channels: of images; 3 repeats grey ones for networks that need colours.
         augment: transforms of ``torchvision.transforms.v2`` for training images, each drawn for
-            every image.
+            every image. Those that are streamed from disk may be of any size before, and must be
+            of one size after; without any, ``resize`` is done to them, too.
+        resize: transforms that bring images that are streamed from disk, and validate or test, to
+            one size.
+        standardise: what images are brought to mean 0 and deviation 1 by; None takes that of the
+            training set, and of images that are streamed from disk that of ImageNet.
     """
 
     source: str
@@ -78,6 +103,22 @@ class SampleData(Strict):
     long_tail: float | None = Field(default=None, gt=1)
     channels: int | None = Field(default=None, ge=1)
     augment: tuple[Component, ...] = ()
+    resize: tuple[Component, ...] = ()
+    standardise: Standard | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether images stay on disk."""
+        return self.source in STREAMED
+
+    @model_validator(mode="after")
+    def _only_streamed(self) -> SampleData:
+        if self.resize and not self.streams:
+            raise ValueError(
+                f"resize: is of images that are streamed from disk ({', '.join(sorted(STREAMED))}),"
+                f" and {self.source} is read as a whole"
+            )
+        return self
 
     @field_validator("source")
     @classmethod
@@ -116,6 +157,8 @@ class ClassificationTraining(TrainingSettings):
             calibration.
         test_curves: measure the test samples after every epoch, too, for curves over the epochs;
             nothing is chosen by them.
+        workers: processes that decode images that are streamed from disk; 0 decodes them in that
+            which trains, None has one for each core but one, at most 8.
     """
 
     epochs: int = Field(default=60, ge=1)
@@ -124,6 +167,7 @@ class ClassificationTraining(TrainingSettings):
     clip_grad: float | None = Field(default=None, gt=0)
     metric: MetricName | None = None
     test_curves: bool = False
+    workers: int | None = Field(default=None, ge=0)
 
 
 def check_recipe(name: str) -> None:
@@ -152,9 +196,9 @@ class ClassificationExperiment(Experiment):
 
     must_be_same: ClassVar[Mapping[str, Sequence[str]]] = {
         **Experiment.must_be_same,
-        "data": ("args",),
-        "training": (*Experiment.must_be_same["training"], "test_curves"),
-    }  # their samples are compared
+        "data": ("args",),  # their samples are compared
+        "training": (*Experiment.must_be_same["training"], "test_curves", "workers"),
+    }
 
     data: SampleData
     training: ClassificationTraining = ClassificationTraining()

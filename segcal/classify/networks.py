@@ -107,17 +107,25 @@ class Standardise(nn.Module):
     Words pass as they are; images of bytes are taken as fractions of 255.
 
     Args:
-        inputs: of the training set.
+        inputs: of the training set; with `given`, some of them.
+        given: mean and deviation of the channels, if not those of the inputs.
+
+    Raises:
+        ValueError: a mean or deviation that is not of these channels.
     """
 
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, inputs: Tensor) -> None:
+    def __init__(
+        self, inputs: Tensor, given: tuple[Sequence[float], Sequence[float]] | None = None
+    ) -> None:
         super().__init__()
         self.words = inputs.dtype == torch.int64
         mean, deviation = torch.zeros(1), torch.ones(1)
-        if not self.words:
+        if given is not None:
+            mean, deviation = (_of_channels(values, inputs) for values in given)
+        elif not self.words:
             mean, deviation = _moments(inputs)
         constant = deviation <= CONSTANT * mean.abs()
         self.register_buffer("mean", mean.float())
@@ -136,6 +144,16 @@ def _moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
     mean = sum(_fractions(x).double().sum(axes, keepdim=True) for x in parts) / count
     squares = sum(((_fractions(x) - mean) ** 2).sum(axes, keepdim=True) for x in parts)
     return torch.as_tensor(mean), torch.as_tensor(squares / count).sqrt()
+
+
+def _of_channels(values: Sequence[float], inputs: Tensor) -> Tensor:
+    """Values of the channels of images, so that they can be taken from these."""
+    if inputs.ndim != 4 or len(values) not in (1, inputs.shape[1]):
+        raise ValueError(
+            f"data.standardise: {len(values)} values of inputs {tuple(inputs.shape[1:])}; it is of "
+            "the channels of images"
+        )
+    return torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1)
 
 
 def _fractions(inputs: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +21,7 @@ SIGMOID, SOFTMAX = "sigmoid", "softmax"
 def predict(network: nn.Module, part: Part) -> Tensor:
     """Logits ``(N, K)`` float32 of all samples of a part, in eval mode."""
     network.eval()
-    size = max(1, min(EVALUATED_AT_ONCE, VALUES_AT_ONCE // part.inputs[0].numel()))
+    size = max(1, min(EVALUATED_AT_ONCE, VALUES_AT_ONCE // math.prod(part.shape)))
     return torch.cat([network(b.inputs).float() for b in part.batches(size)])
 
 

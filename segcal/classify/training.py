@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from segcal.classify.augmenting import Augment
 from segcal.classify.building import (
     build_network,
     build_objective,
@@ -20,11 +21,12 @@ from segcal.classify.building import (
     check_objective,
     check_rebuilt,
 )
-from segcal.classify.data import Augment, check_data, load
+from segcal.classify.data import check_data, load
 from segcal.classify.experiment import ClassificationExperiment
 from segcal.classify.measures import HIGHER_IS_BETTER, TEST, measure
 from segcal.classify.networks import Standardised
 from segcal.classify.prediction import label_loss, predict
+from segcal.classify.streaming import decoders
 from segcal.recipes import load_objective
 from segcal.training.checkpoints import LAST_NAME
 from segcal.training.results import Criterion, HeldOutPass, Validation
@@ -54,11 +56,13 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         if checkpoint is not None:
             check_data(checkpoint, self.data, self.folder / LAST_NAME)
         self.classes = self.data.names
-        self.parts = {name: part.to(self.device) for name, part in self.data.parts.items()}
+        workers = decoders(experiment.training.workers)
+        self.parts = {n: part.to(self.device, workers) for n, part in self.data.parts.items()}
         self.objective = build_objective(experiment, self.data)
         self.criterion = self._choose_criterion()
         self.recipe = load_objective(experiment.recipe, multilabel=self.data.multilabel)
-        self.augment = Augment(experiment.data.augment)
+        # what is streamed comes transformed
+        self.augment = Augment(() if experiment.data.streams else experiment.data.augment)
 
     def _choose_criterion(self) -> Criterion:
         """The metric that chooses the best epoch; ValueError where the data have none."""

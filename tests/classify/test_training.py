@@ -11,8 +11,9 @@ import torch
 import torchvision
 from PIL import Image
 
+from segcal.classify.augmenting import Augment
 from segcal.classify.building import build_network
-from segcal.classify.data import Augment, Part, Parted, load
+from segcal.classify.data import Part, Parted, load
 from segcal.classify.evaluation import evaluate_classifier
 from segcal.classify.experiment import SampleData, load_experiment
 from segcal.classify.measures import measure

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import zlib
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
+from segcal.classify.readers.decoding import content_of, decoded
 from segcal.classify.readers.folders import PARTS, files_of_classes
 from segcal.classify.readers.samples import UNSAID, Samples
 
@@ -41,10 +39,10 @@ def read_images(path: str | Path, size: int | tuple[int, int], colour: bool = Tr
     names = sorted({name for _, name, _ in found})
     images, checksum = [], 0
     for file, _, _ in found:
-        content = _content(file)
+        content = content_of(file)
         checksum = zlib.crc32(file.relative_to(root).as_posix().encode(), checksum)
         checksum = zlib.crc32(content, checksum)
-        images.append(_decoded(file, content, height, width, colour))
+        images.append(decoded(file, content, colour=colour, size=(height, width)))
     classes = np.array([names.index(name) for _, name, _ in found], np.int64)
     parts = np.array([part for _, _, part in found], np.int64)
     said = None if (parts == UNSAID).all() else parts
@@ -58,24 +56,3 @@ def _sides(size: object) -> tuple[int, int]:
         case [int(height), int(width)] if height > 0 and width > 0:
             return height, width
     raise ValueError(f"size: expected pixels, from 1, or [height, width], got {size!r}")
-
-
-def _content(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error})") from None
-
-
-def _decoded(
-    file: Path, content: bytes, height: int, width: int, colour: bool
-) -> NDArray[np.uint8]:
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            if image.mode.startswith(("I", "F")):  # all above 255 would become white
-                raise ValueError("more than 8 bits a value; scale it to 8 bits, or make an .npz")
-            upright = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
-            array = np.asarray(upright.resize((width, height), Image.Resampling.BILINEAR), np.uint8)
-    except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
-        raise ValueError(f"{file}: not an image that can be read ({error})") from None
-    return np.moveaxis(array, 2, 0) if colour else array[None]

@@ -1,4 +1,4 @@
-"""Samples with their classes or labels, in memory, and which of them train, validate and test."""
+"""Samples with their classes or labels, and which of them train, validate and test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from segcal.classify.readers.decoding import ImageFiles
 
 PARTS = ("train", "validation", "test")
 """What samples are for; a part is an index of this."""
@@ -21,7 +23,7 @@ class Samples:
 
     Attributes:
         inputs: features ``(N, F)`` float32; images ``(N, C, H, W)``, uint8 or float32; words
-            ``(N, L)`` int64, 0 where a text has ended.
+            ``(N, L)`` int64, 0 where a text has ended; or images that stay in their files.
         targets: classes ``(N,)`` int64; or labels ``(N, T)`` int8 of 0, 1, and -1 where unknown.
         names: of the classes or labels.
         parts: ``(N,)`` as the data set has them, -1 where it does not say; None says nothing.
@@ -30,7 +32,7 @@ class Samples:
             None where the inputs are what the files hold.
     """
 
-    inputs: NDArray[Any]
+    inputs: NDArray[Any] | ImageFiles
     targets: NDArray[Any]
     names: tuple[str, ...]
     parts: NDArray[np.int64] | None = None
@@ -72,7 +74,7 @@ class Samples:
         elif not self.multilabel and not 0 <= self.targets.min() <= self.targets.max() < count:
             found = f"{self.targets.min()} to {self.targets.max()}"
             wrong = f"expected classes 0 to {count - 1}, got {found}"
-        elif self.inputs.dtype.kind == "f" and not np.isfinite(self.inputs).all():
+        elif _not_finite(self.inputs):
             wrong = "holds NaN or infinite values; fill in what is missing first"
         elif any(x is not None and len(x) != n for x in (self.parts, self.groups)):
             wrong = "expected a part and a group of each sample"
@@ -89,6 +91,13 @@ class Samples:
             parts=None if self.parts is None else self.parts[index],
             groups=None if self.groups is None else self.groups[index],
         )
+
+
+def _not_finite(inputs: NDArray[Any] | ImageFiles) -> bool:
+    """Whether values that are in memory are not all finite."""
+    if isinstance(inputs, ImageFiles) or inputs.dtype.kind != "f":
+        return False
+    return not np.isfinite(inputs).all()
 
 
 def split(

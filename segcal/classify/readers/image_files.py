@@ -1,0 +1,151 @@
+"""Images of classes, streamed from disk: folders, lists of files, Tiny-ImageNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from segcal.classify.readers.folders import PARTS, files_of_classes
+from segcal.classify.readers.images import ENDINGS
+from segcal.classify.readers.samples import PARTS as PART_NAMES
+from segcal.classify.readers.samples import UNSAID, Samples
+from segcal.classify.readers.streamed import streamed
+
+TINY_VALIDATION = "val_annotations.txt"
+"""What Tiny-ImageNet says the classes of its validation images in."""
+
+
+def read_image_folder(path: str | Path, colour: bool = True) -> Samples:
+    """Find ``CLASS/IMAGE.jpg``, or ``train/CLASS/IMAGE.jpg`` with ``val`` and ``test``.
+
+    Args:
+        path: the folder, such as that of ImageNet with folders ``train`` and ``val`` of classes.
+        colour: three channels; False makes one of grey values.
+
+    Raises:
+        ValueError: naming the folder: nothing there, or no image.
+    """
+    root = Path(path)
+    found = [
+        (file, name, part)
+        for file, name, part in files_of_classes(root, lambda name: PARTS.get(name.lower(), UNSAID))
+        if file.suffix.lower() in ENDINGS
+    ]
+    if not found:
+        raise ValueError(f"{root}: expected folders of images, a folder a class; found no image")
+    return _of_classes(found, sorted({name for _, name, _ in found}), colour, str(root))
+
+
+def read_image_list(
+    path: str | Path,
+    train: str | Path,
+    validation: str | Path | None = None,
+    test: str | Path | None = None,
+    names: str | Path | Sequence[str] | None = None,
+    colour: bool = True,
+) -> Samples:
+    """Find the images that lists name: a line for each, its file and the number of its class.
+
+    So are those of ImageNet-LT and Places-LT: ``train/n01440764/n01440764_190.JPEG 0``. Spaces in
+    names of files are part of them.
+
+    Args:
+        path: folder that the files of the lists are below.
+        train: list of the images that train.
+        validation: of those that validate; None draws a share of those that train.
+        test: of those that test; None draws a share.
+        names: of the classes, or a file with a name a line; None calls them by their numbers.
+        colour: three channels; False makes one of grey values.
+
+    Raises:
+        ValueError: naming the list and the line: not a file and the number of a class; files that
+            are missing.
+    """
+    found = []
+    for part, given in enumerate((train, validation, test)):
+        if given is not None:
+            rows = list(_rows(Path(given)))
+            if not rows:
+                raise ValueError(f"{given}: expected images to {PART_NAMES[part]}, a line for each")
+            found += [(Path(path) / file, number, part) for file, number in rows]
+    if names is None:
+        named = [str(k) for k in range(max(number for _, number, _ in found) + 1)]
+    elif isinstance(names, str | Path):
+        named = [line.strip() for line in _lines(Path(names)) if line.strip()]
+    else:
+        named = list(names)
+    if beyond := [number for _, number, _ in found if number >= len(named)]:
+        raise ValueError(f"names: {len(named)} of classes up to number {max(beyond)}, from 0")
+    classes = np.array([number for _, number, _ in found], np.int64)
+    parts = np.array([part for _, _, part in found], np.int64)
+    files = [file for file, _, _ in found]
+    return streamed(files, classes, named, parts=parts, colour=colour, source=str(path))
+
+
+def read_tiny_imagenet(path: str | Path) -> Samples:
+    """Find Tiny-ImageNet's images as they are downloaded: 200 classes, 500 and 50 images of each.
+
+    ``train/CLASS/images/NAME.JPEG``, and ``val/images/NAME.JPEG`` with their classes in
+    ``val/val_annotations.txt`` (name, class, and a box, with tabs between). Those in ``test`` have
+    no classes. The images of ``val`` test, as is usual; a share of ``train`` validates.
+
+    Args:
+        path: the folder ``tiny-imagenet-200``.
+
+    Raises:
+        ValueError: naming the file or folder: missing, or not what it should be.
+    """
+    root = Path(path)
+    said = root / "val" / TINY_VALIDATION
+    names = sorted(f.name for f in (root / "train").glob("n*") if f.is_dir())
+    found = [
+        (file, name, UNSAID)
+        for name in names
+        for file in sorted((root / "train" / name / "images").glob("*.JPEG"))
+    ]
+    if not found:
+        raise ValueError(f"{root}: expected train/CLASS/images/NAME.JPEG; is it tiny-imagenet-200?")
+    for number, line in enumerate(_lines(said), 1):
+        name, _, rest = line.partition("\t")
+        kind = rest.partition("\t")[0]
+        if kind not in names:
+            raise ValueError(
+                f"{said}: line {number}: expected the name of an image, a tab and a class that is "
+                f"a folder of train, got {line[:80]!r}"
+            )
+        found.append((root / "val" / "images" / name, kind, PART_NAMES.index("test")))
+    return _of_classes(found, names, True, str(root))
+
+
+def _of_classes(
+    found: Sequence[tuple[Path, str, int]], names: Sequence[str], colour: bool, source: str
+) -> Samples:
+    numbers = {name: i for i, name in enumerate(names)}
+    classes = np.array([numbers[name] for _, name, _ in found], np.int64)
+    parts = np.array([part for _, _, part in found], np.int64)
+    said = None if (parts == UNSAID).all() else parts
+    files = [file for file, _, _ in found]
+    return streamed(files, classes, names, parts=said, colour=colour, source=source)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read ({error})") from None
+
+
+def _rows(path: Path) -> Iterator[tuple[str, int]]:
+    """File and class of every line of a list."""
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        file, _, kind = line.strip().rpartition(" ")
+        if not file or not kind.isdecimal():
+            raise ValueError(
+                f"{path}: line {number}: expected a file, a space and the number of its class, "
+                f"from 0; got {line[:80]!r}"
+            )
+        yield file, int(kind)
