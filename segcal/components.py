@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from segcal.io.yaml import Strict, validated
 
 __all__ = ["Component", "accepted_arguments", "build_component", "hands_on", "target"]
 
-ALLOWED_ROOTS = ("segcal.", "torch.", "torchvision.", "monai.")
+ALLOWED_ROOTS = ("segcal.", "torch.", "torchvision.", "timm.", "monai.")
 """Only targets below these are imported and called."""
 
 
@@ -41,7 +42,9 @@ def target(component: Component) -> Any:
     """
     module_name, _, attribute = component.target.rpartition(".")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        with warnings.catch_warnings():  # of a library's own lines, about what it will change
+            warnings.simplefilter("ignore", FutureWarning)
+            return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{component.target}: cannot be found ({error})") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,15 +14,16 @@ from segcal.classify.augmenting import Augment
 from segcal.classify.data import Part, Parted
 from segcal.classify.experiment import ClassificationExperiment, Standard
 from segcal.classify.networks import Standardise, Standardised
-from segcal.components import hands_on, target
+from segcal.components import Component, hands_on, target
 from segcal.objective import Objective
 from segcal.recipes import build, build_terms, load_objective, names
 from segcal.training.building import build_part
 
 BOUNDED = (nn.Tanh, nn.Sigmoid, nn.Softmax)
 """Modules whose outputs are no logits."""
-WEIGHTS = "weights"
-"""Argument by which networks of torchvision take what they were trained to."""
+NO_WEIGHTS = {"weights": None, "pretrained": False}
+"""Arguments by which networks of torchvision and timm take what they were trained to, and what they
+are without that."""
 
 
 def build_objective(experiment: ClassificationExperiment, data: Parted) -> Objective:
@@ -68,7 +70,7 @@ def build_network(
     """Build the network of an experiment and what its inputs go through before.
 
     A network of torchvision whose ``weights`` are named gets a new last layer where they are of
-    other classes.
+    other classes; those of timm make one themselves.
 
     Args:
         experiment: see there.
@@ -80,16 +82,8 @@ def build_network(
     """
     inputs, count = data.parts["train"].inputs, len(data.names)
     shape, standard = data.parts["train"].shape, experiment.data.standardise
-    component, arguments = experiment.network, dict(experiment.network.args)
-    handed_on = hands_on(target(component))
-    from_weights = handed_on and arguments.get(WEIGHTS) is not None
-    if from_weights:  # they have a number of classes of their own, to begin with
-        arguments.pop("num_classes", None)
-    if from_weights and not pretrained:
-        arguments[WEIGHTS] = None
-    if handed_on and arguments.get(WEIGHTS) is None:
-        arguments.setdefault("num_classes", count)
-    component = component.model_copy(update={"args": arguments})
+    renewed = has_weights(experiment) and bool(experiment.network.args.get("weights"))
+    component = _with_numbers(experiment, count, shape, pretrained=pretrained)
     network = build_part(
         component,
         nn.Module,
@@ -101,7 +95,7 @@ def build_network(
         out_channels=count,
         spatial_dims=2 if len(shape) == 3 else 1,
     )
-    if from_weights and pretrained:
+    if renewed and pretrained:
         _renew_last_layer(network, count)
     if not isinstance(inputs, Tensor):  # too many to be looked at before
         inputs, standard = inputs[:1], standard or Standard()
@@ -109,10 +103,68 @@ def build_network(
     return Standardised(Standardise(inputs, given), network)
 
 
+def has_weights(experiment: ClassificationExperiment) -> bool:
+    """Whether the network starts from what it was trained to elsewhere."""
+    arguments = experiment.network.args
+    named = any(arguments.get(name, none) not in (none, None) for name, none in NO_WEIGHTS.items())
+    return named and hands_on(target(experiment.network))
+
+
+def _with_numbers(
+    experiment: ClassificationExperiment, count: int, shape: Sequence[int], *, pretrained: bool
+) -> Component:
+    """The network with the arguments that functions hand on without naming them."""
+    component, arguments = experiment.network, dict(experiment.network.args)
+    if not hands_on(target(component)):
+        return component
+    if component.target.startswith("timm."):
+        arguments.setdefault("in_chans", shape[0])
+    if arguments.get("weights") is not None:
+        arguments.pop("num_classes", None)  # of their own, to begin with
+    if not pretrained:
+        arguments |= {name: none for name, none in NO_WEIGHTS.items() if name in arguments}
+    if arguments.get("weights") is None:
+        arguments.setdefault("num_classes", count)
+    return component.model_copy(update={"args": arguments})
+
+
+def last_layer(network: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
+    """Name and module of the layer that logits come from.
+
+    Raises:
+        ValueError: the network has no linear layer and no convolution.
+    """
+    layers = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    if not layers:
+        raise ValueError("network: has no linear layer and no convolution, so there is no last one")
+    return layers[-1]
+
+
+def parameter_groups(network: nn.Module, rate: float, count: int) -> list[dict[str, Any]]:
+    """Parameters of a network in two groups: the last layer has a learning rate of its own.
+
+    Args:
+        network: see there.
+        rate: of the last layer.
+        count: K.
+
+    Raises:
+        ValueError: the last layer has other than K outputs, so it is not that of the classes.
+    """
+    name, last = last_layer(network)
+    if len(last.weight) != count:
+        raise ValueError(
+            f"training.head_lr: the last layer of the network, {name}, has {len(last.weight)} "
+            f"outputs for {count} classes; give all layers one rate"
+        )
+    head = list(last.parameters())
+    below = [p for p in network.parameters() if all(p is not one for one in head)]
+    return [{"params": below}, {"params": head, "lr": rate}]
+
+
 def _renew_last_layer(network: nn.Module, count: int) -> None:
     """Give the last layer of a classifier `count` outputs, if it has others."""
-    layers = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    name, last = layers[-1]
+    name, last = last_layer(network)
     if isinstance(last, nn.Linear) and last.out_features != count:
         network.set_submodule(name, nn.Linear(last.in_features, count))
     elif isinstance(last, nn.Conv2d) and last.out_channels != count:  # SqueezeNet's, 1 x 1
@@ -209,7 +261,7 @@ def check_rebuilt(
     Raises:
         ValueError: it would not.
     """
-    if experiment.network.args.get(WEIGHTS) is None:
+    if not has_weights(experiment):
         return
     without = build_network(experiment, data, pretrained=False)
     try:

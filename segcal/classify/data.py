@@ -173,6 +173,7 @@ def _load(settings: str, stamp: object) -> Parted:
         samples,
         validation=data.split.validation,
         test=data.split.test,
+        test_from=data.split.test_from,
         seed=data.split.seed,
         fold=None if data.split.folds is None else (data.split.fold, data.split.folds),
     )

@@ -45,6 +45,8 @@ class SampleSplit(Strict):
     Attributes:
         validation: share that validates, updates multipliers and chooses the epoch.
         test: share that is evaluated in the end.
+        test_from: of which samples that share is, where the data set has none that test: of those
+            that train, or of those that validate (as of ImageNet, whose test set has no classes).
         seed: of the choice.
         folds: cross-validation: all samples are parted into so many folds, whatever the data set
             says of them, and one fold tests; None takes the share ``test``.
@@ -53,6 +55,7 @@ class SampleSplit(Strict):
 
     validation: float = Field(default=0.2, gt=0, lt=1)
     test: float = Field(default=0.2, gt=0, lt=1)
+    test_from: Literal["train", "validation"] = "train"
     seed: int = Field(default=0, ge=0)
     folds: int | None = Field(default=None, ge=2)
     fold: int = Field(default=0, ge=0)
@@ -151,6 +154,9 @@ class ClassificationTraining(TrainingSettings):
         precision: ``fp32``, or ``bf16`` for what the network computes in; losses, penalties and
             validation are in float32 anyway.
         clip_grad: norm that gradients are clipped to; None does not.
+        head_lr: learning rate of the network's last layer, where it is another than that of the
+            others (``optimizer.args.lr``), as of a network with weights from elsewhere; schedules
+            multiply both.
         metric: of the validation set that chooses the best epoch, of equal ones the last; None is
             ``nll``, and ``map_class`` of losses whose scores are no probabilities. Accuracy and mAP
             of a small set tie many epochs, and choose between networks without regard to their
@@ -165,6 +171,7 @@ class ClassificationTraining(TrainingSettings):
     batch_size: int = Field(default=64, ge=1)
     precision: Literal["fp32", "bf16"] = "fp32"
     clip_grad: float | None = Field(default=None, gt=0)
+    head_lr: float | None = Field(default=None, gt=0)
     metric: MetricName | None = None
     test_curves: bool = False
     workers: int | None = Field(default=None, ge=0)
@@ -184,9 +191,9 @@ class ClassificationExperiment(Experiment):
 
     Attributes:
         data: samples, split, preprocessing.
-        network: a class or function of torchvision, MONAI, torch or segcal whose network gives
-            logits ``(N, K)``; numbers of classes, channels and features are filled in where its
-            arguments name them.
+        network: a class or function of timm, torchvision, MONAI, torch or segcal whose network
+            gives logits ``(N, K)``; numbers of classes, channels and features are filled in where
+            its arguments name them.
         recipe: the loss: of classes a recipe, loss or penalty, or a YAML file; of labels the name
             of a multi-label loss.
         training: see :class:`ClassificationTraining`.

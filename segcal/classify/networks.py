@@ -101,6 +101,33 @@ class GPoolCNN(nn.Module):
         return self.head(along.amax(2))
 
 
+def small_vgg16(num_classes: int, in_channels: int = 3, dropout: float = 0.5) -> nn.Module:
+    """Return VGG16 with batch normalisation for images of some 32 x 32 pixels, as of CIFAR.
+
+    Its 13 convolutions halve the size five times, so that 512 values are left of 32 x 32; a linear
+    layer makes logits of them, where VGG16 of ImageNet has three layers of 4096 for 7 x 7.
+
+    Args:
+        num_classes: K.
+        in_channels: C.
+        dropout: before the last layer.
+    """
+    layers: list[nn.Module] = []
+    before = in_channels
+    for width, times in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(times):
+            convolution = nn.Conv2d(before, width, 3, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+            before = width
+        layers.append(nn.MaxPool2d(2))
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout)]
+    network = nn.Sequential(*layers, *end, nn.Linear(before, num_classes))
+    for module in network:
+        if isinstance(module, nn.Conv2d):  # 13 layers deep, torch's own first weights fade
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network
+
+
 class Standardise(nn.Module):
     """Bring inputs to mean 0 and deviation 1, each feature or channel by that of the training set.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from segcal.classify.augmenting import Augment
-from segcal.classify.readers.decoding import ImageFiles
+from segcal.classify.readers.decoding import ImageError, ImageFiles
 
 __all__ = ["StreamedImages", "decoders"]
 
@@ -76,7 +76,7 @@ class StreamedImages:
             seed: of the transforms of training; None transforms as evaluation does.
 
         Raises:
-            ValueError: naming the file: not an image; images of a batch that differ in size;
+            ImageError: naming the file: not an image; images of a batch that differ in size;
                 transforms that fail.
         """
         loader = DataLoader(
@@ -89,7 +89,7 @@ class StreamedImages:
             generator=torch.Generator(),  # of its own: torch's is that of dropout
         )
         for batch in loader:
-            if isinstance(batch, ValueError):  # raised here, without what a process puts around it
+            if isinstance(batch, ImageError):  # raised here, without what a process puts around it
                 raise batch
             yield batch.to(self.device, non_blocking=True)
 
@@ -102,7 +102,7 @@ class _Decoding(Dataset[Any]):
     transform: Augment
     seed: int | None
 
-    def __getitem__(self, numbers: Sequence[int]) -> Tensor | ValueError:
+    def __getitem__(self, numbers: Sequence[int]) -> Tensor | ImageError:
         images: list[Tensor] = []
         try:
             for number in numbers:
@@ -110,12 +110,12 @@ class _Decoding(Dataset[Any]):
                 if images[-1].shape != images[0].shape:
                     sizes = [" x ".join(map(str, x.shape[1:])) for x in (images[0], images[-1])]
                     files = [self.files.file(int(n)) for n in (numbers[0], number)]
-                    raise ValueError(
+                    raise ImageError(
                         f"{files[0]} is {sizes[0]} and {files[1]} {sizes[1]}: bring all images to "
                         "one size, by data.resize those that are evaluated, and by data.augment "
                         "those that are trained on"
                     )
-        except ValueError as error:
+        except ImageError as error:
             return error
         return torch.stack(images)
 
@@ -129,7 +129,7 @@ class _Decoding(Dataset[Any]):
             return self.transform.of_one(image)
         except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
             where = "data.resize" if self.seed is None else "data.augment"
-            raise ValueError(
+            raise ImageError(
                 f"{where}: fails on {self.files.file(number)} ({type(error).__name__}: {error})"
             ) from None
         finally:

@@ -20,6 +20,7 @@ from segcal.classify.building import (
     check_network,
     check_objective,
     check_rebuilt,
+    parameter_groups,
 )
 from segcal.classify.data import check_data, load
 from segcal.classify.experiment import ClassificationExperiment
@@ -93,6 +94,13 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         logits = check_network(self.network, train, self.augment, len(self.classes))
         check_objective(self.experiment.recipe, self.objective, logits, train.targets[:2])
         check_rebuilt(self.experiment, self.data, self.network)
+
+    def parameter_groups(self) -> list[dict[str, Any]] | None:
+        """The last layer apart from the others, where it has a learning rate of its own."""
+        rate = self.experiment.training.head_lr
+        if rate is None:
+            return None
+        return parameter_groups(self.network, rate, len(self.classes))
 
     def train_epoch(self, seed: int) -> dict[str, float]:
         """A step for every batch of the training samples."""

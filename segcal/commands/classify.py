@@ -66,12 +66,17 @@ def train(
     console = open_console()
     with training_begins():
         from segcal.classify.experiment import load_experiment
+        from segcal.classify.readers.decoding import ImageError
         from segcal.classify.training import ClassificationRun
 
         experiment = load_experiment(config, settings or [])
         training = ClassificationRun(experiment, resume=resume, say=lambda text: say(console, text))
     with progress_bar("Training", training.epochs_left) as advance, training_ends(console):
-        done = training.run(advance)
+        try:
+            done = training.run(advance)
+        except ImageError as error:  # one of many that nobody looked at before
+            say(console, f"Stopped: {error}. --resume goes on from there.", "red")
+            raise typer.Exit(1) from None
     say_trained(console, done, experiment.training.early_stop)
     say(console, f"Next: segcal classify evaluate {done.folder} -o {done.folder}/test")
 
@@ -215,6 +220,51 @@ Patient = Annotated[
         "(patient\\d+); default: every case is one. Patients are never parted."
     ),
 ]
+
+
+@app.command()
+def features(
+    config: Annotated[
+        str,
+        typer.Argument(
+            help="The experiment whose samples and network are meant: a YAML file, or the name of "
+            "one that comes with segcal."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, .npz.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a training of the network by segcal, on whatever classes: "
+            "FOLDER/checkpoint_best.pt; default: the weights that the experiment names."
+        ),
+    ] = None,
+    settings: SetOptions = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Write over a file that is there.")
+    ] = False,
+) -> None:
+    """What a trained network sees in samples before its last layer: transfer with it frozen.
+
+    Example: segcal classify features images --set data.source=image_folder --set
+    data.args={path: FOLDER} --set network.args.weights=DEFAULT -o features.npz
+
+    Samples are seen as in evaluation, once; then heads are trained in seconds: segcal classify
+    train features --set data.args.path=features.npz
+    """
+    from segcal.classify.readers.archives import check_new, write_npz
+
+    console = open_console()
+    with user_errors(OPTIONS):
+        from segcal.classify.experiment import load_experiment
+        from segcal.classify.features import extract_features
+
+        check_new(output, overwrite=overwrite)
+        samples = extract_features(load_experiment(config, settings or []), checkpoint=checkpoint)
+        write_npz(output, samples)
+    shape = samples.inputs.shape
+    say(console, f"Written: {output}: {shape[1]} features of {shape[0]} samples")
+    say(console, f"Next: segcal classify train features --set data.args.path={output}")
 
 
 @app.command("from-segmentation")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import Parameter, signature
 from typing import Any, TypeVar, get_type_hints
 
@@ -50,6 +51,7 @@ def build_optimizer(
     epochs: int,
     metric: str,
     higher: bool,
+    groups: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[Optimizer, LRScheduler | None]:
     """Build what updates a network, and the schedule of its learning rate, a step an epoch.
 
@@ -60,12 +62,14 @@ def build_optimizer(
         epochs: of the training, which the schedule must last.
         metric: what a ReduceLROnPlateau is shown, for messages.
         higher: whether more of it is better.
+        groups: of the parameters, with what is of their own; None is all alike.
 
     Raises:
         ValueError: no such class, arguments that do not fit, an optimiser that computes the loss
             itself, a plateau of the wrong direction, a schedule that ends before the training.
     """
-    built = build_part(optimizer, Optimizer, "optimizer", params=list(network.parameters()))
+    parameters = list(groups or network.parameters())
+    built = build_part(optimizer, Optimizer, "optimizer", params=parameters)
     if signature(built.step).parameters["closure"].default is Parameter.empty:
         raise ValueError(
             f"optimizer: {optimizer.target} computes the loss anew within a step, for which there "

@@ -120,6 +120,7 @@ class TrainingRun(ABC, Generic[Kind]):
             epochs=settings.epochs,
             metric=self.criterion.name,
             higher=self.criterion.higher,
+            groups=self.parameter_groups(),
         )
         self.epoch, self.best_epoch, self._best_score = 0, -1, -math.inf
         self._improved = -1  # the first of the epochs that are as good as the best
@@ -197,6 +198,10 @@ class TrainingRun(ABC, Generic[Kind]):
 
     def check_network(self) -> None:
         """Raise ValueError unless the network and the loss fit what is trained on."""
+
+    def parameter_groups(self) -> list[dict[str, Any]] | None:
+        """Groups of the network's parameters, with rates of their own; None is all alike."""
+        return None
 
     def load(self) -> None:
         """Read what is trained on, when all that is quick has been checked.

@@ -211,3 +211,20 @@ def test_decoders():
     assert decoders(3) == 3
     assert decoders(0) == 0
     assert 0 <= decoders(None) <= 8
+
+
+@pytest.mark.parametrize("name", ["imagenet", "imagenet_lt", "tiny_imagenet"])
+def test_transforms_of_shipped_experiments(tmp_path, name):
+    """They bring images of several sizes, or those of 64 x 64 alone, to one."""
+    sizes = ((64, 64),) if name == "tiny_imagenet" else ((80, 64), (300, 280))
+    given = load_experiment(name).data
+    images = write_images(tmp_path / "i", sizes=sizes, n=2)
+    one = data.load(
+        given.model_copy(update={"source": "image_folder", "args": {"path": str(images)}})
+    )
+    side = 64 if name == "tiny_imagenet" else 224
+    for part in one.parts.values():
+        assert part.shape == (3, side, side)
+        inputs, _ = next(part.shuffled(4, 0))
+        assert inputs.dtype == torch.uint8
+        assert inputs.shape[1:] == (3, side, side)

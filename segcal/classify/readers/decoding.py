@@ -14,7 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-__all__ = ["ImageFiles", "content_of", "decoded"]
+__all__ = ["ImageError", "ImageFiles", "content_of", "decoded"]
+
+
+class ImageError(ValueError):
+    """A file that holds no image, or another than it should."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class ImageFiles:
         """Return an image ``(C, H, W)``, upright as its camera says, cut to its box.
 
         Raises:
-            ValueError: naming the file: not readable, or a box that lies outside.
+            ImageError: naming the file: not readable, or a box that lies outside.
         """
         box = None if self.boxes is None or np.isnan(self.boxes[number]).any() else (
             self.boxes[number].tolist()
@@ -68,12 +72,12 @@ def content_of(file: Path) -> bytes:
     """Return what a file holds.
 
     Raises:
-        ValueError: naming the file: it cannot be read.
+        ImageError: naming the file: it cannot be read.
     """
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error})") from None
+        raise ImageError(f"{file}: cannot be read ({error})") from None
 
 
 def decoded(
@@ -94,7 +98,7 @@ def decoded(
         size: (height, width) that it is brought to; None leaves it as it is.
 
     Raises:
-        ValueError: naming the file: not an image that can be read, or a box that lies outside.
+        ImageError: naming the file: not an image that can be read, or a box that lies outside.
     """
     content = content_of(file) if content is None else content
     try:
@@ -103,7 +107,7 @@ def decoded(
                 raise ValueError("more than 8 bits a value; scale it to 8 bits, or make an .npz")
             upright = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
     except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
-        raise ValueError(
+        raise ImageError(
             f"{file}: not an image that can be read ({error}); bring it anew, or leave it out"
         ) from None
     if box is not None:
@@ -120,7 +124,7 @@ def _within(file: Path, box: Sequence[float], size: tuple[int, int]) -> tuple[in
     left, upper = max(0, math.floor(box[0])), max(0, math.floor(box[1]))
     right, lower = min(width, math.ceil(box[2])), min(height, math.ceil(box[3]))
     if left >= right or upper >= lower:
-        raise ValueError(
+        raise ImageError(
             f"{file}: the box {list(box)} lies outside of its {width} x {height} pixels; are the "
             "annotations those of this image?"
         )

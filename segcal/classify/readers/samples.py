@@ -107,6 +107,7 @@ def split(
     test: float,
     seed: int,
     fold: tuple[int, int] | None = None,
+    test_from: str = "train",
 ) -> NDArray[np.int64]:
     """Part of every sample ``(N,)``; what the data set itself says stays.
 
@@ -121,9 +122,12 @@ def split(
         seed: of the choice.
         fold: number of the fold that tests, from 0, and of how many, in place of the share and of
             what the data set says. Folds of a seed have no sample in common.
+        test_from: the part whose samples test, where the data set names none: ``train``, with those
+            of which it does not say what they are for, or ``validation``.
 
     Raises:
-        ValueError: a part without a sample; a group that the data set itself parts.
+        ValueError: a part without a sample; no validation samples to test; a group that the data
+            set itself parts.
     """
     rng = np.random.default_rng(seed)
     own = None if fold is not None else samples.parts
@@ -131,6 +135,13 @@ def split(
     said = set(np.unique(parts).tolist())
     open_ = np.flatnonzero(parts == UNSAID if UNSAID in said else parts == 0)
     shares = {2: test, 1: validation}
+    if fold is None and test_from == "validation" and 2 not in said:
+        if 1 not in said:
+            raise ValueError(
+                "data.split.test_from: the data set does not say what validates, so none of it can "
+                "test; leave it at train"
+            )
+        open_, shares = np.flatnonzero(parts == 1), {2: test}
     drawn = {part: share for part, share in shares.items() if part not in said}
     for units in _strata(samples, open_):
         sizes = {part: int(share * len(units)) for part, share in drawn.items()}

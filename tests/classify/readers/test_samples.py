@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -142,3 +144,20 @@ def test_inconsistent_samples_are_refused(targets, kwargs, message):
     given = {"inputs": np.zeros((len(targets), 1)), "names": ("a", "b"), **kwargs}
     with pytest.raises(ValueError, match=f"file.npz: .*{message}"):
         Samples(targets=targets, **given).check("file.npz")
+
+
+def test_test_samples_of_those_that_validate():
+    """Of each class 8 of 10 test; those that train stay."""
+    targets = np.arange(40) % 2
+    parts = np.repeat([0, 1], 20)
+    samples = Samples(np.zeros((40, 1), np.float32), targets, ("a", "b"), parts)
+    given = {"validation": 0.2, "test": 0.8, "seed": 0}
+    found = split(samples, **given, test_from="validation")
+    assert (found[:20] == 0).all()
+    for kind in (0, 1):
+        assert np.bincount(found[20:][targets[20:] == kind]).tolist() == [0, 2, 8]
+    said = split(replace(samples, parts=np.repeat([0, 1, 2], [20, 10, 10])), **given,
+                 test_from="validation")  # fmt: skip
+    assert np.bincount(said).tolist() == [20, 10, 10]
+    with pytest.raises(ValueError, match="test_from: the data set does not say what validates"):
+        split(replace(samples, parts=None), **given, test_from="validation")
