@@ -14,7 +14,7 @@ from segcal.classify.augmenting import Augment
 from segcal.classify.data import Part, Parted
 from segcal.classify.experiment import ClassificationExperiment, Standard
 from segcal.classify.networks import Standardise, Standardised
-from segcal.components import Component, hands_on, target
+from segcal.components import Component, accepted_arguments, hands_on, target
 from segcal.objective import Objective
 from segcal.recipes import build, build_terms, load_objective, names
 from segcal.training.building import build_part
@@ -82,6 +82,12 @@ def build_network(
     """
     inputs, count = data.parts["train"].inputs, len(data.names)
     shape, standard = data.parts["train"].shape, experiment.data.standardise
+    what = target(experiment.network)
+    if data.vectors is not None and "vectors" not in accepted_arguments(what):
+        raise ValueError(
+            f"data.args.vectors: {experiment.network.target} has no use for vectors of words; "
+            "segcal.classify.networks.GPoolCNN begins with them"
+        )
     renewed = has_weights(experiment) and bool(experiment.network.args.get("weights"))
     component = _with_numbers(experiment, count, shape, pretrained=pretrained)
     network = build_part(
@@ -91,6 +97,7 @@ def build_network(
         num_classes=count,
         in_features=math.prod(shape),
         num_words=data.num_words,
+        vectors=data.vectors,
         in_channels=shape[0],
         out_channels=count,
         spatial_dims=2 if len(shape) == 3 else 1,

@@ -20,7 +20,7 @@ from segcal.classify.readers.decoding import ImageFiles
 from segcal.classify.readers.samples import PARTS, Samples, long_tailed, split
 from segcal.classify.streaming import StreamedImages
 
-FILE_ARGUMENTS = ("path", "labels")
+FILE_ARGUMENTS = ("path", "labels", "vectors")
 """Arguments of readers that may name files."""
 SUMMED_AT_ONCE = 1024
 """Samples whose bytes are brought in a row for a checksum."""
@@ -101,6 +101,7 @@ class Parted:
         num_words: of the vocabulary, of texts.
         checksum: of which samples train, validate and test, with all they hold, or the files that
             they come from.
+        vectors: of the words ``(W, D)``, NaN of those without; None has none.
     """
 
     parts: Mapping[str, Part]
@@ -108,6 +109,7 @@ class Parted:
     multilabel: bool
     num_words: int | None
     checksum: int
+    vectors: Tensor | None = None
 
     def counts(self) -> tuple[Tensor, Tensor]:
         """How many training samples have each label, and how many lack it."""
@@ -195,9 +197,10 @@ def _load(settings: str, stamp: object) -> Parted:
         )
     words = None
     if isinstance(samples.inputs, np.ndarray) and samples.inputs.dtype == np.int64:
-        words = int(samples.inputs.max()) + 1
+        words = int(samples.inputs.max()) + 1 if samples.vectors is None else len(samples.vectors)
+    vectors = None if samples.vectors is None else torch.from_numpy(samples.vectors)
     checksum = _checksum(parts, samples.names, samples.checksum)
-    return Parted(parts, samples.names, samples.multilabel, words, checksum)
+    return Parted(parts, samples.names, samples.multilabel, words, checksum, vectors)
 
 
 def _inputs(inputs: NDArray[Any] | ImageFiles, data: SampleData) -> Tensor | StreamedImages:

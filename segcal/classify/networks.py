@@ -76,6 +76,11 @@ class GPoolCNN(nn.Module):
         widths: channels of the convolutions.
         kernel_size: of the convolutions, odd.
         dropout: before the last layer.
+        vectors: of words ``(num_words, embedding)`` that those of the network begin with, NaN of
+            those that have none: these begin at random, with the deviation of the others.
+
+    Raises:
+        ValueError: vectors of another length than `embedding`.
     """
 
     def __init__(
@@ -86,9 +91,12 @@ class GPoolCNN(nn.Module):
         widths: Sequence[int] = (128,),
         kernel_size: int = 3,
         dropout: float = 0.0,
+        vectors: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(num_words, embedding, padding_idx=0)
+        if vectors is not None:
+            _begin_with(self.embedding, vectors)
         layers: list[nn.Module] = []
         for before, width in zip((embedding, *widths), widths, strict=False):
             layers += [nn.Conv1d(before, width, kernel_size, padding=kernel_size // 2), nn.ReLU()]
@@ -99,6 +107,19 @@ class GPoolCNN(nn.Module):
         """Return logits ``(N, K)`` of words ``(N, L)``."""
         along: Tensor = self.convolutions(self.embedding(words).transpose(1, 2))
         return self.head(along.amax(2))
+
+
+@torch.no_grad()
+def _begin_with(embedding: nn.Embedding, vectors: Tensor) -> None:
+    """Fill an embedding with vectors where there are some, and alike at random elsewhere."""
+    if vectors.shape != embedding.weight.shape:
+        raise ValueError(
+            f"vectors: have {vectors.shape[1]} numbers each, and embedding is "
+            f"{embedding.embedding_dim}; set network.args.embedding={vectors.shape[1]}"
+        )
+    known = ~vectors[:, 0].isnan()
+    embedding.weight *= vectors[known].std(correction=0)  # it is of deviation 1
+    embedding.weight[known] = vectors[known]
 
 
 def small_vgg16(num_classes: int, in_channels: int = 3, dropout: float = 0.5) -> nn.Module:

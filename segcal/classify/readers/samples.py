@@ -30,6 +30,7 @@ class Samples:
         groups: ``(N,)``; samples of a group (slices of a patient) are never parted.
         checksum: of the files they come from, where libraries decode these with small differences;
             None where the inputs are what the files hold.
+        vectors: of words ``(W, D)`` float32 by their numbers, NaN of those without; None has none.
     """
 
     inputs: NDArray[Any] | ImageFiles
@@ -38,6 +39,7 @@ class Samples:
     parts: NDArray[np.int64] | None = None
     groups: NDArray[np.int64] | None = None
     checksum: int | None = None
+    vectors: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         """Number of samples."""

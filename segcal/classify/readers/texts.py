@@ -1,7 +1,8 @@
 """Texts: in folders, in a table, or the documentation of installed packages.
 
 A word becomes the remainder of its checksum: nothing is learned from texts, and a vocabulary of a
-fixed size has some words that share a number.
+fixed size has some words that share a number. Words that a file has vectors of have numbers of
+their own beyond those.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ast
 import importlib.util
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from scipy.sparse.csgraph import connected_components
 from segcal.classify.readers.csv import check_filled, read_table
 from segcal.classify.readers.folders import PARTS, files_of_classes
 from segcal.classify.readers.samples import UNSAID, Samples
+from segcal.classify.readers.vectors import read_vectors
 
 WORD = re.compile(r"[^\W\d_]{2,}")
 PACKAGES = ("matplotlib", "monai", "nibabel", "numpy", "pandas", "scipy", "torch")
@@ -33,18 +35,29 @@ ALIKE = 0.5
 """Texts that share this part of their different words are near-duplicates."""
 
 
-def words(texts: Iterable[str], *, vocabulary: int, length: int) -> NDArray[np.int64]:
+def words(
+    texts: Iterable[str],
+    *,
+    vocabulary: int,
+    length: int,
+    known: Mapping[str, int] | None = None,
+) -> NDArray[np.int64]:
     """Numbers of the words of texts ``(N, length)``, from 1; 0 after the end.
 
     Args:
         texts: N texts; words are runs of two letters or more, without case.
         vocabulary: numbers that there are, 0 included.
         length: words of a text that count, the first ones.
+        known: numbers of words that have some of their own.
     """
     rows = []
+    known = known or {}
     for text in texts:
-        found = WORD.findall(text.lower())[:length]
-        numbers = [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in found]
+        found = _words_of(text, length)
+        numbers = [
+            known[word] if word in known else 1 + zlib.crc32(word.encode()) % (vocabulary - 1)
+            for word in found
+        ]
         rows.append(numbers + [0] * (length - len(numbers)))
     return np.array(rows, np.int64).reshape(-1, length)
 
@@ -70,12 +83,17 @@ def near_duplicates(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return groups.astype(np.int64)
 
 
+def _words_of(text: str, length: int) -> list[str]:
+    return WORD.findall(text.lower())[:length]
+
+
 def read_texts(
     path: str | Path,
     vocabulary: int = 20000,
     length: int = 200,
     text: str = "text",
     target: str = "label",
+    vectors: str | Path | None = None,
 ) -> Samples:
     """Read texts and their classes.
 
@@ -87,6 +105,8 @@ def read_texts(
         length: see there.
         text: column of a CSV file.
         target: column of the class of a CSV file.
+        vectors: a text file of vectors of words that a network begins with, such as
+            ``glove.6B.100d.txt``: see :func:`segcal.classify.readers.vectors.read_vectors`.
 
     Raises:
         ValueError: naming the file: not readable, no texts, or rows without text or class.
@@ -96,7 +116,7 @@ def read_texts(
         found, parts = _folder_texts(root)
     else:
         found, parts = _table_texts(root, text, target), None
-    return _samples(found, parts, vocabulary, length, str(path))
+    return _samples(found, parts, vocabulary, length, str(path), vectors)
 
 
 def read_docstrings(
@@ -145,6 +165,7 @@ def _samples(
     vocabulary: int,
     length: int,
     source: str,
+    vectors: str | Path | None = None,
 ) -> Samples:
     if vocabulary < 2 or length < 1:
         raise ValueError(
@@ -153,9 +174,19 @@ def _samples(
     if not found:
         raise ValueError(f"{source}: expected texts in a folder a class; found none")
     names = sorted({name for _, name in found})
-    inputs = words((text for text, _ in found), vocabulary=vocabulary, length=length)
+    known: dict[str, int] = {}
+    rows = None
+    if vectors is not None:
+        there = {word for text, _ in found for word in _words_of(text, length)}
+        read = read_vectors(Path(vectors), there)
+        known = {word: vocabulary + i for i, word in enumerate(read)}
+        values = np.stack(list(read.values()))
+        unknown = np.full((vocabulary, values.shape[1]), np.nan, np.float32)
+        rows = np.concatenate([unknown, values])
+    texts = (text for text, _ in found)
+    inputs = words(texts, vocabulary=vocabulary, length=length, known=known)
     classes = np.array([names.index(name) for _, name in found], np.int64)
-    return Samples(inputs, classes, tuple(names), parts).check(source)
+    return Samples(inputs, classes, tuple(names), parts, vectors=rows).check(source)
 
 
 def _folder_texts(root: Path) -> tuple[list[tuple[str, str]], NDArray[np.int64] | None]:
