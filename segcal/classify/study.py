@@ -29,6 +29,7 @@ from segcal.classify.study_report import TrialResult, write_study
 from segcal.classify.training import ClassificationRun
 from segcal.io.files import read_json, write_json, write_text
 from segcal.io.yaml import Strict, merged, validated
+from segcal.study.plan import Cost
 from segcal.training.checkpoints import LAST_NAME
 from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import load as load_file
@@ -135,6 +136,8 @@ class Study(Strict):
         baseline: loss that the others are compared with; None is the first of every set.
         terms: arguments of a recipe's terms, by recipe and term.
         changes: keys and values in place of those of all experiments.
+        cost: what all its trainings take, as whoever wrote it measured or reckoned; None where
+            nobody knows.
         output: folder of the trainings and of the report.
     """
 
@@ -146,6 +149,7 @@ class Study(Strict):
     baseline: str | None = None
     terms: dict[str, dict[str, dict[str, Any]]] = Field(default={})
     changes: Changes = Field(default={})
+    cost: Cost | None = None
     output: str
 
     @field_validator("terms")
@@ -272,6 +276,17 @@ def check(found: Sequence[Trial]) -> None:
                 check_data(result, data, trial.experiment.folder / RESULT_NAME)
         except ValueError as error:
             raise ValueError(f"sets.{trial.set}, {trial.recipe}: {error}") from None
+
+
+def lacking(found: Sequence[Trial]) -> dict[str, str]:
+    """What does not fit, by the names of data sets: files that are missing, above all."""
+    wrong = {}
+    for name in dict.fromkeys(trial.set for trial in found):
+        try:
+            check([trial for trial in found if trial.set == name])
+        except ValueError as error:
+            wrong[name] = str(error)
+    return wrong
 
 
 def run_trial(trial: Trial) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
@@ -27,7 +30,7 @@ StudyConfig = Annotated[
     typer.Argument(
         help="The study: a YAML file, or the name of one that comes with segcal. Segmentation: "
         "phantom_small, phantom, nacl_weight, hippocampus_small, hippocampus, chaos, acdc, "
-        "acdc_nnunet, flare. Classification: digits, cals_ablation, docstrings, multilabel, "
+        "acdc_nnunet, flare. Classification: digits, cals, cals_ablation, docstrings, multilabel, "
         "slices, cifar10."
     ),
 ]
@@ -53,7 +56,8 @@ Dry = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Segmentation: check everything, list the cells, done and to do, and what they cost.",
+        help="Check everything, list the trainings, done and to do, what they cost, and what is "
+        "missing.",
     ),
 ]
 Runs = Annotated[
@@ -123,8 +127,8 @@ def study(
         if kind not in KINDS:
             raise ValueError(f"{config}: kind: expected {' or '.join(KINDS)}, got {kind!r}")
         segmentation = kind != KINDS[0]
-        if not segmentation and (dry_run or engine is not Engine.processes or scheduler):
-            raise ValueError("--dry-run, --engine, --scheduler: are of studies of segmentation")
+        if not segmentation and (engine is not Engine.processes or scheduler):
+            raise ValueError("--engine, --scheduler: are of studies of segmentation")
     if segmentation:
         run_study(
             {"kind": kind, **content},
@@ -132,6 +136,9 @@ def study(
                 config, processes, engine.value, scheduler, forms, output, dry_run, report_only
             ),
         )
+        return
+    if dry_run:
+        _say_plan(config, settings or [])
         return
     _classification(config, settings or [], output, processes, forms, report_only)
 
@@ -142,6 +149,48 @@ def _content(config: str, settings: Sequence[str]) -> dict[str, Any]:
     from segcal.training.experiments import read_content
 
     return read_content(config, Study, KIND, settings)
+
+
+def _say_plan(config: str, settings: Sequence[str]) -> None:
+    """List the trainings of a study of classification, what they cost, and what is missing."""
+    from segcal.classify.study import lacking, load_study, trials
+    from segcal.io.files import check_writable
+
+    console = open_console()
+    with user_errors(OPTIONS):
+        chosen = load_study(config, settings)
+        found = trials(chosen)
+        check_writable(Path(chosen.output))
+        wrong = lacking(found)
+    say(console, chosen.summary, "bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("set", "recipe", "seeds", "epochs", "state"):
+        table.add_column(name)
+    rows: dict[tuple[str, str], list[Trial]] = {}
+    for trial in found:
+        rows.setdefault((trial.set, trial.recipe), []).append(trial)
+    for key, members in rows.items():
+        done = sum(trial.result() is not None for trial in members)
+        states = {"done": done, "to do": len(members) - done}
+        state = ", ".join(f"{n} {name}" for name, n in states.items() if n)
+        seeds = " ".join(str(trial.seed) for trial in members)
+        table.add_row(*key, seeds, str(members[0].experiment.training.epochs), state)
+    console.print(table)
+    todo = sum(trial.result() is None for trial in found)
+    say(console, f"{len(found)} trainings, {todo} of them to do")
+    if chosen.cost is not None:
+        say(console, chosen.cost.sentence)
+    say(console, f"Output: {chosen.output}, where {free_gb(Path(chosen.output)):.0f} GB are free")
+    for name, why in wrong.items():
+        say(console, f"Missing for {name}: {why}", "red")
+    if wrong:
+        raise typer.Exit(2)
+
+
+def free_gb(path: Path) -> float:
+    """What is free where a folder is, or would be made."""
+    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    return shutil.disk_usage(there).free / 1e9
 
 
 def _classification(

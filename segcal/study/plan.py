@@ -48,12 +48,31 @@ class Cost(Strict):
     """What a study takes, as measured or reckoned by whoever wrote it.
 
     Attributes:
-        cpu_hours: of one core, for all cells.
-        gpu_minutes: of one GPU, for all cells; None where nobody knows.
+        cpu_hours: of one core, for all trainings; None where it is only for a GPU.
+        gpu_minutes: of one GPU, for all trainings; None where nobody knows.
+        disk_gb: of data and trainings; None where it is little.
     """
 
-    cpu_hours: float = Field(ge=0)
+    cpu_hours: float | None = Field(default=None, ge=0)
     gpu_minutes: float | None = Field(default=None, ge=0)
+    disk_gb: float | None = Field(default=None, ge=0)
+
+    @property
+    def sentence(self) -> str:
+        """What the study takes, for people."""
+        kinds = []
+        if self.cpu_hours is not None:
+            kinds.append(f"{self.cpu_hours:g} h of a CPU core")
+        if self.gpu_minutes is not None:
+            kinds.append(f"{self.gpu_minutes:g} min of a GPU")
+        disk = "" if self.disk_gb is None else f", and {self.disk_gb:g} GB of a disk"
+        return f"As its file has it, the study takes about {', or '.join(kinds)}{disk}."
+
+    @model_validator(mode="after")
+    def _time(self) -> Cost:
+        if self.cpu_hours is None and self.gpu_minutes is None:
+            raise ValueError("expected cpu_hours, gpu_minutes, or both")
+        return self
 
 
 class Patients(Strict):

@@ -164,3 +164,42 @@ def test_what_is_wrong_is_said(tmp_path):
     shown = segcal("classify", "train", labels, code=2)
     assert "spa is of labels, and these are classes that exclude each other" in shown
     assert not (tmp_path / "run").exists()
+
+
+def test_a_study_says_what_it_takes_before_it_begins(tmp_path):
+    """What is there is listed, what is missing is named for every set, and nothing is written."""
+    config = write_config(tmp_path, write_classes(tmp_path / "a.npz"))
+    moved = {"data": {"args": {"path": str(tmp_path / "moved.npz")}}}
+    lists = {"data": {"source": "image_list", "args": {
+        "path": str(tmp_path), "train": str(tmp_path / "LT_train.txt")}}}  # fmt: skip
+    content = {
+        "summary": "clouds",
+        "cost": {"gpu_minutes": 90, "disk_gb": 2.5},
+        "sets": {
+            "clouds": {"config": str(config)},
+            "moved": {"config": str(config), "changes": moved},
+            "lists": {"config": str(config), "changes": lists},
+        },
+        "recipes": ["ce", "ls"],
+        "seeds": [1, 2],
+        "output": str(tmp_path / "study"),
+    }
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    said = " ".join(segcal("study", path, "--dry-run", code=2).split())
+    assert "clouds ls 1 2 4 2 to do" in said
+    assert "12 trainings, 12 of them to do" in said
+    assert "about 90 min of a GPU, and 2.5 GB of a disk" in said
+    assert "GB are free" in said
+    assert "Missing for moved: sets.moved, ce: data.args.path: " in said
+    assert "moved.npz: no such file or folder" in said
+    assert "LT_train.txt: cannot be read" in said
+    assert "Missing for clouds" not in said
+    assert not (tmp_path / "study").exists()
+    content["sets"] = {"clouds": content["sets"]["clouds"]}
+    path.write_text(yaml.safe_dump(content))
+    segcal("study", path, "--set", "recipes=[ce]", "--set", "sets.clouds.changes.training.epochs=1")
+    settings = ["--set", "sets.clouds.changes.training.epochs=1"]
+    said = " ".join(segcal("study", path, "--dry-run", *settings).split())
+    assert "clouds ce 1 2 1 2 done" in said
+    assert "4 trainings, 2 of them to do" in said
