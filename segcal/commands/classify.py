@@ -262,8 +262,7 @@ def features(
         check_new(output, overwrite=overwrite)
         samples = extract_features(load_experiment(config, settings or []), checkpoint=checkpoint)
         write_npz(output, samples)
-    shape = samples.inputs.shape
-    say(console, f"Written: {output}: {shape[1]} features of {shape[0]} samples")
+    say(console, f"Written: {output}, features of {len(samples)} samples")
     say(console, f"Next: segcal classify train features --set data.args.path={output}")
 
 

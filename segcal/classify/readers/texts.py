@@ -156,7 +156,7 @@ def read_docstrings(
         for i in rng.permutation(len(texts))[:most]:
             found.append((taken_out.sub(" ", texts[i]), package))
     samples = _samples(found, None, vocabulary, length, "docstrings")
-    return replace(samples, groups=near_duplicates(samples.inputs))
+    return replace(samples, groups=near_duplicates(np.asarray(samples.inputs, np.int64)))
 
 
 def _samples(
