@@ -201,9 +201,11 @@ def check_network(network: nn.Module, part: Part, augment: Augment, num_classes:
         raise ValueError(
             f"data.augment: fails on inputs {tuple(few.shape)} ({type(error).__name__}: {error})"
         ) from None
-    for training in (True, False):
+    # those from disk may be of another size where they are evaluated
+    evaluated = inputs if isinstance(part.inputs, Tensor) else part.inputs[:2]
+    for training, seen in ((True, inputs), (False, evaluated)):
         trial = copy.deepcopy(network).train(training)  # batch norm keeps what it sees
-        output = _try(trial, inputs, num_classes)
+        output = _try(trial, seen, num_classes)
     return output
 
 

@@ -75,7 +75,7 @@ def train(
         try:
             done = training.run(advance)
         except ImageError as error:  # one of many that nobody looked at before
-            say(console, f"Stopped: {error}. --resume goes on from there.", "red")
+            say(console, f"Stopped: {error}; then train anew.", "red")
             raise typer.Exit(1) from None
     say_trained(console, done, experiment.training.early_stop)
     say(console, f"Next: segcal classify evaluate {done.folder} -o {done.folder}/test")

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from typer.testing import CliRunner
 
 from segcal.classify import data
 from segcal.classify.data import load
@@ -19,6 +20,7 @@ from segcal.classify.experiment import SampleData, load_experiment
 from segcal.classify.readers.decoding import ImageFiles
 from segcal.classify.streaming import _Decoding, decoders
 from segcal.classify.training import ClassificationRun
+from segcal.commands.main import app
 from segcal.training.epoch_log import EpochLog
 from tests.conftest import close
 
@@ -187,6 +189,32 @@ def test_what_does_not_fit_is_refused(tmp_path, data, message):
     images = write_images(tmp_path / "i", sizes=((8, 8), (12, 9)))
     with pytest.raises(ValueError, match=message):
         run(write_config(tmp_path, images, **data))
+
+
+def test_a_network_of_one_size_is_tried_on_what_is_evaluated(tmp_path):
+    """Training would fail after its first epoch."""
+    path = write_config(tmp_path, write_images(tmp_path / "i"), augment=CROP)  # 6 x 6, and 8 x 8
+    mlp = "network={target: segcal.classify.networks.MLP, args: {in_features: 108}}"
+    with pytest.raises(ValueError, match="in_features is 108 in the config but 192"):
+        run(path, mlp)
+    vit = (
+        "network={target: timm.create_model, args: {model_name: test_vit, img_size: 6, "
+        "patch_size: 3}}"
+    )
+    with pytest.raises(ValueError, match=r"network: fails on inputs \(2, 3, 8, 8\)"):
+        run(path, vit)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_says_which_image(tmp_path):
+    images = write_images(tmp_path / "i")
+    damaged = images / "val" / "blue" / "2.png"
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    path = write_config(tmp_path, images)
+    result = CliRunner().invoke(app, ["classify", "train", str(path)])
+    assert result.exit_code == 1
+    assert "Stopped: " in result.output
+    assert "val/blue/2.png: not an image that can be read" in " ".join(result.output.split())
 
 
 def test_values_are_standardised_as_those_of_imagenet(tmp_path):
