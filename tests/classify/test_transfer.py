@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from segcal.classify.building import build_network, parameter_groups
 from segcal.classify.data import load
@@ -16,6 +17,7 @@ from segcal.classify.readers.archives import read_npz, write_npz
 from segcal.classify.readers.samples import Samples
 from segcal.classify.study import load_study, trials
 from segcal.classify.training import ClassificationRun
+from segcal.commands.main import app
 from segcal.components import Component, target
 from tests.classify.classifiers import write_classes, write_config
 from tests.conftest import close
@@ -156,6 +158,21 @@ def test_features_of_weights_from_elsewhere(tmp_path, images):
     random = load_experiment(config(tmp_path, images))
     with pytest.raises(ValueError, match="network: has random weights, in whose features"):
         extract_features(random)
+
+
+def test_features_by_command(tmp_path, images):
+    path = config(tmp_path, images)
+    done = ClassificationRun(load_experiment(path, ["training.epochs=1"])).run()
+    command = ["classify", "features", str(path), "-o", str(tmp_path / "f.npz")]
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, "has random weights" in result.output) == (2, True)
+    command += ["--checkpoint", str(done.folder / "checkpoint_best.pt")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "features of 30 samples" in result.output
+    assert read_npz(tmp_path / "f.npz").names == ("a", "b", "c")
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, "is there already" in result.output) == (2, True)
 
 
 def test_networks_of_cifar_keep_the_size():
