@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from segcal.heads import HEADS, Head, split_heads
+from segcal.late_checks import raise_wrong_labels
 from segcal.schedule import Ramp, Schedules
 from segcal.sweep.fused import supports, supports_overlap, sweep
 from segcal.sweep.terms import (
@@ -278,7 +279,12 @@ class Objective(nn.Module):
             term.observe(logits, labels)
 
     def start_pass(self) -> None:
-        """Let every term forget what it observed since its last update."""
+        """Let every term forget what it observed since its last update.
+
+        Raises:
+            ValueError: labels that a GPU has seen since were wrong.
+        """
+        raise_wrong_labels()
         for term in self._terms().values():
             term.start_pass()
 

@@ -45,9 +45,23 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     if not (dist.is_available() and dist.is_initialized()):
         return x
     on_gpu = "nccl" in dist.get_backend() and not x.is_cuda  # which sums nothing else
-    total = x.cuda() if on_gpu else x.clone()
+    total = x.to(_device_of_rank()) if on_gpu else x.clone()
     dist.all_reduce(total)
     return total.to(x.device)
+
+
+def _device_of_rank() -> torch.device:
+    """The GPU of this process: of its group, that it has chosen, or of its place on the machine.
+
+    Two processes that sum on one GPU wait for each other for ever.
+    """
+    bound = getattr(dist.group.WORLD, "bound_device_id", None)
+    if bound is not None:
+        return torch.device(bound)
+    index = torch.cuda.current_device()
+    if index == 0:  # as it is where none has been chosen
+        index = dist.get_node_local_rank(fallback_rank=0) % torch.cuda.device_count()
+    return torch.device("cuda", index)
 
 
 @dataclass(frozen=True)

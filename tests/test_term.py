@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from inspect import get_annotations
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from segcal import term
 from segcal.losses.multilabel.bce import BCE
 from segcal.objective import Objective
 from segcal.penalties.bwcr import BWCR
@@ -60,3 +63,34 @@ def test_a_module_of_another_library_becomes_a_term():
     theirs.needs_image = True
     with pytest.raises(ValueError, match=r"CrossEntropyLoss: has needs_image; make it"):
         Objective({"theirs": theirs})
+
+
+@pytest.mark.parametrize(
+    ("bound", "chosen", "local", "expected"),
+    [(None, 0, "3", 3), (None, 2, "3", 2), (1, 0, "3", 1), (None, 0, None, 0), (None, 0, "5", 1)],
+    ids=["local rank", "chosen", "bound", "one process", "one GPU to see"],
+)
+def test_nccl_sums_on_the_gpu_of_the_rank(monkeypatch, bound, chosen, local, expected):
+    """Two processes that sum on one GPU wait for ever."""
+    group = SimpleNamespace(bound_device_id=None if bound is None else torch.device("cuda", bound))
+    monkeypatch.setattr(term, "dist", SimpleNamespace(
+        group=SimpleNamespace(WORLD=group), get_node_local_rank=dist.get_node_local_rank
+    ))  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local:
+        monkeypatch.setenv("LOCAL_RANK", local)
+    assert term._device_of_rank() == torch.device("cuda", expected)
+
+
+def test_nccl_gets_no_numbers_of_the_cpu(monkeypatch):
+    sent = []
+    monkeypatch.setattr(term, "dist", SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_backend=lambda: "nccl",
+        all_reduce=sent.append,
+    ))  # fmt: skip
+    monkeypatch.setattr(term, "_device_of_rank", lambda: torch.device("meta"))
+    with pytest.raises(NotImplementedError, match="meta"):  # on the way back
+        term.sum_over_ranks(torch.ones(3))
+    assert sent[0].device.type == "meta"
