@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from segcal.heads import HEADS, Head, split_heads
 from segcal.late_checks import raise_wrong_labels
@@ -26,7 +27,7 @@ from segcal.sweep.terms import (
     Residual,
     Swept,
 )
-from segcal.tensors import check_logits, is_soft
+from segcal.tensors import check_logits, double_needed, is_soft
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
 
 __all__ = ["Objective", "TwoHeads", "two_view_loss"]
@@ -97,6 +98,12 @@ class Objective(nn.Module):
         self.in_force = dict(self.weights)
         self._checked = False
         self.advance(0.0)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move everything, see :func:`segcal.tensors.double_needed`."""
+        with double_needed(type(self).__name__):
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
         """Set the factors of the schedules for what is trained next.

@@ -44,6 +44,28 @@ def full_precision(x: Tensor) -> Iterator[Tensor]:
         yield x.float() if x.dtype in HALF else x
 
 
+@contextmanager
+def double_needed(what: str) -> Iterator[None]:
+    """Say what to do where a device such as Apple's ``mps`` has no float64.
+
+    Args:
+        what: what is being moved there.
+
+    Raises:
+        ValueError: in place of torch's TypeError.
+    """
+    try:
+        yield
+    except TypeError as error:
+        if "float64" not in str(error):
+            raise
+        raise ValueError(
+            f"{what}: keeps its multipliers and their sums in float64, which this device does not "
+            f"have ({error}); train on the CPU or on an NVIDIA GPU. To run the network alone on "
+            "this device, leave the loss on the CPU and give it logits.cpu() and labels.cpu()"
+        ) from error
+
+
 def check_logits_labels(
     logits: Tensor, labels: Tensor, num_classes: int | None = None, ignore_index: int | None = None
 ) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from segcal.sweep.terms import Swept
+from segcal.tensors import double_needed
 
 __all__ = [
     "Capabilities",
@@ -230,13 +231,18 @@ class LearnedTerm(Term):
         return {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the state with the module, but keep its types: half precision cannot sum it."""
+        """Move the state with the module, but keep its types: half precision cannot sum it.
+
+        Raises:
+            ValueError: a device that has no float64.
+        """
 
         def keep_type(x: Tensor) -> Tensor:
             moved = fn(x)
             return moved if moved.dtype == x.dtype else x.to(moved.device)
 
-        super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
+        with double_needed(type(self).__name__):
+            super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def get_extra_state(self) -> Tensor:

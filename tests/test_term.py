@@ -14,7 +14,10 @@ from segcal.losses.multilabel.bce import BCE
 from segcal.objective import Objective
 from segcal.penalties.bwcr import BWCR
 from segcal.penalties.nacl import NACL
+from segcal.recipes import build
 from segcal.term import CAPABILITIES, Capabilities, OtherTerm, Term, TwoViewTerm
+from segcal.training.devices import choose_device
+from tests.test_contracts import method
 
 
 @pytest.mark.parametrize(
@@ -94,3 +97,46 @@ def test_nccl_gets_no_numbers_of_the_cpu(monkeypatch):
     with pytest.raises(NotImplementedError, match="meta"):  # on the way back
         term.sum_over_ranks(torch.ones(3))
     assert sent[0].device.type == "meta"
+
+
+def as_on_mps(x):
+    """Move a tensor as torch does to Apple's GPUs."""
+    if x.dtype == torch.float64:
+        raise TypeError(
+            "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support "
+            "float64. Please use float32 instead."
+        )
+    return x.clone()
+
+
+@pytest.mark.parametrize("name", ["crac", "cals", "cals_hr", "confidence"])
+def test_a_device_without_float64_is_refused_with_what_to_do(name):
+    learned = method("penalties", name)
+    before = learned.lam
+    for module in (learned, Objective({"penalty": learned})):
+        with pytest.raises(ValueError, match=r"float64, which this device does not have.*CPU or"):
+            module._apply(as_on_mps)
+        assert learned.lam is before
+
+
+def test_a_schedule_needs_float64_too():
+    with pytest.raises(ValueError, match="Objective: keeps .* in float64"):
+        build("nacl_ramp", num_classes=3)._apply(as_on_mps)
+
+
+@pytest.mark.parametrize("name", ["nacl", "margin"])
+def test_penalties_that_learn_nothing_need_no_float64(name):
+    method("penalties", name)._apply(as_on_mps)
+
+
+def test_other_errors_of_a_move_are_left_as_they_are():
+    def fails(x):
+        raise TypeError("something else")
+
+    with pytest.raises(TypeError, match="something else"):
+        method("penalties", "crac")._apply(fails)
+
+
+def test_trainers_refuse_mps_with_what_to_do():
+    with pytest.raises(ValueError, match=r"device: mps has no float64.*use cpu"):
+        choose_device("mps")

@@ -15,7 +15,7 @@ NO_GPU = 3
 """Exit code: there is no GPU to look at."""
 
 
-class Device(str, Enum):
+class GpuOrCpu(str, Enum):
     """What is looked at."""
 
     CUDA = "cuda"
@@ -27,8 +27,8 @@ def doctor(
         bool, typer.Option("--gpu", help="Check and time the kernels on this machine's GPU.")
     ] = False,
     device: Annotated[
-        Device, typer.Option(help="cpu rehearses --gpu on tiny shapes, without a GPU.")
-    ] = Device.CUDA,
+        GpuOrCpu, typer.Option(help="cpu rehearses --gpu on tiny shapes, without a GPU.")
+    ] = GpuOrCpu.CUDA,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="JSON file for everything that is found.")
     ] = None,
@@ -55,7 +55,7 @@ def doctor(
     if not gpu:
         _say_fast_paths(found_gpu)
         return
-    if device is Device.CUDA and not found_gpu:
+    if device is GpuOrCpu.CUDA and not found_gpu:
         built = torch.version.cuda or "no CUDA"
         say(
             console,
@@ -73,7 +73,7 @@ def doctor(
             report=output,
             only=part or (),
             seconds=60 * minutes,
-            tiny=device is Device.CPU,
+            tiny=device is GpuOrCpu.CPU,
             say=lambda text: say(console, text),
         )
     if output is not None:

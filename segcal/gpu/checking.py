@@ -26,7 +26,7 @@ STARTS = 10.0
 
 
 @dataclass(frozen=True)
-class Part:
+class GpuPart:
     """One part.
 
     Attributes:
@@ -41,14 +41,14 @@ class Part:
 
 
 PARTS = (
-    Part("equality", "the fast path equals the readable version, in every precision", 90),
-    Part("kernel_tests", "the project's own tests of the kernels", 120),
-    Part("compiles", "how often kernels are compiled over volumes of ten shapes", 40),
-    Part("timing", "time, launches and memory beside cross-entropy and MONAI", 120),
-    Part("processes", "two processes learn what one learns", 45),
-    Part("training", "a short training learns what it learns on the CPU", 75),
-    Part("nnunet", "steps of nnU-Net's default network, with AMP and torch.compile", 120),
-    Part("sanitizer", "NVIDIA's compute-sanitizer finds nothing", 90),
+    GpuPart("equality", "the fast path equals the readable version, in every precision", 90),
+    GpuPart("kernel_tests", "the project's own tests of the kernels", 120),
+    GpuPart("compiles", "how often kernels are compiled over volumes of ten shapes", 40),
+    GpuPart("timing", "time, launches and memory beside cross-entropy and MONAI", 120),
+    GpuPart("processes", "two processes learn what one learns", 45),
+    GpuPart("training", "a short training learns what it learns on the CPU", 75),
+    GpuPart("nnunet", "steps of nnU-Net's default network, with AMP and torch.compile", 120),
+    GpuPart("sanitizer", "NVIDIA's compute-sanitizer finds nothing", 90),
 )
 WHOLE = 480.0
 

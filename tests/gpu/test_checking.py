@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from segcal.commands import doctor
 from segcal.commands.main import app
 from segcal.gpu import checking, compiles, equality, kernel_tests, sanitizer, timing
-from segcal.gpu.checking import PARTS, Part, check
+from segcal.gpu.checking import PARTS, GpuPart, check
 from segcal.gpu.findings import Findings
 from segcal.sweep import cpu
 
@@ -67,7 +67,7 @@ def test_the_rehearsal_runs_every_part(tmp_path):
 
 
 def test_a_part_that_fails_does_not_end_the_others(monkeypatch, tmp_path):
-    parts = (Part("no_such_part", "breaks", 60), Part("sanitizer", "cannot be run here", 60))
+    parts = (GpuPart("no_such_part", "breaks", 60), GpuPart("sanitizer", "cannot be run here", 60))
     monkeypatch.setattr(checking, "PARTS", parts)
     said = []
     found = check("cpu", report=tmp_path / "gpu.json", tiny=True, say=said.append)["parts"]

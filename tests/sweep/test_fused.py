@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections import Counter
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from hypothesis import strategies as st
 
 from segcal.components import accepted_arguments, target
 from segcal.losses.cross_entropy import CrossEntropy
+from segcal.losses.dice import SoftDiceLoss
+from segcal.losses.ml1_ace import ML1ACE
 from segcal.objective import Objective
 from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.confidence import Confidence
@@ -328,11 +331,73 @@ def test_without_gradient_none_is_made(monkeypatch):
     assert asked == [False, False]
 
 
-def test_threads_of_our_own_where_openmp_cannot_be_reached(monkeypatch):
-    logits, labels = data((40, 64), n=9, dtype=torch.float32)
-    expected = CRaC(3)(logits, labels)
+@pytest.fixture
+def own_threads(monkeypatch):
+    """As on Windows and macOS, where OpenMP cannot be reached."""
     monkeypatch.setattr(cpu, "_openmp", lambda: None)
-    assert torch.equal(CRaC(3)(logits, labels), expected)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+
+
+def beside_cross_entropy(**terms):
+    return Objective({"ce": CrossEntropy(3), **terms})
+
+
+SWEPT = {
+    "penalty": lambda: beside_cross_entropy(penalty=CRaC(3)),
+    "log odds": lambda: Objective(
+        {"ce": CrossEntropy(3), "penalty": method("penalties", "confidence")}
+    ),
+    "dice": lambda: beside_cross_entropy(dice=SoftDiceLoss(3)),
+    "bins": lambda: ML1ACE(3, binning="soft"),
+}
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_threads_of_our_own_where_openmp_cannot_be_reached(request, name):
+    logits, labels = data((40, 64), n=9, dtype=torch.float32)
+    found = []
+    for own in (False, True):
+        if own:
+            request.getfixturevalue("own_threads")
+        x = logits.clone().requires_grad_()
+        value = SWEPT[name]()(x, labels)
+        found.append((value.detach(), *torch.autograd.grad(value, x)))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_blocks_are_shared_out_to_threads_of_our_own(own_threads):
+    seen, threads, together = [], set(), threading.Barrier(4, timeout=30)
+
+    def work(block):
+        if block < 4:
+            together.wait()  # unless four threads work, it breaks
+        seen.append(block)
+        threads.add(threading.get_ident())
+
+    cpu._in_parallel(work, 100)
+    assert sorted(seen) == list(range(100))
+    assert len(threads) == 4
+
+
+def test_what_a_thread_of_our_own_raises_arrives(own_threads):
+    def work(block):
+        if block == 3:
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        cpu._in_parallel(work, 100)
+
+
+@pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
+def test_where_openmp_is_looked_for(monkeypatch, error):
+    """macOS has no such function, Windows no way to look for it among all libraries."""
+
+    def load(name):
+        raise error("CDLL")
+
+    monkeypatch.setattr(cpu.ctypes, "CDLL", load)
+    assert cpu._openmp.__wrapped__() is None
 
 
 def test_where_nothing_compiles_the_readable_version_is_used_and_that_is_said(monkeypatch):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from dynamic_network_architectures.architectures.unet import PlainConvUNet
 from nnunetv2.training.loss.compound_losses import DC_and_CE_loss
 from nnunetv2.training.loss.dice import MemoryEfficientSoftDiceLoss
+from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
 from torch import nn
 
 from segcal.adapters.nnunet.building import build_loss
@@ -19,11 +19,27 @@ STOCK = "stock"
 
 def network(channels: int, num_classes: int, stages: int) -> nn.Module:
     """nnU-Net's default network for volumes, of its widths, without deep supervision."""
-    return PlainConvUNet(
-        channels, stages, [min(32 * 2**i, 320) for i in range(stages)], nn.Conv3d, 3,
-        [1] + [2] * (stages - 1), 2, num_classes, 2, conv_bias=True, norm_op=nn.InstanceNorm3d,
-        norm_op_kwargs={"eps": 1e-5, "affine": True}, nonlin=nn.LeakyReLU,
-    )  # fmt: skip
+    found: nn.Module = get_network_from_plans(
+        "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+        {
+            "n_stages": stages,
+            "features_per_stage": [min(32 * 2**i, 320) for i in range(stages)],
+            "conv_op": "torch.nn.Conv3d",
+            "kernel_sizes": 3,
+            "strides": [1] + [2] * (stages - 1),
+            "n_conv_per_stage": 2,
+            "n_conv_per_stage_decoder": 2,
+            "conv_bias": True,
+            "norm_op": "torch.nn.InstanceNorm3d",
+            "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+            "nonlin": "torch.nn.LeakyReLU",
+        },
+        ["conv_op", "norm_op", "nonlin"],
+        channels,
+        num_classes,
+        deep_supervision=False,
+    )
+    return found
 
 
 def losses(
