@@ -9,6 +9,7 @@ leaves wrong labels out of the voxels that count, so that nothing worse happens 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,8 @@ class LabelWatch:
         with torch.inference_mode(False):  # both outlive the block in which they are made
             self.seen = torch.tensor(NONE_SEEN, dtype=torch.float64, device=device)
             self._told = torch.zeros(3, dtype=torch.float64, pin_memory=self._on_gpu)
-        self._arrives = torch.cuda.Event() if self._on_gpu else None
+        event: Any = torch.cuda.Event  # which is untyped
+        self._arrives = event() if self._on_gpu else None
         self._asked = False
 
     def look(self) -> None:

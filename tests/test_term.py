@@ -120,7 +120,7 @@ def test_a_device_without_float64_is_refused_with_what_to_do(name):
 
 
 def test_a_schedule_needs_float64_too():
-    with pytest.raises(ValueError, match="Objective: keeps .* in float64"):
+    with pytest.raises(ValueError, match=r"Objective: keeps .* in float64"):
         build("nacl_ramp", num_classes=3)._apply(as_on_mps)
 
 

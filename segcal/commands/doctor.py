@@ -46,6 +46,9 @@ def doctor(
     and memory, two processes, a training beside the CPU's, steps of nnU-Net, compute-sanitizer.
     For what stops a training with nnU-Net: segcal nnunet doctor
 
+    segcal's kernels have never run on a GPU: they are tested by an interpreter and by compiling
+    them. What this command finds is welcome, right or wrong.
+
     Exit code 0: nothing is wrong. 1: something is, or there was no time for it. 3: no GPU.
     """
     console = open_console()

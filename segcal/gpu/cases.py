@@ -21,13 +21,13 @@ def penalised(
     name: str, num_classes: int, device: torch.device, *, fused: bool = True, ignore: bool = False
 ) -> Objective:
     """Cross-entropy and a penalty, with multipliers that are felt."""
-    ignored = {"ignore_index": IGNORED if ignore else None}
-    term: nn.Module = PENALTIES[name](num_classes, fused=fused, **ignored)
+    ignored = IGNORED if ignore else None
+    term: nn.Module = PENALTIES[name](num_classes, fused=fused, ignore_index=ignored)
     draw = torch.Generator().manual_seed(5)
     for key, buffer in term.named_buffers():
         if key == "lam":
             buffer.copy_(0.1 + 0.2 * torch.rand(buffer.shape, generator=draw, dtype=buffer.dtype))
-    objective = Objective({"ce": CrossEntropy(num_classes, **ignored), "penalty": term})
+    objective = Objective({"ce": CrossEntropy(num_classes, ignore_index=ignored), "penalty": term})
     return objective.to(device)
 
 
@@ -51,7 +51,8 @@ def batch(
     coarse = torch.randint(0, k, (n, *(-(-s // 8) for s in space)), generator=draw)
     for axis in range(1, coarse.ndim):
         coarse = coarse.repeat_interleave(8, axis)
-    labels = coarse[(slice(None), *(slice(s) for s in space))].clone()
+    whole = (slice(None), *(slice(s) for s in space))
+    labels = coarse[whole].clone()
     if ignore:
         labels.flatten()[::8] = IGNORED
     return logits, labels.to(device)

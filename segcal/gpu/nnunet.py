@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ def _step(
     network: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor
 ) -> Callable[[nn.Module], Tensor]:
     """Return a function that makes one step of nnU-Net's trainer with a loss."""
-    module: nn.Module = getattr(network, "_orig_mod", network)  # type: ignore[assignment]
+    module: Any = getattr(network, "_orig_mod", network)
     optimiser = torch.optim.SGD(module.parameters(), 1e-3, momentum=0.99, nesterov=True)
     scaler = torch.amp.GradScaler(images.device.type, enabled=images.is_cuda)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from segcal.gpu.cases import batch, penalised
 from segcal.gpu.findings import Findings
@@ -24,7 +24,7 @@ def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
     findings.note("backend", "nccl" if gpus >= RANKS else "gloo")
     alone = _learn(device, 0, 1)
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_of_rank, (device.type, gpus, folder), nprocs=RANKS)
+        spawn(_of_rank, (device.type, gpus, folder), nprocs=RANKS)  # type: ignore[no-untyped-call]
         together = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(RANKS)]
     for name in LEARNED:
         findings.note(name, alone[name].tolist())

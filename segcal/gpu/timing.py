@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
@@ -80,7 +81,7 @@ def _works(logits: Tensor, labels: Tensor, ignore: bool) -> dict[str, Work]:
         works[f"CE + {name}"] = step(objective)
         if hasattr(objective.terms["penalty"], "lam"):
             term: Any = objective.terms["penalty"]
-            works[f"observe {name}"] = lambda term=term: term.observe(logits.detach(), labels)
+            works[f"observe {name}"] = partial(term.observe, logits.detach(), labels)
     with suppress(ImportError, AttributeError):
         if not ignore:
             monai = resolve_name("monai.losses:NACLLoss")(classes=k, dim=logits.ndim - 2)
@@ -95,14 +96,15 @@ def _time(work: Work, device: torch.device) -> tuple[float, float]:
         work()
         wall = time.perf_counter() - start
         return wall, wall
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    event: Any = torch.cuda.Event  # which is untyped
+    begin, end = event(enable_timing=True), event(enable_timing=True)
     torch.cuda.synchronize()
     start = time.perf_counter()
     begin.record()
     work()
     end.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3, time.perf_counter() - start
+    return float(begin.elapsed_time(end)) / 1e3, time.perf_counter() - start
 
 
 def _launches(work: Work, device: torch.device) -> int:
@@ -113,8 +115,7 @@ def _launches(work: Work, device: torch.device) -> int:
     with torch.profiler.profile(activities=kinds) as profiler:
         work()
         torch.cuda.synchronize()
-    on_gpu = torch.autograd.DeviceType.CUDA
-    return sum(event.device_type == on_gpu for event in profiler.events())
+    return sum(event.device_type.name == "CUDA" for event in profiler.events() or ())
 
 
 def _peak(work: Work, device: torch.device) -> float:

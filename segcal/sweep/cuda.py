@@ -20,6 +20,9 @@ goes through: `tl.where` on a comparison that a NaN fails keeps the NaN. In floa
 additions of sums are in float64. The host does not wait: what it computes stays on the device.
 Single numbers are arguments, so that a CUDA graph replays those it was captured with. Kernels are
 compiled for no size of image, but apart for voxels in multiples of 16, which are loaded in pairs.
+
+None of this has ever run on a GPU: Triton's interpreter has run it, and it compiles for sm_80 and
+sm_90. ``segcal doctor --gpu`` checks and times it where there is one.
 """
 
 from __future__ import annotations
