@@ -274,7 +274,7 @@ def _say_plan(
     say(console, f"{len(found)} cells: " + ", ".join(f"{n} {s}" for s, n in states.items()))
     if study.cost is not None:
         gpu = study.cost.gpu_minutes
-        also = "" if gpu is None else f", or {gpu:g} min of a GPU"
+        also = "" if gpu is None else f", or {gpu:g} min of a GPU (reckoned, never run on one)"
         hours = study.cost.cpu_hours
         say(console, f"As its file has it, the study takes about {hours:g} h of a CPU core{also}.")
     known = [(c, _seconds(s.result)) for c, s in found.items() if s.result]

@@ -49,7 +49,7 @@ class Cost(Strict):
 
     Attributes:
         cpu_hours: of one core, for all cells.
-        gpu_minutes: of one GPU, for all cells; None where nobody knows.
+        gpu_minutes: of one GPU, for all cells; reckoned, never run on one; None where nobody knows.
     """
 
     cpu_hours: float = Field(ge=0)
