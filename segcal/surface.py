@@ -8,8 +8,9 @@ Memory
 ------
 Images are looked at as (z, y, x), with axes of length 1 in front where there are fewer than three.
 A *row* is all x at one (z, y). A surface is kept as in a sparse matrix
-(:class:`segcal.nearest.VoxelRows`): the x of its voxels, ascending, row after row, and where every row starts; and for every plane z the box
-around what it holds. Its order is that of the flattened image.
+(:class:`segcal.nearest.VoxelRows`): the x of its voxels, ascending, row after row, and where every
+row starts; and for every plane z the box around what it holds. Its order is that of the flattened
+image.
 
 The distances themselves are found in :mod:`segcal.nearest`.
 
