@@ -1,6 +1,6 @@
 """Distance from each voxel of one surface to the nearest of another, exact, in millimetres.
 
-Surfaces come as rows (see :class:`Rows`). For a voxel (z, y, x) of one of them, the nearest voxel
+Surfaces come as :class:`VoxelRows`. For a voxel (z, y, x) of one of them, the nearest voxel
 (w, v, u) of the other minimises ::
 
     (w - z)^2 sz^2 + (v - y)^2 sy^2 + (u - x)^2 sx^2
@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 from segcal.compiling import compiled
 from segcal.threads import in_threads, threads_for
 
-__all__ = ["Rows", "nearest_distances"]
+__all__ = ["VoxelRows", "nearest_distances"]
 
 Distances = NDArray[np.float64]
 P = ParamSpec("P")
@@ -83,7 +83,7 @@ def loop(function: Callable[P, R], *parts: Callable[..., Any]) -> Callable[P, R]
     return compiled(function)
 
 
-class Rows(NamedTuple):
+class VoxelRows(NamedTuple):
     """Voxels of an image on the axes ``(z, y, x)``, row by row, as a sparse matrix holds them.
 
     Attributes:
@@ -116,7 +116,7 @@ class _Tree(NamedTuple):
     leaves: int
 
 
-def nearest_distances(a: Rows, b: Rows, spacing_mm: Sequence[float]) -> Distances:
+def nearest_distances(a: VoxelRows, b: VoxelRows, spacing_mm: Sequence[float]) -> Distances:
     """Distance in mm from each voxel of a, row by row, to the nearest of b.
 
     Args:
@@ -142,7 +142,7 @@ def nearest_distances(a: Rows, b: Rows, spacing_mm: Sequence[float]) -> Distance
     return distances
 
 
-def _pieces(a: Rows, number: int) -> list[tuple[int, int]]:
+def _pieces(a: VoxelRows, number: int) -> list[tuple[int, int]]:
     """First row and the one after the last of so many parts with as many voxels each."""
     shares = np.arange(1, number) * a.places.size // number
     ends = [0, *np.searchsorted(a.start, shares).tolist(), a.start.size - 1]
@@ -251,7 +251,7 @@ def _nearest_in_plane(
     return best, found, rows
 
 
-def _tree(b: Rows, spacing: tuple[float, ...]) -> _Tree:
+def _tree(b: VoxelRows, spacing: tuple[float, ...]) -> _Tree:
     sides = [max(1, round(CELL * min(spacing) / s)) for s in spacing]
     while math.prod(cells := _cells(b.shape, sides)) > MOST_CELLS * b.places.size:
         sides = [2 * side for side in sides]
@@ -276,7 +276,7 @@ def _grown(
     one holds stands together.
 
     Args:
-        start: see :class:`Rows`.
+        start: see :class:`VoxelRows`.
         places: see there.
         Y: rows of a plane.
         sides: of the cells, in voxels.
@@ -292,7 +292,7 @@ def _grown(
     for cell, n in enumerate(number.ravel()):
         at[cell] = total
         total += n
-        filled += n > 0
+        filled += int(n > 0)
     free = first.copy()
     voxels = np.empty((total, 3), np.int32)
     for row in range(start.size - 1):

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from segcal.heads import HEADS, Head, split_heads
+from segcal.late_checks import raise_wrong_labels
 from segcal.schedule import Ramp, Schedules
 from segcal.sweep.fused import supports, supports_overlap, sweep
 from segcal.sweep.terms import (
@@ -25,7 +27,7 @@ from segcal.sweep.terms import (
     Residual,
     Swept,
 )
-from segcal.tensors import check_logits, is_soft
+from segcal.tensors import check_logits, double_needed, is_soft
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
 
 __all__ = ["Objective", "TwoHeads", "two_view_loss"]
@@ -96,6 +98,12 @@ class Objective(nn.Module):
         self.in_force = dict(self.weights)
         self._checked = False
         self.advance(0.0)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move everything, see :func:`segcal.tensors.double_needed`."""
+        with double_needed(type(self).__name__):
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
         """Set the factors of the schedules for what is trained next.
@@ -278,7 +286,12 @@ class Objective(nn.Module):
             term.observe(logits, labels)
 
     def start_pass(self) -> None:
-        """Let every term forget what it observed since its last update."""
+        """Let every term forget what it observed since its last update.
+
+        Raises:
+            ValueError: labels that a GPU has seen since were wrong.
+        """
+        raise_wrong_labels()
         for term in self._terms().values():
             term.start_pass()
 

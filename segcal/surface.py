@@ -7,9 +7,10 @@ of two axes. Distances run between voxel centres.
 Memory
 ------
 Images are looked at as (z, y, x), with axes of length 1 in front where there are fewer than three.
-A *row* is all x at one (z, y). A surface is kept as in a sparse matrix (:class:`Rows`): the x of
-its voxels, ascending, row after row, and where every row starts; and for every plane z the box
-around what it holds. Its order is that of the flattened image.
+A *row* is all x at one (z, y). A surface is kept as in a sparse matrix
+(:class:`segcal.nearest.VoxelRows`): the x of its voxels, ascending, row after row, and where every
+row starts; and for every plane z the box around what it holds. Its order is that of the flattened
+image.
 
 The distances themselves are found in :mod:`segcal.nearest`.
 
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from segcal.nearest import FIRST_X, FIRST_Y, LAST_X, LAST_Y, Rows, loop, nearest_distances
+from segcal.nearest import FIRST_X, FIRST_Y, LAST_X, LAST_Y, VoxelRows, loop, nearest_distances
 from segcal.tensors import as_array
 from segcal.threads import in_threads
 
@@ -167,10 +168,10 @@ def _three_axes(array: NDArray[Any]) -> NDArray[Any]:
     return array.reshape((1,) * (3 - array.ndim) + array.shape)
 
 
-def _surface(mask: NDArray[np.bool_]) -> Rows:
+def _surface(mask: NDArray[np.bool_]) -> VoxelRows:
     bytes_ = _three_axes(mask).astype(np.uint8, order="C")
     start, places, extent = loop(_surface_rows)(bytes_, mask.ndim)
-    return Rows(start, places[: start[-1]], extent, bytes_.shape)
+    return VoxelRows(start, places[: start[-1]], extent, bytes_.shape)
 
 
 def _surface_rows(

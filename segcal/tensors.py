@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.late_checks import LATE_DEVICES, label_watch
+
 HALF = (torch.float16, torch.bfloat16)
 PROBABILITY_TOLERANCE = 1e-3
 """How far outside [0, 1] a probability may lie."""
@@ -42,6 +44,28 @@ def full_precision(x: Tensor) -> Iterator[Tensor]:
         yield x.float() if x.dtype in HALF else x
 
 
+@contextmanager
+def double_needed(what: str) -> Iterator[None]:
+    """Say what to do where a device such as Apple's ``mps`` has no float64.
+
+    Args:
+        what: what is being moved there.
+
+    Raises:
+        ValueError: in place of torch's TypeError.
+    """
+    try:
+        yield
+    except TypeError as error:
+        if "float64" not in str(error):
+            raise
+        raise ValueError(
+            f"{what}: keeps its multipliers and their sums in float64, which this device does not "
+            f"have ({error}); train on the CPU or on an NVIDIA GPU. To run the network alone on "
+            "this device, leave the loss on the CPU and give it logits.cpu() and labels.cpu()"
+        ) from error
+
+
 def check_logits_labels(
     logits: Tensor, labels: Tensor, num_classes: int | None = None, ignore_index: int | None = None
 ) -> None:
@@ -49,9 +73,25 @@ def check_logits_labels(
 
     Args:
         logits: floating, ``(N, K, *S)``.
-        labels: integer, ``(N, *S)``, values in ``[0, K)`` or `ignore_index`.
+        labels: integer, ``(N, *S)``, values in ``[0, K)`` or `ignore_index`; on a GPU a later call
+            may be the one that raises, see :mod:`segcal.late_checks`.
         num_classes: the K that is expected; None takes it from `logits`.
         ignore_index: label of voxels to leave out; None when there are none.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    check_shapes(logits, labels, num_classes)
+    check_labels_of_step(labels, logits.shape[1], ignore_index)
+
+
+def check_shapes(logits: Tensor, labels: Tensor, num_classes: int | None = None) -> None:
+    """Check `logits` ``(N, K, *S)`` and `labels` ``(N, *S)``, but for the values of the labels.
+
+    Args:
+        logits: floating.
+        labels: integer.
+        num_classes: the K that is expected; None takes it from `logits`.
 
     Raises:
         ValueError: naming the argument, what was expected and what came.
@@ -74,13 +114,11 @@ def check_logits_labels(
         )
     if num_classes is not None:
         check_num_classes(logits, num_classes)
-    k = logits.shape[1]
-    if k < 2:
+    if logits.shape[1] < 2:
         raise ValueError(
             "logits: a softmax needs at least 2 classes on axis 1, got 1; "
             "give a binary problem two channels"
         )
-    check_label_values(labels, k, ignore_index)
 
 
 def check_channels(
@@ -109,7 +147,7 @@ def check_channels(
         )
     if num_classes is not None:
         check_num_classes(logits, num_classes)
-    check_label_values(labels, 2, ignore_index)
+    check_labels_of_step(labels, 2, ignore_index)
 
 
 def is_soft(logits: Tensor, labels: Tensor) -> bool:
@@ -230,6 +268,31 @@ def check_label_values(labels: Tensor, num_classes: int, ignore_index: int | Non
         )
 
 
+def check_labels_of_step(labels: Tensor, num_classes: int, ignore_index: int | None) -> None:
+    """Raise ValueError as :func:`check_label_values` does; on a GPU in a later call.
+
+    What it lets through there must not be an index: take :func:`label_index`.
+    """
+    if labels.device.type not in LATE_DEVICES or torch.compiler.is_compiling():
+        check_label_values(labels, num_classes, ignore_index)
+        return
+    watch = label_watch(labels.device, num_classes, ignore_index)
+    watch.look()
+    wrong = valid_mask(labels, ignore_index) & ((labels < 0) | (labels >= num_classes))
+    watch.add(wrong, labels)
+    watch.ask()
+
+
+def label_index(labels: Tensor, valid: Tensor, num_classes: int) -> Tensor:
+    """Return int64 like `labels`, 0 where `valid` is False, that can be used as an index.
+
+    A wrong label is one of the classes in it, where :func:`check_labels_of_step` has let it through
+    for now: indices outside the bounds end a program on a GPU.
+    """
+    index = torch.where(valid, labels, 0).long()
+    return index.clamp_(0, num_classes - 1) if labels.device.type in LATE_DEVICES else index
+
+
 def valid_mask(labels: Tensor, ignore_index: int | None) -> Tensor:
     """Return bool like `labels`, False where the label is `ignore_index`."""
     if ignore_index is None:
@@ -246,7 +309,7 @@ def one_hot(
 ) -> Tensor:
     """Return ``(N, K, *S)`` of 0 and 1 from `labels` ``(N, *S)``; ignored voxels are all 0."""
     valid = valid_mask(labels, ignore_index)
-    index = torch.where(valid, labels, 0).long().unsqueeze(1)
+    index = label_index(labels, valid, num_classes).unsqueeze(1)
     shape = (labels.shape[0], num_classes, *labels.shape[1:])
     out = torch.zeros(shape, dtype=dtype, device=labels.device)
     return out.scatter_(1, index, valid.unsqueeze(1).to(dtype))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from segcal.sweep.terms import Swept
+from segcal.tensors import double_needed
 
 __all__ = [
     "Capabilities",
@@ -45,9 +46,23 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     if not (dist.is_available() and dist.is_initialized()):
         return x
     on_gpu = "nccl" in dist.get_backend() and not x.is_cuda  # which sums nothing else
-    total = x.cuda() if on_gpu else x.clone()
+    total = x.to(_device_of_rank()) if on_gpu else x.clone()
     dist.all_reduce(total)
     return total.to(x.device)
+
+
+def _device_of_rank() -> torch.device:
+    """The GPU of this process: of its group, that it has chosen, or of its place on the machine.
+
+    Two processes that sum on one GPU wait for each other for ever.
+    """
+    bound = getattr(dist.group.WORLD, "bound_device_id", None)
+    if bound is not None:
+        return torch.device(bound)
+    index = torch.cuda.current_device()
+    if index == 0:  # as it is where none has been chosen
+        index = dist.get_node_local_rank(fallback_rank=0) % torch.cuda.device_count()
+    return torch.device("cuda", index)
 
 
 @dataclass(frozen=True)
@@ -216,13 +231,18 @@ class LearnedTerm(Term):
         return {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the state with the module, but keep its types: half precision cannot sum it."""
+        """Move the state with the module, but keep its types: half precision cannot sum it.
+
+        Raises:
+            ValueError: a device that has no float64.
+        """
 
         def keep_type(x: Tensor) -> Tensor:
             moved = fn(x)
             return moved if moved.dtype == x.dtype else x.to(moved.device)
 
-        super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
+        with double_needed(type(self).__name__):
+            super()._apply(keep_type, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def get_extra_state(self) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from segcal.alm.functions import FUNCTIONS, FunctionName
+from segcal.late_checks import raise_wrong_labels
 from segcal.sweep.fused import Statistics, statistics, supports, sweep
 from segcal.sweep.terms import Residual
 from segcal.tensors import check_background, check_choice, full_precision, is_soft
@@ -233,12 +234,12 @@ class AugmentedLagrangian(LearnedTerm):
 
     def weights_in_force(self) -> tuple[Tensor, Tensor]:
         """Return lam and rho ``(R, K)``; zeros before `start_epoch`, and where nothing counts."""
-        if self.start_epoch and int(self.step) < self.start_epoch:
-            return torch.zeros_like(self.lam), torch.zeros_like(self.rho)
+        factor: Tensor | None = None
+        if self.start_epoch:
+            factor = self.step >= self.start_epoch  # on its device: the host does not wait
         if not self.include_background:
-            penalised = self._penalised()
-            return self.lam * penalised, self.rho * penalised
-        return self.lam, self.rho
+            factor = self._penalised() if factor is None else factor & self._penalised()
+        return (self.lam, self.rho) if factor is None else (self.lam * factor, self.rho * factor)
 
     def _penalised(self) -> Tensor:
         """Bool ``(K,)``."""
@@ -258,9 +259,11 @@ class AugmentedLagrangian(LearnedTerm):
         """Add a validation batch to the sums, with the multipliers as they are now.
 
         Raises:
-            ValueError: logits that are not finite, which must not reach the multipliers.
+            ValueError: labels that do not fit, or logits that are not finite, neither of which must
+                reach the multipliers.
         """
         derivatives, constraints, voxels = self._statistics(logits, labels)
+        raise_wrong_labels()
         if not bool(torch.isfinite(derivatives + constraints).all()):
             raise ValueError(
                 "logits: not finite in a validation batch; this penalty's sums and multipliers "
@@ -273,7 +276,11 @@ class AugmentedLagrangian(LearnedTerm):
     def _statistics(self, logits: Tensor, labels: Tensor) -> Statistics:
         """Sums of P' and of the constraint per region and class."""
         residual = self.swept()
-        if residual is not None and supports(logits, residual) and not is_soft(logits, labels):
+        if (
+            residual is not None
+            and supports(logits, residual, statistics=True)
+            and not is_soft(logits, labels)
+        ):
             found = statistics(logits, labels, residual)
             return found._replace(voxels=found.voxels.unsqueeze(1))
         with full_precision(logits) as x:

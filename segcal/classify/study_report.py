@@ -153,9 +153,8 @@ def write_study(
         notes = dict.fromkeys(note for run in own for note in run.notes)
         answers = pictures.pop("retrieval", None)
         sections.append(page.table_section(printed[-1], *notes, pictures=list(pictures.values())))
-        compared = compare_set(
-            name, table.loc[name], baseline, samples=own[0].samples, redrawn=redrawn
-        )
+        rows = table[table.index.get_level_values("set") == name].droplevel("set")
+        compared = compare_set(name, rows, baseline, samples=own[0].samples, redrawn=redrawn)
         if compared.changes:
             changes.append(compared.frame())
             printed.append(difference_table(compared, multilabel=own[0].multilabel))

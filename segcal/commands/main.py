@@ -12,6 +12,7 @@ from segcal.commands import (
     check,
     classify,
     convert,
+    doctor,
     evaluate,
     maps,
     methods,
@@ -39,6 +40,7 @@ app.command()(predict.predict)
 app.command()(phantom.phantom)
 app.command()(methods.methods)
 app.command()(study.study)
+app.command()(doctor.doctor)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(trust.app, name="trust")
 app.add_typer(classify.app, name="classify")

@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from segcal.tensors import check_logits_labels, full_precision, reduce_voxels, valid_mask
+from segcal.tensors import (
+    check_logits_labels,
+    full_precision,
+    label_index,
+    reduce_voxels,
+    valid_mask,
+)
 from segcal.term import DualStep, LearnedTerm, Reduce
 
 __all__ = ["AdaFocal"]
@@ -111,7 +117,7 @@ class AdaFocal(LearnedTerm):
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""
         check_logits_labels(logits, labels, self.num_classes, self.ignore_index)
         valid = valid_mask(labels, self.ignore_index)
-        index = torch.where(valid, labels, 0).long()
+        index = label_index(labels, valid, self.num_classes)
         with full_precision(logits) as x:
             nll = F.nll_loss(F.log_softmax(x, dim=1), index, reduction="none")
             miss = (-torch.expm1(-nll)).clamp(min=0)  # 1 - p_y, exact near p_y = 1

@@ -12,6 +12,7 @@ from segcal.tensors import (
     check_logits_labels,
     check_num_classes,
     full_precision,
+    label_index,
     reduce_voxels,
     valid_mask,
 )
@@ -55,7 +56,7 @@ def cpc(
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     k = logits.shape[1]
     valid = valid_mask(labels, ignore_index)
-    index = torch.where(valid, labels, 0).long().unsqueeze(1)
+    index = label_index(labels, valid, k).unsqueeze(1)
     with full_precision(logits) as x:
         of_label = x.gather(1, index)
         rest = torch.ones_like(x).scatter(1, index, 0.0)  # 1 where j != y

@@ -14,6 +14,7 @@ from segcal.tensors import (
     check_shares,
     full_precision,
     is_soft,
+    label_index,
     reduce_voxels,
     valid_mask,
 )
@@ -64,7 +65,7 @@ def cross_entropy(
         return _of_shares(logits, labels, class_weight)
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     valid = valid_mask(labels, ignore_index)
-    index = torch.where(valid, labels, 0).long()
+    index = label_index(labels, valid, logits.shape[1])
     with full_precision(logits) as x:
         nll = F.nll_loss(F.log_softmax(x, dim=1), index, reduction="none")
         if class_weight is None:

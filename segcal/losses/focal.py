@@ -13,6 +13,7 @@ from segcal.tensors import (
     check_logits_labels,
     check_num_classes,
     full_precision,
+    label_index,
     reduce_voxels,
     valid_mask,
 )
@@ -53,7 +54,7 @@ def focal(
     _check_gamma(gamma)
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     valid = valid_mask(labels, ignore_index)
-    index = torch.where(valid, labels, 0).long()
+    index = label_index(labels, valid, logits.shape[1])
     with full_precision(logits) as x:
         nll = F.nll_loss(F.log_softmax(x, dim=1), index, reduction="none")
         if gamma == 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -10,6 +9,7 @@ from segcal.tensors import (
     check_logits_labels,
     check_num_classes,
     full_precision,
+    label_index,
     reduce_voxels,
     valid_mask,
 )
@@ -41,7 +41,7 @@ def label_smoothing(
     _check_alpha(alpha)
     check_logits_labels(logits, labels, ignore_index=ignore_index)
     valid = valid_mask(labels, ignore_index)
-    index = torch.where(valid, labels, 0).long()
+    index = label_index(labels, valid, logits.shape[1])
     with full_precision(logits) as x:
         log_p = F.log_softmax(x, dim=1)
         nll = F.nll_loss(log_p, index, reduction="none")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from segcal.late_checks import raise_wrong_labels
 from segcal.neighbourhood import KernelSize, check_options, outer_region
 from segcal.sweep.fused import confidence_statistics, supports, sweep
 from segcal.sweep.terms import ConfidenceTerm
@@ -350,9 +351,10 @@ class Confidence(LearnedTerm):
 
     def multipliers_in_force(self) -> Tensor:
         """Return lam ``(R, K)``; 0 before `start_epoch`, and in groups that are left out."""
-        if self.start_epoch and int(self.step) < self.start_epoch:
-            return torch.zeros_like(self.lam)
-        return self.lam if all(self.regions_of_background) else self.lam * self._penalised()
+        lam = self.lam
+        if self.start_epoch:
+            lam = lam * (self.step >= self.start_epoch)  # on its device: the host does not wait
+        return lam if all(self.regions_of_background) else lam * self._penalised()
 
     def swept(self) -> ConfidenceTerm | None:
         """Describe the penalty to :mod:`segcal.sweep`; None per channel."""
@@ -368,11 +370,9 @@ class Confidence(LearnedTerm):
     def _penalised(self) -> Tensor:
         """Bool ``(R, K)``: which groups have a multiplier."""
         penalised = torch.ones_like(self.lam, dtype=torch.bool)
-        regions = torch.tensor(self.regions_of_background, device=self.lam.device)
-        if self.per_channel:
-            penalised[2:] = regions.unsqueeze(1)
-        else:
-            penalised[:, 0] = regions
+        for region, kept in enumerate(self.regions_of_background):
+            if not kept:
+                penalised[(2 + region,) if self.per_channel else (region, 0)] = False
         return penalised
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -394,9 +394,11 @@ class Confidence(LearnedTerm):
         """Add a validation batch to the sums.
 
         Raises:
-            ValueError: logits that are not finite, which must not reach the multipliers.
+            ValueError: labels that do not fit, or logits that are not finite, neither of which must
+                reach the multipliers.
         """
         confidence, hits, count = self._statistics(logits, labels)
+        raise_wrong_labels()
         if not bool(torch.isfinite(confidence).all()):
             raise ValueError(
                 "logits: not finite in a validation batch; this penalty's sums and multipliers "
@@ -409,7 +411,11 @@ class Confidence(LearnedTerm):
     def _statistics(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sums of confidence, NaN where a logit is NaN or infinite, of hits and of voxels."""
         term = self.swept()
-        if term is not None and supports(logits, term) and not is_soft(logits, labels):
+        if (
+            term is not None
+            and supports(logits, term, statistics=True)
+            and not is_soft(logits, labels)
+        ):
             return confidence_statistics(logits, labels, term)
         with full_precision(logits) as x:
             made = self.decisions(x, labels)

@@ -49,7 +49,8 @@ class Cost(Strict):
 
     Attributes:
         cpu_hours: of one core, for all trainings; None where it is only for a GPU.
-        gpu_minutes: of one GPU, for all trainings; None where nobody knows.
+        gpu_minutes: of one GPU, for all trainings; reckoned, never run on one; None where nobody
+            knows.
         disk_gb: of data and trainings; None where it is little.
     """
 
@@ -64,7 +65,7 @@ class Cost(Strict):
         if self.cpu_hours is not None:
             kinds.append(f"{self.cpu_hours:g} h of a CPU core")
         if self.gpu_minutes is not None:
-            kinds.append(f"{self.gpu_minutes:g} min of a GPU")
+            kinds.append(f"{self.gpu_minutes:g} min of a GPU (reckoned, never run on one)")
         disk = "" if self.disk_gb is None else f", and {self.disk_gb:g} GB of a disk"
         return f"As its file has it, the study takes about {', or '.join(kinds)}{disk}."
 

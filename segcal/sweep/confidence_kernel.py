@@ -13,8 +13,6 @@ import triton.language as tl
 from segcal.sweep import terms
 
 NOTHING = tl.constexpr(terms.NOTHING)
-CLIP, EDGE, CE_FACTOR, PENALTY_FACTOR = (tl.constexpr(place) for place in range(4))
-"""Places among the single numbers."""
 
 
 @triton.jit
@@ -59,8 +57,9 @@ def _observe(statistics, label, predicted, region, odds, K: tl.constexpr):
 
 @triton.jit
 def _sweep_block(
-    logits, labels, predicted, regions, lam, penalty_weight, ce_weight, numbers, gradient,
-    statistics, n, first, V, K: tl.constexpr, BLOCK: tl.constexpr,
+    logits, labels, predicted, regions, lam, penalty_weight, ce_weight, clip, edge, ce_factor,
+    penalty_factor, gradient, statistics, n, first, V,
+    K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Return the weighted cross-entropy and penalty of every voxel of image n from `first` on."""
     per_class = tl.cast(V, tl.int64)
@@ -79,14 +78,13 @@ def _sweep_block(
     if ce_weight is not None:
         hit = tl.load(ce_weight + label, mask=valid, other=0.0)
         loss = tl.where(valid, (gap + tl.log(1.0 + odds)) * hit, 0.0)
-        hit *= tl.load(numbers + CE_FACTOR)
-    edge, clip = tl.load(numbers + EDGE), tl.load(numbers + CLIP)
+        hit *= ce_factor
     weight = tl.load(penalty_weight)
     multiplier = tl.load(lam + region * K + chosen, mask=valid, other=0.0)
     value = -tl.log(tl.where(odds < edge, edge, odds))
     value = multiplier * tl.where(value > clip, clip, value)
     if gradient is not None:
-        pull = multiplier * (weight * tl.load(numbers + PENALTY_FACTOR))
+        pull = multiplier * (weight * penalty_factor)
         pull = tl.where(odds < edge, 0.0, pull)
         p = hit / (1.0 + odds)
         share = p - pull / tl.where(odds < 1e-37, 1e-37, odds)
@@ -99,12 +97,18 @@ def _sweep_block(
     return loss, tl.where(valid, value * weight, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "units"])
 def sweep_confidence(
-    logits, labels, predicted, regions, lam, penalty_weight, ce_weight, numbers, gradient, sums,
-    statistics, blocks, V, K: tl.constexpr, BLOCK: tl.constexpr,
+    logits, labels, predicted, regions, lam, penalty_weight, ce_weight,
+    clip: tl.float64, edge: tl.float64, ce_factor: tl.float64, penalty_factor: tl.float64,
+    gradient, sums, statistics, blocks, units,
+    K: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sweep every ``num_programs``-th block; what is None among the pointers is left out."""
+    T = logits.dtype.element_ty
+    clip, edge = tl.full((), clip, T), tl.full((), edge, T)
+    ce_factor, penalty_factor = tl.full((), ce_factor, T), tl.full((), penalty_factor, T)
+    V = units * UNIT  # a multiple of 16 that the compiler knows to be one, or of 1
     per_image = tl.cdiv(V, BLOCK)
     program = tl.program_id(0)
     own = None if statistics is None else statistics + program * (3 * 2 * K)
@@ -112,8 +116,9 @@ def sweep_confidence(
     all_penalties = tl.zeros((BLOCK,), tl.float64)
     for block in range(program, blocks, tl.num_programs(0)):
         ce, penalty = _sweep_block(
-            logits, labels, predicted, regions, lam, penalty_weight, ce_weight, numbers, gradient,
-            own, tl.cast(block // per_image, tl.int64), (block % per_image) * BLOCK, V, K, BLOCK,
+            logits, labels, predicted, regions, lam, penalty_weight, ce_weight, clip, edge,
+            ce_factor, penalty_factor, gradient, own, tl.cast(block // per_image, tl.int64),
+            (block % per_image) * BLOCK, V, K, BLOCK,
         )  # fmt: skip
         all_ce += ce.to(tl.float64)
         all_penalties += penalty.to(tl.float64)

@@ -33,14 +33,63 @@ from segcal.sweep.loops import BLOCK_VOXELS, STRETCH, Numbers, split, sweep_bloc
 from segcal.sweep.overlap_loops import overlap_block
 from segcal.sweep.terms import (
     FUNCTION_CODES,
+    NOTHING,
     SHAPE_CODES,
     ConfidencePlan,
     Residual,
     SweepPlan,
+    Together,
 )
+from segcal.tensors import check_label_values, valid_mask
 
 TABLE_BYTES = 2**25
 """About as much memory the sums by bin of all blocks take at most, if one per image is less."""
+
+
+def encode(
+    labels: Tensor, num_classes: int, terms: Together
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Check labels, and look up what every loop needs of them.
+
+    Args:
+        labels: integer ``(N, *S)``.
+        num_classes: K.
+        terms: what is to be computed.
+
+    Returns:
+        codes uint8 ``(N, *S)``, ``NOTHING`` where a voxel does not count; and the weights of
+        :class:`segcal.sweep.terms.SharedPlan`: of the penalty, and ``(K,)`` of the cross-entropy.
+
+    Raises:
+        ValueError: label values that do not fit.
+    """
+    check_label_values(labels, num_classes, terms.ignore_index)
+    valid = valid_mask(labels, terms.ignore_index)
+    codes = labels.to(torch.uint8)
+    if terms.ignore_index is not None:
+        codes = codes.masked_fill(~valid, NOTHING)
+    n = valid.count_nonzero().double()
+    penalty_weight = torch.where(n > 0, 1 / n.clamp(min=1), 0.0)
+    if terms.cross_entropy is None:
+        return codes, penalty_weight, None
+    if terms.cross_entropy.class_weight is None:
+        return codes, penalty_weight, torch.ones(num_classes).double() / n.clamp(min=1)
+    weight = terms.cross_entropy.class_weight.double()
+    found = torch.where(valid, weight[torch.where(valid, labels, 0).long()], 0.0).sum()
+    return codes, penalty_weight, weight / found.clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def scale(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient times a factor, and by what `gradient` itself has been multiplied.
+
+    Args:
+        gradient: any.
+        factor: scalar.
+
+    Returns:
+        the product; the factor where `gradient` is multiplied in place, None where it is as it was.
+    """
+    return (gradient if factor.item() == 1 else gradient * factor), None
 
 
 def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -18,26 +18,33 @@ there are no atomics, and which program takes which blocks depends on the shape 
 have the same bits every time. A lane without a voxel, or whose voxel does not count, adds 0. NaN
 goes through: `tl.where` on a comparison that a NaN fails keeps the NaN. In float32 only the
 additions of sums are in float64. The host does not wait: what it computes stays on the device.
+Single numbers are arguments, so that a CUDA graph replays those it was captured with. Kernels are
+compiled for no size of image, but apart for voxels in multiples of 16, which are loaded in pairs.
+
+None of this has ever run on a GPU: Triton's interpreter has run it, and it compiles for sm_80 and
+sm_90. ``segcal doctor --gpu`` checks and times it where there is one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from segcal.late_checks import label_watch
 from segcal.sweep import terms
 from segcal.sweep.confidence_kernel import sweep_confidence
-from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, ConfidencePlan, SweepPlan
+from segcal.sweep.labels_kernel import FOUND, encode_labels, scale_gradient, weigh_labels
+from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, ConfidencePlan, SweepPlan, Together
 
 BLOCK = 512
 PROGRAMS = 2048
 """Most programs of a sweep, and so rows of sums; enough to fill a large GPU."""
 WARPS = 8
+SCALE_BLOCK = 4096
 
 NOTHING = tl.constexpr(terms.NOTHING)
 NO_CLASS = tl.constexpr(terms.NO_CLASS)
@@ -45,9 +52,6 @@ Z_LINEAR = tl.constexpr(terms.Z_LINEAR)
 PHR, P2 = tl.constexpr(terms.PHR), tl.constexpr(terms.P2)
 RELU = tl.constexpr(terms.RELU)
 ABS, LOWER = tl.constexpr(terms.ABS), tl.constexpr(terms.LOWER)
-SCALE, CLIP_LOW, CLIP_HIGH = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-CE_FACTOR, PENALTY_FACTOR, MARGINS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
-"""Places among the single numbers."""
 
 
 @triton.jit
@@ -189,8 +193,8 @@ def _share_among_largest(l_at, g_at, per_class, inside, largest, onto_largest, K
 
 @triton.jit
 def _sweep_classes(
-    l_at, g_at, statistics, lam, rho, numbers, corner, row, plane, per_class, inside, label, region,
-    margin, packed, largest, norm, hit, factor,
+    l_at, g_at, statistics, lam, rho, scale, low, high, corner, row, plane, per_class, inside,
+    label, region, margin, packed, largest, norm, hit, factor,
     K: tl.constexpr, R: tl.constexpr, PATCH_Z: tl.constexpr, PATCH_Y: tl.constexpr,
     PATCH_X: tl.constexpr, FUNCTION: tl.constexpr, SHAPE: tl.constexpr, FROM_LARGEST: tl.constexpr,
     WITH_CE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
@@ -203,8 +207,6 @@ def _sweep_classes(
     T = margin.dtype
     valid = label != NOTHING
     entry = tl.where(valid, region, 0) * K  # of class 0, in tables by region and class
-    scale = tl.load(numbers + SCALE)
-    low, high = tl.load(numbers + CLIP_LOW), tl.load(numbers + CLIP_HIGH)
     penalty = tl.zeros((BLOCK,), T)
     onto_largest = tl.zeros((BLOCK,), T)
     for k in range(K):
@@ -241,18 +243,21 @@ def _sweep_classes(
 
 @triton.jit
 def _sweep_block(
-    logits, codes, lam, rho, penalty_weight, ce_weight, numbers, gradient, statistics, n, first,
-    Z, Y, X,
+    logits, codes, lam, rho, penalty_weight, ce_weight, scale, low, high, ce_factor,
+    penalty_factor, inner, outer, gradient, statistics, n, first, Z, Y, X,
     K: tl.constexpr, R: tl.constexpr, PATCH_Z: tl.constexpr, PATCH_Y: tl.constexpr,
     PATCH_X: tl.constexpr, FUNCTION: tl.constexpr, SHAPE: tl.constexpr, FROM_LARGEST: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Return the weighted cross-entropy and penalty of every voxel of image n from `first` on."""
-    per_class = tl.cast(Z * Y * X, tl.int64)
+    voxels = Z * Y * X
+    if WHOLE:
+        voxels = tl.multiple_of(voxels, 16)
+    per_class = tl.cast(voxels, tl.int64)
     row = X + (PATCH_X - 1)
     plane = row * (Y + (PATCH_Y - 1))
     v = first + tl.arange(0, BLOCK)
-    inside = v < Z * Y * X
+    inside = v < voxels
     z, y, x = v // (X * Y), v // X % Y, v % X
     corner = codes + n * plane * (Z + (PATCH_Z - 1)) + (z * plane + y * row + x)
     centre = (PATCH_Z // 2) * plane + (PATCH_Y // 2) * row + PATCH_X // 2
@@ -263,14 +268,14 @@ def _sweep_block(
 
     region = tl.zeros((BLOCK,), tl.int32)
     packed = region
-    margin = tl.load(numbers + MARGINS + region)
+    margin = tl.zeros((BLOCK,), inner.dtype) + inner
     if not FROM_LARGEST:
         packed, nothing, others = _look_around(
             corner, inside, label, row, plane, 0, PATCH_Z, PATCH_Y, PATCH_X, BITS, GROUP, BLOCK
         )
         if R == 2:
             region = (others > 0).to(tl.int32)
-            margin = tl.load(numbers + MARGINS + region)
+            margin = tl.where(others > 0, outer, inner)
         margin /= tl.maximum(PATCH_Z * PATCH_Y * PATCH_X - nothing, 1).to(margin.dtype)
 
     largest = margin
@@ -283,12 +288,12 @@ def _sweep_block(
         loss, norm = _cross_entropy(l_at, per_class, inside, label, largest, K)
         hit = tl.load(ce_weight + label, mask=valid, other=0.0)
         loss = tl.where(valid, loss * hit, 0.0)
-        hit *= tl.load(numbers + CE_FACTOR)
+        hit *= ce_factor
         norm = hit / norm
     weight = tl.load(penalty_weight)
     penalty = _sweep_classes(
-        l_at, g_at, statistics, lam, rho, numbers, corner, row, plane, per_class, inside, label,
-        region, margin, packed, largest, norm, hit, weight * tl.load(numbers + PENALTY_FACTOR),
+        l_at, g_at, statistics, lam, rho, scale, low, high, corner, row, plane, per_class, inside,
+        label, region, margin, packed, largest, norm, hit, weight * penalty_factor,
         K, R, PATCH_Z, PATCH_Y, PATCH_X, FUNCTION, SHAPE, FROM_LARGEST, ce_weight is not None,
         BITS, GROUP, BLOCK,
     )  # fmt: skip
@@ -297,15 +302,21 @@ def _sweep_block(
     return loss, tl.where(valid, penalty * weight, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "Z", "Y", "X"])
 def _sweep(
-    logits, codes, lam, rho, penalty_weight, ce_weight, numbers, gradient, sums, statistics, blocks,
-    Z, Y, X,
+    logits, codes, lam, rho, penalty_weight, ce_weight,
+    scale: tl.float64, low: tl.float64, high: tl.float64, ce_factor: tl.float64,
+    penalty_factor: tl.float64, inner: tl.float64, outer: tl.float64,
+    gradient, sums, statistics, blocks, Z, Y, X,
     K: tl.constexpr, R: tl.constexpr, PATCH_Z: tl.constexpr, PATCH_Y: tl.constexpr,
     PATCH_X: tl.constexpr, FUNCTION: tl.constexpr, SHAPE: tl.constexpr, FROM_LARGEST: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sweep every ``num_programs``-th block; what is None among the pointers is left out."""
+    T = logits.dtype.element_ty
+    scale, low, high = tl.full((), scale, T), tl.full((), low, T), tl.full((), high, T)
+    ce_factor, penalty_factor = tl.full((), ce_factor, T), tl.full((), penalty_factor, T)
+    inner, outer = tl.full((), inner, T), tl.full((), outer, T)
     per_image = tl.cdiv(Z * Y * X, BLOCK)
     program = tl.program_id(0)
     own = None if statistics is None else statistics + program * (3 * R * K)
@@ -313,9 +324,11 @@ def _sweep(
     all_penalties = tl.zeros((BLOCK,), tl.float64)
     for block in range(program, blocks, tl.num_programs(0)):
         ce, penalty = _sweep_block(
-            logits, codes, lam, rho, penalty_weight, ce_weight, numbers, gradient, own,
+            logits, codes, lam, rho, penalty_weight, ce_weight, scale, low, high, ce_factor,
+            penalty_factor, inner, outer, gradient, own,
             tl.cast(block // per_image, tl.int64), (block % per_image) * BLOCK, Z, Y, X,
-            K, R, PATCH_Z, PATCH_Y, PATCH_X, FUNCTION, SHAPE, FROM_LARGEST, BITS, GROUP, BLOCK,
+            K, R, PATCH_Z, PATCH_Y, PATCH_X, FUNCTION, SHAPE, FROM_LARGEST, BITS, GROUP, WHOLE,
+            BLOCK,
         )  # fmt: skip
         all_ce += ce.to(tl.float64)
         all_penalties += penalty.to(tl.float64)
@@ -323,10 +336,69 @@ def _sweep(
     tl.store(sums + 2 * program + 1, tl.sum(all_penalties, 0))
 
 
+def encode(
+    labels: Tensor, num_classes: int, terms: Together
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Look up what every kernel needs of labels; see :func:`segcal.sweep.cpu.encode`.
+
+    Wrong labels do not count, and are counted: a later call raises.
+    """
+    watch = label_watch(labels.device, num_classes, terms.ignore_index)
+    watch.look()
+    labels = labels.contiguous()
+    codes = torch.empty_like(labels, dtype=torch.uint8)
+    ce = terms.cross_entropy
+    class_weight = None if ce is None or ce.class_weight is None else ce.class_weight.contiguous()
+    blocks = triton.cdiv(labels.numel(), BLOCK)
+    programs = _programs(blocks)
+    found, weights = (
+        torch.empty(size, dtype=torch.float64, device=labels.device)
+        for size in (programs * FOUND, 1 + num_classes)
+    )
+    ignore = terms.ignore_index
+    with torch.cuda.device_of(labels):
+        encode_labels[(programs,)](
+            labels,
+            codes,
+            class_weight,
+            found,
+            0 if ignore is None else ignore,
+            labels.numel(),
+            blocks,
+            K=num_classes,
+            IGNORES=ignore is not None,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
+        )
+        weigh_labels[(1,)](
+            found,
+            class_weight,
+            weights,
+            watch.seen,
+            programs,
+            K=num_classes,
+            LANES=triton.next_power_of_2(num_classes),
+            ROWS=PROGRAMS,
+            TINY=torch.finfo(torch.float64).tiny,
+            num_warps=WARPS,
+        )
+    watch.ask()
+    return codes, weights[0], None if ce is None else weights[1:]
+
+
+def scale(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Multiply a gradient in place; see :func:`segcal.sweep.cpu.scale`. The host does not wait."""
+    size = gradient.numel()
+    with torch.cuda.device_of(gradient):
+        scale_gradient[(triton.cdiv(size, SCALE_BLOCK),)](
+            gradient, factor, size, BLOCK=SCALE_BLOCK, num_warps=WARPS
+        )
+    return gradient, factor.clone()
+
+
 def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sweep all voxels; arguments and results are those of :func:`segcal.sweep.cpu.run`."""
     n, k, z, y, x = logits.shape
-    _check_size(z * y * x, codes[0].numel())
     residual = plan.residual
     if residual is None:
         raise ValueError("penalty: expected one, got None")
@@ -338,7 +410,6 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
     rows = programs if plan.statistics else 1
     statistics = logits.new_zeros((rows, 3, r, k), dtype=torch.float64)
     gradient = torch.empty_like(logits) if plan.gradient else None
-    residual_numbers = (residual.scale, *residual.clip, *plan.factors, *residual.margins)
     with torch.cuda.device_of(logits):
         _sweep[(programs,)](
             logits,
@@ -347,7 +418,9 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
             _alike(logits, residual.rho),
             _alike(logits, plan.penalty_weight),
             _alike(logits, plan.cross_entropy_weight),
-            _numbers(logits, residual_numbers),
+            *(float(x) for x in (residual.scale, *residual.clip, *plan.factors)),
+            float(residual.margins[0]),
+            float(residual.margins[-1]),
             gradient,
             sums,
             statistics if plan.statistics else None,
@@ -365,6 +438,7 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
             FROM_LARGEST=residual.patch is None,
             BITS=bits,
             GROUP=min(k, 63 // bits),
+            WHOLE=z * y * x % 16 == 0,
             BLOCK=BLOCK,
             num_warps=WARPS,
             num_stages=1,
@@ -382,7 +456,6 @@ def run_confidence(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sweep all voxels; see :func:`segcal.sweep.cpu.run_confidence`."""
     n, k, voxels = logits.shape
-    _check_size(voxels, voxels)
     blocks = n * triton.cdiv(voxels, BLOCK)
     programs = _programs(blocks)
     sums = logits.new_empty((programs, 2), dtype=torch.float64)
@@ -391,6 +464,7 @@ def run_confidence(
     gradient = torch.empty_like(logits) if plan.gradient else None
     # a little below e^-clip: what is equal to the clip, but for rounding, is not beyond it
     edge = math.exp(-plan.term.clip) * (1 - 100 * torch.finfo(logits.dtype).eps)
+    unit = 16 if voxels % 16 == 0 else 1
     with torch.cuda.device_of(logits):
         sweep_confidence[(programs,)](
             logits,
@@ -398,23 +472,19 @@ def run_confidence(
             _alike(logits, plan.term.lam),
             _alike(logits, plan.penalty_weight),
             _alike(logits, plan.cross_entropy_weight),
-            _numbers(logits, (plan.term.clip, edge, *plan.factors)),
+            *(float(x) for x in (plan.term.clip, edge, *plan.factors)),
             gradient,
             sums,
             statistics if plan.statistics else None,
             blocks,
-            voxels,
+            voxels // unit,
             K=k,
+            UNIT=unit,
             BLOCK=BLOCK,
             num_warps=WARPS,
             num_stages=1,
         )
     return sums.sum(0), statistics.sum(0), gradient
-
-
-def _check_size(voxels: int, padded: int) -> None:
-    if voxels >= 2**31 - BLOCK or padded >= 2**31:
-        raise ValueError(f"one image has {voxels} voxels, the sweep on GPUs takes fewer than 2^31")
 
 
 def _programs(blocks: int) -> int:
@@ -424,12 +494,3 @@ def _programs(blocks: int) -> int:
 
 def _alike(logits: Tensor, x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach().to(logits).contiguous()
-
-
-def _numbers(logits: Tensor, numbers: Sequence[float]) -> Tensor:
-    """The single numbers, in the logits' precision, which arguments of a kernel do not have.
-
-    They travel from pinned memory, for which the host does not wait.
-    """
-    values = torch.tensor(numbers, dtype=logits.dtype, pin_memory=logits.is_cuda)
-    return values.to(logits.device, non_blocking=True)

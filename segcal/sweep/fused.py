@@ -13,13 +13,14 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from functools import cache
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from segcal.neighbourhood import kernel_sizes, outer_region, pad_labels
+from segcal.neighbourhood import KernelSize, Padding, kernel_sizes, outer_region, pad_labels
 from segcal.sweep.terms import (
     NO_CLASS,
     NOTHING,
@@ -29,15 +30,20 @@ from segcal.sweep.terms import (
     OverlapTerm,
     Penalty,
     Residual,
+    Shape,
     SharedPlan,
     SweepPlan,
     Together,
 )
-from segcal.tensors import HALF, check_logits_labels, valid_mask
+from segcal.tensors import HALF, check_shapes
 
 Found = tuple[Tensor, Tensor, Tensor | None]
 OUTSIDE = {"replicate": None, "background": 0, "renormalize": NOTHING, "zeros": NO_CLASS}
 DEVICES = ("cpu", "cuda")
+ROOM = 2**13
+"""So many voxels more than there are can be counted, too: a block's end lies behind the last."""
+TRIES = 3
+"""So often compiling may fail before it is given up."""
 Factors = tuple[float, float, float]
 """Weights of cross-entropy, penalty and loss of overlaps."""
 NO_FACTORS = (0.0, 0.0, 0.0)
@@ -59,11 +65,17 @@ class ConfidenceStatistics(NamedTuple):
     voxels: Tensor
 
 
-def supports(logits: Tensor, penalty: Penalty | None) -> bool:
+def supports(logits: Tensor, penalty: Penalty | None, *, statistics: bool = False) -> bool:
     """Whether :func:`sweep` takes these logits ``(N, K, *S)``; if not, use the readable version.
 
     It takes 1 to 3 spatial axes, 2 to 253 classes, patches of up to 253 voxels (of any size for the
-    regions of a predicted map), on a CPU (compiled by Numba) or an NVIDIA GPU (by Triton).
+    regions of a predicted map), on a CPU (compiled by Numba) or an NVIDIA GPU (by Triton); there
+    images of fewer than 2^31 voxels.
+
+    Args:
+        logits: the logits.
+        penalty: what is to be swept beside a cross-entropy.
+        statistics: ask for :func:`statistics` or :func:`confidence_statistics` in its place.
     """
     axes = logits.ndim - 2
     patch = penalty.patch if isinstance(penalty, Residual) else None
@@ -74,8 +86,16 @@ def supports(logits: Tensor, penalty: Penalty | None) -> bool:
         and logits.numel() > 0
         and (patch is None or math.prod(kernel_sizes(axes, patch[0])) < NO_CLASS)
         and logits.device.type in DEVICES
-        and _compiles(logits.device, isinstance(penalty, ConfidenceTerm))
+        and (logits.device.type == "cpu" or _can_be_counted(logits.shape[2:], patch))
+        and _compiles(_Variant.of(logits, penalty, statistics))
     )
+
+
+def _can_be_counted(space: Sequence[int], patch: tuple[KernelSize, Padding] | None) -> bool:
+    """Whether a kernel's 32 bits can count the voxels of an image, and of its padding."""
+    sizes = (1,) * len(space) if patch is None else kernel_sizes(len(space), patch[0])
+    padded = math.prod(s + size - 1 for s, size in zip(space, sizes, strict=True))
+    return padded < 2**31 - ROOM
 
 
 def supports_overlap(logits: Tensor) -> bool:
@@ -83,27 +103,103 @@ def supports_overlap(logits: Tensor) -> bool:
     return logits.device.type == "cpu" and supports(logits, None)
 
 
-@cache
-def _compiles(device: torch.device, of_log_odds: bool) -> bool:
-    """Whether the device's loops can be compiled here, found out by a voxel; warns if not."""
-    ones = torch.ones(2, 2, dtype=torch.float64, device=device)
-    penalty: Penalty = ConfidenceTerm(ones, 1.0)
-    if not of_log_odds:
-        penalty = Residual(ones[:1], ones[:1], "phr", "abs", (1.0,), patch=(1, "replicate"))
-    logits = torch.zeros(1, 2, 1, device=device)
-    labels = torch.zeros(1, 1, dtype=torch.uint8, device=device)
+class _Variant(NamedTuple):
+    """What is compiled on its own: on a GPU nearly everything but sizes, on a CPU the loops."""
+
+    device: torch.device
+    of_log_odds: bool
+    statistics: bool = False
+    dtype: torch.dtype = torch.float32
+    space: tuple[int, ...] = (1,)
+    num_classes: int = 2
+    residual: tuple[str, Shape, int, tuple[KernelSize, Padding] | None] = (
+        "phr",
+        "abs",
+        1,
+        (1, "replicate"),
+    )
+
+    @classmethod
+    def of(cls, logits: Tensor, penalty: Penalty | None, statistics: bool) -> _Variant:
+        of_log_odds = isinstance(penalty, ConfidenceTerm)
+        if logits.device.type == "cpu":
+            return cls(logits.device, of_log_odds)
+        space = logits.shape[2:]
+        last = 16 if math.prod(space) % 16 == 0 else 1
+        found = cls(
+            logits.device,
+            of_log_odds,
+            statistics,
+            torch.float32 if logits.dtype in HALF else logits.dtype,
+            (*(1,) * (len(space) - 1), last),
+            logits.shape[1],
+        )
+        if not isinstance(penalty, Residual):
+            return found
+        patch = penalty.patch and (_hashable(penalty.patch[0]), penalty.patch[1])
+        return found._replace(
+            residual=(penalty.function, penalty.shape, len(penalty.margins), patch)
+        )
+
+    def run(self) -> None:
+        """Compile it and run it on a few voxels."""
+        lam = torch.ones(2, self.num_classes, dtype=torch.float64, device=self.device)
+        penalty: Penalty = ConfidenceTerm(lam, 1.0)
+        if not self.of_log_odds:
+            function, shape, regions, patch = self.residual
+            lam = lam[:regions]
+            penalty = Residual(lam, lam, function, shape, (1.0,) * regions, patch=patch)
+        logits = torch.zeros(1, self.num_classes, *self.space, dtype=self.dtype, device=self.device)
+        labels = torch.zeros(1, *self.space, dtype=torch.uint8, device=self.device)
+        cross_entropy = None if self.statistics else CrossEntropyTerm(self.num_classes)
+        _run(
+            logits, labels, Together(penalty, cross_entropy), (1.0, 1.0, 1.0),
+            gradient=not self.statistics, statistics=self.statistics,
+        )  # fmt: skip
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # what goes wrong in a kernel shows only then
+
+
+_WORK: set[_Variant] = set()
+_FAILED: Counter[_Variant] = Counter()
+"""Variants that have been tried, and how often in vain."""
+
+
+def _compiles(variant: _Variant) -> bool:
+    """Whether a variant can be compiled and run here, found out by a few voxels; warns if not.
+
+    A failure may pass, such as that of a full disk: a variant is given up after a few.
+    """
+    if variant in _WORK:
+        return True
+    if _FAILED[variant] >= TRIES:
+        return False
+    if variant.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        warnings.warn(
+            "segcal's fast path has not been compiled for what a CUDA graph captures; its slower "
+            "readable version is captured. Call the loss once before",
+            stacklevel=3,
+        )
+        return False
     try:
-        _run(logits, labels, Together(penalty, CrossEntropyTerm(2)), (1.0, 1.0, 1.0), gradient=True)
+        variant.run()
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a compiler may lack
-        warnings.warn(
-            f"segcal's fast path cannot be compiled for {device} "
-            f"({type(error).__name__}: {error}); its slower readable version is used",
-            stacklevel=2,
-        )
+        _FAILED[variant] += 1
+        if _FAILED[variant] == 1:
+            warnings.warn(
+                f"segcal's fast path cannot be compiled for {variant.device} "
+                f"({type(error).__name__}: {error}); its slower readable version is used",
+                stacklevel=3,
+            )
         return False
+    _WORK.add(variant)
     return True
+
+
+def _hashable(kernel_size: KernelSize) -> KernelSize:
+    return kernel_size if isinstance(kernel_size, int) else tuple(kernel_size)
 
 
 def sweep(
@@ -138,7 +234,7 @@ def sweep(
         RuntimeError: in a backward pass that is to be differentiated.
     """
     terms = Together(penalty, cross_entropy, overlap)
-    check_logits_labels(logits, labels, terms.num_classes, terms.ignore_index)
+    check_shapes(logits, labels, terms.num_classes)
     with torch.autocast(logits.device.type, enabled=False):
         x = logits.float() if logits.dtype in HALF else logits
         factors = (cross_entropy_weight, weight, overlap_weight)
@@ -159,7 +255,7 @@ def statistics(logits: Tensor, labels: Tensor, residual: Residual) -> Statistics
     Raises:
         ValueError: shapes or label values that do not fit.
     """
-    check_logits_labels(logits, labels, residual.lam.shape[1], residual.ignore_index)
+    check_shapes(logits, labels, residual.num_classes)
     x = logits.float() if logits.dtype in HALF else logits
     _, found, _ = _run(x, labels, Together(residual), NO_FACTORS, gradient=False, statistics=True)
     return Statistics(found[0], found[1], found[2, :, 0].round().long())
@@ -179,7 +275,7 @@ def confidence_statistics(
     Raises:
         ValueError: shapes or label values that do not fit.
     """
-    check_logits_labels(logits, labels, term.lam.shape[1], term.ignore_index)
+    check_shapes(logits, labels, term.num_classes)
     x = logits.float() if logits.dtype in HALF else logits
     _, found, _ = _run(x, labels, Together(term), NO_FACTORS, gradient=False, statistics=True)
     return ConfidenceStatistics(found[0], *found[1:].round().long())
@@ -195,6 +291,7 @@ class _Sweep(torch.autograd.Function):
         values = values.to(logits.dtype)
         ctx.mark_non_differentiable(values)
         ctx.set_materialize_grads(False)
+        ctx.scale = None
         total = values[0] * factors[0] + values[1] * factors[1]
         if terms.overlap is not None:
             total += values[2] * factors[2]
@@ -210,8 +307,10 @@ class _Sweep(torch.autograd.Function):
         (gradient,) = ctx.saved_tensors
         if grad is None:
             return (None,) * 5
-        if grad.device.type != "cpu" or grad.item() != 1:
-            gradient = gradient * grad
+        if ctx.scale is None:
+            gradient, ctx.scale = _backend(grad.device.type).scale(gradient, grad)
+        else:  # a graph that was retained: the gradient may be another's by now
+            gradient = gradient * (grad / ctx.scale)
         return gradient, None, None, None, None
 
 
@@ -226,14 +325,13 @@ def _run(
 ) -> Found:
     """Values ``(3,)``, statistics and gradient, by the device's loops for such a penalty."""
     x = logits.detach().contiguous()
-    valid = valid_mask(labels, terms.ignore_index)
-    codes = labels.to(torch.uint8)
-    if terms.ignore_index is not None:
-        codes = codes.masked_fill(~valid, NOTHING)
+    codes, penalty_weight, cross_entropy_weight = _backend(x.device.type).encode(
+        labels, x.shape[1], terms
+    )
     overlap, slopes = _overlap(x, codes, terms.overlap, factors[2])
     plan = SharedPlan(
-        penalty_weight=_penalty_weight(valid),
-        cross_entropy_weight=_cross_entropy_weight(labels, valid, terms.cross_entropy, x.shape[1]),
+        penalty_weight=penalty_weight,
+        cross_entropy_weight=cross_entropy_weight,
         factors=factors[:2],
         slopes=slopes,
         gradient=gradient,
@@ -309,21 +407,3 @@ def _run_residual(
 
 def _backend(device: str) -> Any:
     return importlib.import_module(f"segcal.sweep.{device}")
-
-
-def _penalty_weight(valid: Tensor) -> Tensor:
-    n = valid.count_nonzero().double()
-    return torch.where(n > 0, 1 / n.clamp(min=1), 0.0)
-
-
-def _cross_entropy_weight(
-    labels: Tensor, valid: Tensor, term: CrossEntropyTerm | None, num_classes: int
-) -> Tensor | None:
-    if term is None:
-        return None
-    if term.class_weight is None:
-        weight = torch.ones(num_classes, dtype=torch.float64, device=labels.device)
-        return weight / valid.count_nonzero().clamp(min=1)
-    weight = term.class_weight.double()
-    found = torch.where(valid, weight[torch.where(valid, labels, 0).long()], 0.0).sum()
-    return weight / found.clamp(min=torch.finfo(torch.float64).tiny)

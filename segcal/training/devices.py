@@ -24,6 +24,11 @@ def choose_device(name: str) -> torch.device:
     Raises:
         ValueError: there is none.
     """
+    if name.startswith("mps"):
+        raise ValueError(
+            "device: mps has no float64, which multipliers and metrics are kept in; use cpu, or "
+            "cuda on a machine with an NVIDIA GPU"
+        )
     if not re.fullmatch(DEVICES, name):
         raise ValueError(f"device: expected auto, cpu, cuda or cuda:0, got {name!r}")
     if name == "auto":

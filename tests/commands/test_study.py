@@ -27,7 +27,7 @@ def test_dry_run_lists_cells_and_cost_and_writes_nothing(tmp_path):
     said = segcal("study", config, "--dry-run", "--set", "seeds=[0, 1, 2]")
     assert "hearts unet crac 0 1 2 2 3 to do" in said
     assert "6 cells: 6 to do" in said
-    assert "about 0.01 h of a CPU core, or 1 min of a GPU" in said
+    assert "about 0.01 h of a CPU core, or 1 min of a GPU (reckoned, never run on one)" in said
     assert not (tmp_path / "study").exists()
     said = segcal("study", config, "--dry-run", "--set", "recipes=[magic]", code=2)
     assert "no recipe, penalty or loss is called 'magic'" in said

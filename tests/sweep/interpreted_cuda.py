@@ -16,9 +16,12 @@ import torch
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET=1 is not set", allow_module_level=True)
 
-from segcal.sweep import cpu, cuda
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from segcal import late_checks, tensors
+from segcal.sweep import cpu, cuda, fused
 from segcal.sweep.fused import _run
-from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Residual, Together
+from segcal.sweep.terms import NOTHING, ConfidenceTerm, CrossEntropyTerm, Residual, Together
 from tests.conftest import close
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in unused lanes
@@ -211,7 +214,111 @@ def test_what_is_not_finite_is_that_of_the_loops_for_cpus(monkeypatch, function,
         if from_largest:
             term = replace(term, patch=None, scale=1.5)
         compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3))
+        logits[0, :, 2, 3] = bad
+        compare(monkeypatch, logits, labels, term, CrossEntropyTerm(3))
     compare(monkeypatch, logits, labels, confidence(3), CrossEntropyTerm(3))
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Let all of the sweep be that for GPUs, from labels to the gradient."""
+    monkeypatch.setattr(fused, "_backend", lambda _: cuda)
+    monkeypatch.setattr(tensors, "LATE_DEVICES", {"cpu"})
+    monkeypatch.setattr(late_checks, "_WATCHES", {})
+
+
+@pytest.mark.parametrize("ignore_index", [None, 99, -1, 0])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_labels_are_read_as_on_the_cpu(monkeypatch, dtype, ignore_index):
+    monkeypatch.setattr(cuda, "BLOCK", 32)
+    monkeypatch.setattr(cuda, "PROGRAMS", 4)
+    _, labels = data((7, 13), n=3)
+    if ignore_index is not None:
+        labels.flatten()[::7] = ignore_index % 256 if dtype == torch.uint8 else ignore_index
+        if dtype == torch.uint8:
+            ignore_index %= 256
+    weight = torch.tensor([0.2, 1.0, 3.0])
+    for class_weight in (None, weight, weight.double()):
+        terms = Together(None, CrossEntropyTerm(3, ignore_index, class_weight))
+        for some in (labels, torch.full_like(labels, ignore_index or 0), labels.mT):
+            found, expected = (one.encode(some.to(dtype), 3, terms) for one in (cuda, cpu))
+            assert torch.equal(found[0], expected[0])
+            for a, b in zip(found[1:], expected[1:], strict=True):
+                assert a.dtype == torch.float64
+                if (expected[0] != NOTHING).any():
+                    torch.testing.assert_close(a, b.expand_as(a), rtol=1e-12, atol=0)
+
+
+def test_wrong_labels_do_not_count_and_are_told_by_a_later_call(on_gpu):
+    logits, labels = data((5, 7))
+    right = labels.clone()
+    labels[0, 0, :2], labels[1, 2, 3] = 300, -4
+    left_out = torch.where((labels < 0) | (labels > 2), 99, labels)
+    found = [
+        fused.sweep(logits, y, residual(3, ignore_index=i), cross_entropy=CrossEntropyTerm(3, i))
+        for y, i in ((labels, None), (left_out, 99))
+    ]
+    for a, b in zip(*found, strict=True):
+        close(a, b)
+    term = residual(3)
+    with pytest.raises(ValueError, match="expected 0 to 2, got values from -4 to 300 in 3 voxels"):
+        fused.sweep(logits, right, term)
+    fused.sweep(logits, right, term)
+    fused.sweep(logits, labels, term)
+    with pytest.raises(ValueError, match="in 3 voxels"):
+        late_checks.raise_wrong_labels()
+
+
+@pytest.mark.parametrize("factor", [1.0, 65536.0])
+def test_gradient_is_scaled_where_it_lies(on_gpu, monkeypatch, factor):
+    logits, labels = data((5, 7), dtype=torch.float32)
+    x = logits.clone().requires_grad_()
+    total = fused.sweep(x, labels, residual(3), cross_entropy=CrossEntropyTerm(3))[0]
+    kept = total.grad_fn.saved_tensors[0].data_ptr()
+    found = [torch.autograd.grad(factor * total, x, retain_graph=True)[0] for _ in range(3)]
+    assert found[0].data_ptr() == kept
+    monkeypatch.undo()
+    x = logits.clone().requires_grad_()
+    total = fused.sweep(x, labels, residual(3), cross_entropy=CrossEntropyTerm(3))[0]
+    (expected,) = torch.autograd.grad(total, x)
+    for one in found:
+        torch.testing.assert_close(one, factor * expected, rtol=1e-5, atol=1e-9 * factor)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that a GPU would launch; none may ask for a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert name not in {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "unique_dim"}
+        if not function.is_view and "empty" not in name and name not in {"detach", "_unsafe_view"}:
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("term", ["residual", "confidence"])
+def test_a_step_asks_for_no_value_and_launches_little(on_gpu, monkeypatch, term):
+    """Kernels are left out of the count: they are four."""
+    made = {"residual": residual(3), "confidence": ConfidenceTerm(torch.ones(2, 3).double(), 8.0)}
+    logits, labels = data((5, 7), dtype=torch.float32)
+    x = logits.requires_grad_()
+    for name in ("_sweep", "sweep_confidence", "encode_labels", "weigh_labels", "scale_gradient"):
+        monkeypatch.setattr(cuda, name, Idle())
+    with Operations() as seen:
+        total = fused.sweep(x, labels, made[term], cross_entropy=CrossEntropyTerm(3))[0]
+        torch.autograd.grad(total, x)
+    assert len(seen.names) <= {"residual": 28, "confidence": 40}[term], seen.names
+
+
+class Idle:
+    """Stands for a kernel, whose interpreter copies what a GPU would not."""
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: None
 
 
 def confidence(k, **arguments):

@@ -7,16 +7,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from segcal.losses.cross_entropy import CrossEntropy
+from segcal.losses.dice import SoftDiceLoss
+from segcal.objective import Objective
 from segcal.penalties.cals import CALS
 from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from segcal.penalties.margin import Margin
 from segcal.penalties.nacl import NACL
-from segcal.sweep import cpu
+from segcal.sweep import cpu, fused
 from segcal.sweep.fused import _run, sweep
 from segcal.sweep.terms import ConfidenceTerm, CrossEntropyTerm, Residual, Together
 from tests.conftest import close
@@ -24,6 +28,9 @@ from tests.conftest import close
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 triton = pytest.importorskip("triton", reason="Triton is not installed")
+from triton.backends.compiler import GPUTarget  # noqa: E402 - where there is one
+from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
 
 @pytest.mark.slow
@@ -61,10 +68,22 @@ class Recorder:
 
 def compiled(kernel, arguments, options, architecture):
     """Compile a kernel for an architecture as launching it with these arguments would."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    signature, constants, attributes = specialised(kernel, arguments, options)
+    launch = {name: value for name, value in options.items() if name not in kernel.arg_names}
+    return triton.compile(
+        ASTSource(kernel, signature, constants, attributes),
+        target=GPUTarget("cuda", architecture, 32),
+        options=launch,
+    )
 
-    pointers = {torch.float32: "*fp32", torch.float64: "*fp64", torch.uint8: "*u8"}
+
+def specialised(kernel, arguments, options):
+    """What a kernel is compiled for when it is launched with these arguments."""
+    pointers = {
+        torch.float32: "*fp32", torch.float64: "*fp64", torch.uint8: "*u8", torch.int64: "*i64",
+    }  # fmt: skip
+    fixed = {p.name for p in kernel.params if not p.do_not_specialize}
+    of_type = {p.name: p.annotation_type for p in kernel.params}
     given = dict(zip(kernel.arg_names, arguments, strict=False))
     given.update((name, options[name]) for name in kernel.arg_names[len(arguments) :])
     signature, constants, attributes = {}, {}, {}
@@ -72,19 +91,16 @@ def compiled(kernel, arguments, options, architecture):
         aligned = isinstance(value, torch.Tensor)
         if isinstance(value, torch.Tensor):
             signature[name] = pointers[value.dtype]
-        elif name in options or value is None or value == 1:
+        elif name in options or value is None or (value == 1 and name in fixed):
             signature[name], constants[name] = "constexpr", value
+        elif of_type[name]:
+            signature[name] = of_type[name]
         else:
             signature[name] = "i32"
-            aligned = value % 16 == 0
+            aligned = name in fixed and value % 16 == 0
         if aligned:
             attributes[(place,)] = [["tt.divisibility", 16]]
-    launch = {name: value for name, value in options.items() if name not in given}
-    return triton.compile(
-        ASTSource(kernel, signature, constants, attributes),
-        target=GPUTarget("cuda", architecture, 32),
-        options=launch,
-    )
+    return signature, constants, attributes
 
 
 @pytest.mark.parametrize("observe", [False, True], ids=["train", "observe"])
@@ -154,6 +170,50 @@ def test_kernel_of_log_odds_compiles_to_machine_code(
     check_code(kernel, recorder, architecture, dtype)
 
 
+@pytest.mark.parametrize("class_weight", [None, torch.ones(20)])
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_small_kernels_compile_to_machine_code(monkeypatch, tmp_path, architecture, class_weight):
+    cuda = pytest.importorskip("segcal.sweep.cuda")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = {n: getattr(cuda, n) for n in ("encode_labels", "weigh_labels", "scale_gradient")}
+    recorders = {name: Recorder() for name in kernels}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(cuda, name, recorder)
+    labels = torch.zeros(2, 15, 17, dtype=torch.int64)
+    cuda.encode(labels, 20, Together(None, CrossEntropyTerm(20, 255, class_weight)))
+    cuda.scale(torch.zeros(7, 5), torch.ones(()))
+    for name, kernel in kernels.items():
+        code = compiled(kernel, recorders[name].arguments, recorders[name].options, architecture)
+        assert len(code.asm["cubin"]) > 0
+        assert not re.findall(r"\b(?:atom|red)\.", code.asm["ptx"])
+
+
+@pytest.mark.parametrize("name", ["_sweep", "sweep_confidence", "encode_labels", "scale_gradient"])
+def test_sizes_are_not_compiled_in(monkeypatch, name):
+    """Ten shapes of volumes take two compilations: for voxels in multiples of 16, and others."""
+    cuda = pytest.importorskip("segcal.sweep.cuda")
+    kernel, recorder = getattr(cuda, name), Recorder()
+    others = {"_sweep", "sweep_confidence", "encode_labels", "weigh_labels", "scale_gradient"}
+    for other in others:
+        monkeypatch.setattr(cuda, other, recorder if other == name else Recorder())
+    monkeypatch.setattr(fused, "_backend", lambda _: cuda)
+    ones = torch.ones(2, 4).double()
+    term: Any = Residual(ones, ones, "p2", "abs", (1.0, 2.0), patch=(3, "replicate"))
+    if name == "sweep_confidence":
+        term = ConfidenceTerm(ones, 8.0)
+    backend = triton.compiler.make_backend(GPUTarget("cuda", 90, 32))
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    seen = set()
+    for size in range(1, 11):
+        logits = torch.zeros(1, 4, size, 3 * size, 16 + size, requires_grad=True)
+        total = sweep(logits, logits[:, 0].long(), term, cross_entropy=CrossEntropyTerm(4))[0]
+        torch.autograd.grad(total, logits)
+        options = {k: v for k, v in recorder.options.items() if k in kernel.arg_names}
+        _, specialization, _ = bind(*recorder.arguments, **options)
+        seen.add((str(specialization), str(sorted(options.items()))))
+    assert len(seen) == (2 if "sweep" in name else 1)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore:function (p3|relu)")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -213,21 +273,46 @@ def test_cross_entropy_on_the_gpu(k, dtype):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("make", "name"), [(CRaC, "run"), (Confidence, "run_confidence")])
-def test_the_host_does_not_wait_for_the_gpu(monkeypatch, make, name):
-    from segcal.sweep import cuda
-
-    run = getattr(cuda, name)
-
-    def strict(*arguments):
-        run(*arguments)  # compiles
-        torch.cuda.set_sync_debug_mode("error")
+@pytest.mark.parametrize("make", [CRaC, Confidence])
+def test_the_host_does_not_wait_for_the_gpu(make):
+    """In a whole step of the default recipe, soft Dice in its readable version included."""
+    logits = torch.randn(2, 4, 33, 40, device="cuda", requires_grad=True)
+    labels = torch.randint(0, 4, (2, 33, 40), device="cuda")
+    terms = {"dice": SoftDiceLoss(4), "ce": CrossEntropy(4), "penalty": make(4)}
+    objective = Objective(terms).to("cuda")
+    for mode in ("default", "error"):  # the first compiles
+        torch.cuda.set_sync_debug_mode(mode)
         try:
-            return run(*arguments)
+            objective(logits, labels).backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(cuda, name, strict)
-    logits = torch.randn(2, 4, 33, 40, device="cuda", requires_grad=True)
-    labels = torch.randint(0, 4, (2, 33, 40), device="cuda")
-    make(4).to("cuda")(logits, labels).backward()
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("make", [CRaC, Confidence])
+def test_a_step_can_be_captured_in_a_graph(make):
+    """What is replayed belongs to the logits and labels that lie there then."""
+    draw = torch.Generator("cuda").manual_seed(1)
+    logits = torch.randn(2, 4, 33, 40, device="cuda", generator=draw, requires_grad=True)
+    labels = torch.randint(0, 4, (2, 33, 40), device="cuda", generator=draw)
+    objective = Objective({"ce": CrossEntropy(4), "penalty": make(4)}).to("cuda")
+
+    def step():
+        (gradient,) = torch.autograd.grad(objective(logits, labels), logits)
+        return gradient
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = step()
+    for _ in range(3):
+        with torch.no_grad():
+            logits.normal_(generator=draw)
+        labels.random_(0, 4, generator=draw)
+        graph.replay()
+        assert torch.equal(replayed, step())

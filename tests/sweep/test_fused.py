@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import threading
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +16,8 @@ from hypothesis import strategies as st
 
 from segcal.components import accepted_arguments, target
 from segcal.losses.cross_entropy import CrossEntropy
+from segcal.losses.dice import SoftDiceLoss
+from segcal.losses.ml1_ace import ML1ACE
 from segcal.objective import Objective
 from segcal.penalties.cals import CALS, CALSHR
 from segcal.penalties.confidence import Confidence
@@ -18,7 +26,7 @@ from segcal.penalties.margin import Margin, margin
 from segcal.penalties.nacl import NACL, nacl
 from segcal.recipes import build, load_component, names
 from segcal.sweep import cpu, fused, vector_math
-from segcal.sweep.terms import Residual
+from segcal.sweep.terms import ConfidenceTerm, Residual
 from tests.conftest import close
 from tests.test_contracts import data, method
 
@@ -323,11 +331,73 @@ def test_without_gradient_none_is_made(monkeypatch):
     assert asked == [False, False]
 
 
-def test_threads_of_our_own_where_openmp_cannot_be_reached(monkeypatch):
-    logits, labels = data((40, 64), n=9, dtype=torch.float32)
-    expected = CRaC(3)(logits, labels)
+@pytest.fixture
+def own_threads(monkeypatch):
+    """As on Windows and macOS, where OpenMP cannot be reached."""
     monkeypatch.setattr(cpu, "_openmp", lambda: None)
-    assert torch.equal(CRaC(3)(logits, labels), expected)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+
+
+def beside_cross_entropy(**terms):
+    return Objective({"ce": CrossEntropy(3), **terms})
+
+
+SWEPT = {
+    "penalty": lambda: beside_cross_entropy(penalty=CRaC(3)),
+    "log odds": lambda: Objective(
+        {"ce": CrossEntropy(3), "penalty": method("penalties", "confidence")}
+    ),
+    "dice": lambda: beside_cross_entropy(dice=SoftDiceLoss(3)),
+    "bins": lambda: ML1ACE(3, binning="soft"),
+}
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_threads_of_our_own_where_openmp_cannot_be_reached(request, name):
+    logits, labels = data((40, 64), n=9, dtype=torch.float32)
+    found = []
+    for own in (False, True):
+        if own:
+            request.getfixturevalue("own_threads")
+        x = logits.clone().requires_grad_()
+        value = SWEPT[name]()(x, labels)
+        found.append((value.detach(), *torch.autograd.grad(value, x)))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_blocks_are_shared_out_to_threads_of_our_own(own_threads):
+    seen, threads, together = [], set(), threading.Barrier(4, timeout=30)
+
+    def work(block):
+        if block < 4:
+            together.wait()  # unless four threads work, it breaks
+        seen.append(block)
+        threads.add(threading.get_ident())
+
+    cpu._in_parallel(work, 100)
+    assert sorted(seen) == list(range(100))
+    assert len(threads) == 4
+
+
+def test_what_a_thread_of_our_own_raises_arrives(own_threads):
+    def work(block):
+        if block == 3:
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        cpu._in_parallel(work, 100)
+
+
+@pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
+def test_where_openmp_is_looked_for(monkeypatch, error):
+    """macOS has no such function, Windows no way to look for it among all libraries."""
+
+    def load(name):
+        raise error("CDLL")
+
+    monkeypatch.setattr(cpu.ctypes, "CDLL", load)
+    assert cpu._openmp.__wrapped__() is None
 
 
 def test_where_nothing_compiles_the_readable_version_is_used_and_that_is_said(monkeypatch):
@@ -336,13 +406,126 @@ def test_where_nothing_compiles_the_readable_version_is_used_and_that_is_said(mo
 
     logits, labels = data((8, 6))
     expected = CRaC(3, fused=False)(logits, labels)
-    fused._compiles.cache_clear()
+    monkeypatch.setattr(fused, "_WORK", set())
+    monkeypatch.setattr(fused, "_FAILED", Counter())
     monkeypatch.setattr(cpu, "run", fails)
     with pytest.warns(UserWarning, match=r"cannot be compiled for cpu \(RuntimeError: no C"):
         value = CRaC(3)(logits, labels)
     assert torch.equal(value, expected)
     assert torch.equal(CRaC(3)(logits, labels), expected)  # said once
-    fused._compiles.cache_clear()
+
+
+@pytest.fixture
+def nothing_tried(monkeypatch):
+    monkeypatch.setattr(fused, "_WORK", set())
+    monkeypatch.setattr(fused, "_FAILED", Counter())
+
+
+class OnGPU:
+    """Stands for logits on a GPU."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, *shape, dtype=torch.float32):
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+
+    def numel(self):
+        return math.prod(self.shape)
+
+
+RESIDUAL = Residual(torch.ones(1, 4), torch.ones(1, 4), "phr", "abs", (1.0,), patch=(3, "zeros"))
+
+
+def test_variants_of_a_gpu_are_tried_apart_and_given_up_after_a_few(monkeypatch, nothing_tried):
+    """What fails once may work later: a compiler that finds no room on disk."""
+    tried = []
+
+    def run(variant):
+        tried.append(variant)
+        if variant.dtype == torch.float64 or (variant.statistics and len(tried) < 4):
+            raise OSError("no room")
+
+    monkeypatch.setattr(fused._Variant, "run", run)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert fused.supports(OnGPU(2, 4, 9, 9), RESIDUAL)
+    assert fused.supports(OnGPU(1, 4, 5, 7), RESIDUAL)
+    assert len(tried) == 1  # of all sizes
+    assert tried[0].residual == ("phr", "abs", 1, (3, "zeros"))
+    with pytest.warns(UserWarning, match=r"cannot be compiled for cuda:0 \(OSError: no room"):
+        assert not fused.supports(OnGPU(2, 4, 9, 9), RESIDUAL, statistics=True)
+    assert not fused.supports(OnGPU(2, 4, 9, 9), RESIDUAL, statistics=True)
+    assert fused.supports(OnGPU(2, 4, 9, 9), RESIDUAL, statistics=True)
+    double = OnGPU(2, 4, 9, 9, dtype=torch.float64)
+    with pytest.warns(UserWarning, match="cannot be compiled"):
+        assert not fused.supports(double, RESIDUAL)
+    assert not any(fused.supports(double, RESIDUAL) for _ in range(5))
+    assert len(tried) == 4 + fused.TRIES
+    for other in (OnGPU(2, 3, 9, 9), OnGPU(2, 4, 81), OnGPU(2, 4, 8, 8)):
+        assert fused.supports(other, RESIDUAL)
+    assert fused.supports(OnGPU(2, 4, 9, 9), ConfidenceTerm(torch.ones(2, 4), 8.0))
+    assert len(set(tried)) == len(tried) - 1 - fused.TRIES
+
+
+def test_out_of_memory_is_no_reason_to_go_slower(monkeypatch, nothing_tried):
+    def full(_):
+        raise torch.cuda.OutOfMemoryError("full")
+
+    monkeypatch.setattr(fused._Variant, "run", full)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        fused.supports(OnGPU(2, 4, 9, 9), RESIDUAL)
+    assert not fused._FAILED
+
+
+def test_nothing_is_compiled_while_a_graph_is_captured(monkeypatch, nothing_tried):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.warns(UserWarning, match="Call the loss once before"):
+        assert not fused.supports(OnGPU(2, 4, 9, 9), RESIDUAL)
+    fused._WORK.add(fused._Variant.of(OnGPU(2, 4, 9, 9), RESIDUAL, False))
+    assert fused.supports(OnGPU(2, 4, 9, 9), RESIDUAL)
+
+
+def test_images_that_a_kernel_cannot_count_are_left_to_the_readable_version(monkeypatch):
+    monkeypatch.setattr(fused, "_compiles", lambda _: True)
+    for space, fits in (
+        ((2**31 - 2**14,), True),
+        ((2**31 - 100,), False),
+        ((1288, 1288, 1288), True),
+        ((1024, 1024, 2048), False),
+        ((2, 1024, 1024, 1023), False),  # four axes
+        ((1290, 1290, 1290), False),  # but for its padding it would do
+        ((1, 1, 2**30), False),  # likewise
+    ):
+        assert fused.supports(OnGPU(1, 4, *space), RESIDUAL) == fits, space
+    assert fused.supports(OnGPU(1, 4, 1, 1, 2**30), ConfidenceTerm(torch.ones(2, 4), 8.0))
+
+
+def test_the_variant_of_a_gpu_is_what_it_says(monkeypatch):
+    """It is run on the CPU here, whose loops take all that a GPU's do."""
+    seen = []
+    run = fused._run
+
+    def watched(logits, labels, terms, *arguments, **wanted):
+        seen.append((logits, terms, wanted))
+        return run(logits, labels, terms, *arguments, **wanted)
+
+    monkeypatch.setattr(fused, "_run", watched)
+    term = replace(RESIDUAL, patch=([1, 3, 3], "replicate"), function="p2", shape="upper")
+    for statistics, penalty in itertools.product(
+        (False, True), (term, ConfidenceTerm(torch.ones(2, 4), 8.0))
+    ):
+        variant = fused._Variant.of(OnGPU(2, 4, 4, 4, 4, dtype=torch.float16), penalty, statistics)
+        hash(variant)
+        variant._replace(device=torch.device("cpu")).run()
+        logits, terms, wanted = seen.pop()
+        assert logits.shape == (1, 4, 1, 1, 16)
+        assert logits.dtype == torch.float32
+        assert wanted == {"gradient": not statistics, "statistics": statistics}
+        assert (terms.cross_entropy is None) == statistics
+        assert type(terms.penalty) is type(penalty)
+        if penalty is term:
+            assert terms.penalty.patch == ((1, 3, 3), "replicate")
+            assert (terms.penalty.function, terms.penalty.shape) == ("p2", "upper")
 
 
 def test_an_interrupt_that_no_one_saw_arrives(monkeypatch):

@@ -13,6 +13,7 @@ from segcal.adapters.nnunet.host_loss import Heads, take_apart
 from segcal.adapters.nnunet.labels import Labels
 from segcal.binning import BinStatistics, equal_width_statistics
 from segcal.heads import split_heads
+from segcal.late_checks import raise_wrong_labels
 from segcal.losses.cross_entropy import cross_entropy
 from segcal.objective import Objective, two_view_loss
 from segcal.schedule import Schedules
@@ -140,7 +141,11 @@ class PenalisedLoss(nn.Module):
         Args:
             measuring: sum up calibration.
             observing: hand batches to the multipliers.
+
+        Raises:
+            ValueError: labels that a GPU has seen since were wrong.
         """
+        raise_wrong_labels()
         self.measuring = measuring
         self.observing = observing
         self._sums: dict[str, Tensor] = {}
