@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from segcal.classify.building import build_network, build_objective
+from segcal.classify.building import build_network, build_objective, recipe_of
 from segcal.classify.calibration import (
     calibrated,
     calibrated_log_odds,
@@ -70,6 +70,16 @@ class Evaluated:
             found.append(
                 f"No posterior goes with {self.experiment.recipe} ({self.loss.no_posterior}): "
                 "calibration of its sigmoid is shown for comparison alone"
+                + (
+                    "; --calibrate fits probabilities to the validation samples."
+                    if self.calibrator is None
+                    else "."
+                )
+            )
+        if self.loss is None and recipe_of(self.experiment, self.data).multilabel:
+            found.append(
+                f"{self.experiment.recipe} is of labels, taken as classes: it ranks them, and the "
+                "softmax of its scores is shown for comparison"
                 + (
                     "; --calibrate fits probabilities to the validation samples."
                     if self.calibrator is None

@@ -21,6 +21,7 @@ from segcal.classify.building import (
     check_objective,
     check_rebuilt,
     parameter_groups,
+    recipe_of,
 )
 from segcal.classify.data import check_data, load
 from segcal.classify.experiment import ClassificationExperiment
@@ -28,7 +29,6 @@ from segcal.classify.measures import HIGHER_IS_BETTER, TEST, measure
 from segcal.classify.networks import Standardised
 from segcal.classify.prediction import label_loss, predict
 from segcal.classify.streaming import decoders
-from segcal.recipes import load_objective
 from segcal.training.checkpoints import LAST_NAME
 from segcal.training.results import Criterion, HeldOutPass, Validation
 from segcal.training.run import TrainingRun
@@ -61,7 +61,7 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         self.parts = {n: part.to(self.device, workers) for n, part in self.data.parts.items()}
         self.objective = build_objective(experiment, self.data)
         self.criterion = self._choose_criterion()
-        self.recipe = load_objective(experiment.recipe, multilabel=self.data.multilabel)
+        self.recipe = recipe_of(experiment, self.data)
         # what is streamed comes transformed
         self.augment = Augment(() if experiment.data.streams else experiment.data.augment)
 

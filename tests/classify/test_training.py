@@ -295,6 +295,26 @@ def test_losses_of_classes_are_not_for_labels(tmp_path, labels):
         run(write_config(tmp_path, labels), "recipe=spa", "terms.bce.scheme=balanced")
 
 
+def test_losses_that_compare_labels_are_of_classes_too(tmp_path, classes):
+    """Within samples and with temperatures 1, the two-way loss is cross-entropy."""
+    config = write_config(tmp_path, classes)
+    one = "terms.two_way={along: sample, temperature_pos: 1.0, temperature_neg: 1.0}"
+    found = {}
+    for recipe, settings in (("ce", []), ("two_way", [one])):
+        output = tmp_path / recipe
+        run(config, f"recipe={recipe}", f"output={output}", *settings)
+        found[recipe] = evaluate_classifier(output)
+    close(found["two_way"].logits, found["ce"].logits, rtol=1e-4, atol=1e-5)
+    assert list(found["two_way"].outcomes) == ["softmax"]
+    assert found["ce"].notes() == []
+    assert "two_way is of labels, taken as classes" in found["two_way"].notes()[0]
+    assert "--calibrate" in found["two_way"].notes()[0]
+    with pytest.raises(ValueError, match=r"spa is of labels, and these are classes.*as two_way"):
+        run(config, "recipe=spa")
+    with pytest.raises(ValueError, match="no term ce; there is two_way"):
+        run(config, "recipe=two_way", "terms.ce.x=1")
+
+
 def test_arguments_of_losses_of_labels(tmp_path, labels):
     config = write_config(tmp_path, labels)
     with pytest.raises(ValueError, match="bce gives a loss for every entry"):

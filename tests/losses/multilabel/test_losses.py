@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from segcal.losses.multilabel.asymmetric import Asymmetric, asymmetric
 from segcal.losses.multilabel.bce import BCE, bce, frequency_weights
+from segcal.losses.multilabel.classes import OfClasses
 from segcal.losses.multilabel.joint import joint
 from segcal.losses.multilabel.lpr import LPR
 from segcal.losses.multilabel.multi_similarity import multi_similarity
@@ -269,6 +270,13 @@ def test_of_classes_the_loss_of_samples_is_cross_entropy():
     one_hot = F.one_hot(classes, 5)
     one = {"temperature_pos": 1.0, "temperature_neg": 1.0}
     close(two_way(x, one_hot, along="sample", **one), F.cross_entropy(x, classes))
+    loss = OfClasses(TwoWay(along="sample", **one))
+    close(loss(x, classes), F.cross_entropy(x, classes))
+    close(OfClasses(TwoWay())(x, classes), two_way(x, one_hot))
+    with pytest.raises(ValueError, match=r"labels: expected \(N, \*S\)"):
+        loss(x, one_hot)
+    with pytest.raises(ValueError, match="labels: "):
+        loss(x, classes + 1)
 
 
 def test_no_positive_in_the_batch_is_zero():
