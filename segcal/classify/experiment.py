@@ -23,6 +23,7 @@ SOURCES = {
     "arff": f"{_READERS}.arff.read_arff",
     "cifar10": f"{_READERS}.cifar.read_cifar10",
     "csv": f"{_READERS}.csv.read_csv",
+    "digit_mosaics": f"{_READERS}.digits.read_digit_mosaics",
     "digits": f"{_READERS}.digits.read_digits",
     "docstrings": f"{_READERS}.texts.read_docstrings",
     "image_folder": f"{_READERS}.image_files.read_image_folder",

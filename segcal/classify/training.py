@@ -60,8 +60,8 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         workers = decoders(experiment.training.workers)
         self.parts = {n: part.to(self.device, workers) for n, part in self.data.parts.items()}
         self.objective = build_objective(experiment, self.data)
-        self.criterion = self._choose_criterion()
         self.recipe = recipe_of(experiment, self.data)
+        self.criterion = self._choose_criterion()
         # what is streamed comes transformed
         self.augment = Augment(() if experiment.data.streams else experiment.data.augment)
 
@@ -81,6 +81,8 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
 
     def _default_metric(self) -> str:
         """NLL; of a loss whose scores are no probabilities, what they rank."""
+        if self.recipe.multilabel and not self.data.multilabel:
+            return "accuracy"
         loss = label_loss(self.objective)
         return "map_class" if loss is not None and loss.no_posterior else "nll"
 

@@ -24,6 +24,7 @@ from segcal.classify.readers.samples import Samples
 from segcal.classify.training import ClassificationRun
 from segcal.losses.multilabel.bce import frequency_weights
 from segcal.recipes import names
+from segcal.training.checkpoints import LAST_NAME
 from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import shipped
 from tests.classify.classifiers import write_classes, write_config, write_labels
@@ -300,10 +301,10 @@ def test_losses_that_compare_labels_are_of_classes_too(tmp_path, classes):
     config = write_config(tmp_path, classes)
     one = "terms.two_way={along: sample, temperature_pos: 1.0, temperature_neg: 1.0}"
     found = {}
-    for recipe, settings in (("ce", []), ("two_way", [one])):
-        output = tmp_path / recipe
-        run(config, f"recipe={recipe}", f"output={output}", *settings)
-        found[recipe] = evaluate_classifier(output)
+    for recipe, metric, settings in (("ce", "nll", []), ("two_way", "accuracy", [one])):
+        done = run(config, f"recipe={recipe}", f"output={tmp_path / recipe}", *settings)
+        assert done.metric == metric
+        found[recipe] = evaluate_classifier(done.folder, checkpoint=LAST_NAME)
     close(found["two_way"].logits, found["ce"].logits, rtol=1e-4, atol=1e-5)
     assert list(found["two_way"].outcomes) == ["softmax"]
     assert found["ce"].notes() == []
