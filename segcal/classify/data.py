@@ -49,6 +49,10 @@ class Part:
         """Of an input as it is evaluated."""
         return tuple(self.inputs[:1].shape[1:])
 
+    def some(self, numbers: Sequence[int]) -> Tensor:
+        """Inputs of some samples, as they are evaluated."""
+        return next(self._inputs([torch.tensor(numbers)]))
+
     def to(self, device: torch.device, workers: int = 0) -> Part:
         """Bring the samples to a device; from disk a batch at a time, by processes of their own."""
         inputs = self.inputs

@@ -21,7 +21,7 @@ from segcal.classify.calibration import (
 from segcal.classify.data import Part, Parted, check_data, load
 from segcal.classify.experiment import ClassificationExperiment
 from segcal.classify.measures import Measured, measure, measure_classes, measure_labels
-from segcal.classify.prediction import label_loss, predict, probabilities
+from segcal.classify.prediction import label_loss, log_odds_by_kind, predict, probabilities
 from segcal.classify.readers.samples import PARTS
 from segcal.classify.streaming import decoders
 from segcal.classify.training import ClassificationRun
@@ -87,6 +87,19 @@ class Evaluated:
                 )
             )
         return found
+
+    def log_odds(self) -> Tensor:
+        """Log-odds ``(N, T)`` of the best probabilities of labels that there are.
+
+        Raises:
+            ValueError: these are classes.
+        """
+        if self.loss is None:
+            raise ValueError("log_odds: are of labels, and these are classes")
+        if self.calibrator is not None:
+            probs = calibrated(self.logits, self.loss, self.calibrator.calibrator)
+            return calibrated_log_odds(probs)
+        return list(log_odds_by_kind(self.logits, self.loss).values())[-1]
 
     def save(self, path: Path) -> None:
         """Write logits, probabilities of every kind, targets and numbers of the samples."""
