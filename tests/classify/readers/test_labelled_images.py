@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from segcal.classify.evaluation import evaluate_classifier
+from segcal.classify.experiment import load_experiment
 from segcal.classify.readers.annotations import edges, part_numbers, read_json, read_lines, read_xml
 from segcal.classify.readers.coco import read_coco
 from segcal.classify.readers.nus_wide import read_nus_wide
@@ -16,6 +18,9 @@ from segcal.classify.readers.vaw import read_vaw
 from segcal.classify.readers.vispr import read_vispr
 from segcal.classify.readers.voc import read_voc
 from segcal.classify.readers.wider import read_wider
+from segcal.classify.report import write_classifier_report
+from segcal.classify.training import ClassificationRun
+from tests.classify.classifiers import write_config
 
 
 def image(path: Path, grey: int = 0, size: tuple[int, int] = (8, 6)) -> None:
@@ -441,3 +446,44 @@ def test_the_targets_are_int8_and_the_checksum_is_of_the_files(tmp_path, make, r
     samples = read(make(tmp_path))
     assert samples.targets.dtype == np.int8
     assert samples.checksum == read(tmp_path).checksum
+
+
+def test_people_in_boxes_are_trained_on_and_found(tmp_path, one_thread):
+    """From files to the sheet of images that queries find, with unknown attributes."""
+    rng = np.random.default_rng(0)
+    images: dict[str, list] = {"trainval": [], "test": []}
+    for number in range(24):
+        part = "test" if number >= 16 else "train"
+        name = f"{part}/0--Parade/{number}.png"
+        pixels = rng.integers(0, 60, (10, 20, 3), dtype=np.uint8)
+        targets = []
+        for left in (0, 10):
+            bright, red = rng.integers(0, 2, 2)
+            pixels[:, left : left + 10] += np.uint8(90 * bright)
+            pixels[:, left : left + 10, 0] += np.uint8(90 * red)
+            attributes = [2 * int(bright) - 1, 2 * int(red) - 1, 0]
+            targets.append({"attribute": attributes, "bbox": [left, 0, 10, 10]})
+        (tmp_path / "Image" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "Image" / name)
+        whole = "trainval" if part == "train" else "test"
+        images[whole].append({"file_name": name, "targets": targets})
+    images["trainval"][0]["targets"][0]["attribute"][2] = 1  # not unknown everywhere
+    for whole, of in images.items():
+        content = {"images": of, "attribute_id_map": {"0": "bright", "1": "red", "2": "rare"}}
+        write(tmp_path / f"wider_attribute_{whole}.json", content)
+    resize = [{"target": "torchvision.transforms.v2.Resize", "args": {"size": [8, 8]}}]
+    config = write_config(
+        tmp_path, tmp_path, recipe="spa_lpr",
+        data={"source": "wider", "args": {"path": str(tmp_path), "train": "train"},
+              "resize": resize, "split": {"validation": 0.25, "seed": 0}},
+        network={"target": "segcal.classify.networks.SmallCNN", "args": {"widths": [8]}},
+        training={"epochs": 12, "batch_size": 8, "device": "cpu", "workers": 0},
+    )  # fmt: skip
+    ClassificationRun(load_experiment(config)).run()
+    evaluated = evaluate_classifier(tmp_path / "run", device="cpu")
+    assert {n: len(p) for n, p in evaluated.data.parts.items()} == {
+        "train": 24, "validation": 8, "test": 16,
+    }  # fmt: skip
+    assert evaluated.data.names == ("bright", "red", "rare")
+    files = write_classifier_report(tmp_path / "report", evaluated)
+    assert {"retrieval_images.png", "loss.png"} <= set(files)
