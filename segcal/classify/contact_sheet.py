@@ -34,7 +34,8 @@ class Answer:
         samples: numbers of the samples found, the best first.
         probability: that each meets all conditions.
         relevance: 1 where it does, 0 where not, -1 where unknown.
-        relevant: samples that meet them, of all.
+        relevant: samples that meet them.
+        known: samples of which it is known.
         average_precision: of the ranking of all samples; NaN where none meets them.
     """
 
@@ -43,6 +44,7 @@ class Answer:
     probability: Sequence[float]
     relevance: Sequence[int]
     relevant: int
+    known: int
     average_precision: float
 
 
@@ -87,6 +89,7 @@ def answer(log_odds: Tensor, targets: Tensor, names: Sequence[str], query: Queri
         scores[first].exp().tolist(),
         relevance[first].tolist(),
         int(relevant.sum()),
+        int(known.sum()),
         average_precision(scores.numpy()[known], relevant[known])
         if relevant.any()
         else float("nan"),
@@ -105,7 +108,7 @@ def plot_contact_sheet(answers: Sequence[Answer], images: Sequence[Tensor], titl
     rows = figure.subfigures(len(answers), 1, squeeze=False)[:, 0]
     for row, one, found in zip(rows, answers, images, strict=True):
         row.suptitle(
-            f"{one.query}: {one.relevant} of all meet it, AP {one.average_precision:.2f}",
+            f"{one.query}: {one.relevant} of {one.known} meet it, AP {one.average_precision:.2f}",
             fontsize=9, ha="left", x=0.01,
         )  # fmt: skip
         axes = row.subplots(1, SHOWN, squeeze=False)[0]

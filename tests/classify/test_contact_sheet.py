@@ -27,7 +27,7 @@ def test_an_answer_by_hand():
     assert found.samples[2:] == [2, 3]
     close(found.probability, [0.72, 0.72, 0.25, 0.01])
     assert [found.relevance[found.samples.index(i)] for i in range(4)] == [0, 1, -1, 0]
-    assert found.relevant == 1
+    assert (found.relevant, found.known) == (1, 3)
     close(found.average_precision, 0.5)  # two have the same score
     nothing = answer(torch.logit(PROBS), TARGETS * 0, NAMES, CAT_NO_DOG)
     assert nothing.relevant == 0
