@@ -43,6 +43,7 @@ def read_digit_mosaics(side: int = 2, filled: float = 0.5, seed: int = 0) -> Sam
             f"{filled}"
         )
     digits = read_digits()
+    pictures = np.asarray(digits.inputs)[:, 0]
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(digits))
     images, targets, used = [], [], 0
@@ -52,8 +53,8 @@ def read_digit_mosaics(side: int = 2, filled: float = 0.5, seed: int = 0) -> Sam
         if len(chosen) < len(cells):  # all digits have been laid
             break
         used += len(cells)
-        tiles = np.zeros((side**2, *digits.inputs.shape[2:]), np.float32)
-        tiles[cells] = digits.inputs[chosen, 0]
+        tiles = np.zeros((side**2, *pictures.shape[1:]), np.float32)
+        tiles[cells] = pictures[chosen]
         images.append(np.vstack([np.hstack(list(row)) for row in np.split(tiles, side)]))
         targets.append(np.isin(np.arange(len(digits.names)), digits.targets[chosen]))
     return Samples(np.stack(images)[:, None], np.array(targets, np.int8), digits.names).check(

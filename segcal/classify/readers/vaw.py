@@ -102,7 +102,7 @@ def parse_instances(content: Any, where: str) -> list[Instance]:
     """
     if not isinstance(content, list):
         raise ValueError(f"{where}: expected a list of instances, got {type(content).__name__}")
-    kinds = {
+    kinds: dict[str, type | tuple[type, ...]] = {
         "image_id": (int, str), "instance_bbox": list, "positive_attributes": list,
         "negative_attributes": list,
     }  # fmt: skip
