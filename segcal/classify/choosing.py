@@ -126,7 +126,9 @@ def choice_table(key: str, choice: Choice) -> Table:
         f"Means over {len(times)} seeds. {choice.name} is of every seed the loss whose validation "
         f"{heading} is best; its test samples had no part in that."
     )
-    return Table(key, f"{choice.name}: chosen on validation samples", columns, rows, caption)
+    data_set = next(iter(choice.chosen.values())).set
+    title = f"{data_set}: {choice.name}, chosen on validation samples"
+    return Table(key, title, columns, rows, caption)
 
 
 def _tested(run: TrialResult, choice: Choice) -> float:
