@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -36,6 +36,23 @@ def part_numbers(train: PartNames, validation: PartNames, test: PartNames) -> li
     if not any(number == 0 for _, number in named):
         raise ValueError("train: expected the name of what is trained on, got none")
     return named
+
+
+def check_apart(images: Sequence[Hashable], parts: Sequence[int], where: str) -> None:
+    """Raise ValueError if an image is in several parts: what is tested would be trained on.
+
+    Args:
+        images: what tells them apart, of every sample.
+        parts: of the samples.
+        where: they are, as messages begin.
+    """
+    first: dict[Hashable, int] = {}
+    for image, part in zip(images, parts, strict=True):
+        if first.setdefault(image, part) != part:
+            raise ValueError(
+                f"{where}: image {image} is for {PARTS[first[image]]} and for {PARTS[part]}; name "
+                "parts that hold different images"
+            )
 
 
 def first_there(root: Path, names: Sequence[str], what: str) -> Path:

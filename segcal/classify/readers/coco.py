@@ -9,6 +9,7 @@ import numpy as np
 
 from segcal.classify.readers.annotations import (
     PartNames,
+    check_apart,
     fields,
     first_there,
     label_rows,
@@ -24,11 +25,11 @@ class Instances(NamedTuple):
 
     Attributes:
         names: of the categories, in the order of their numbers.
-        labels: names of the categories in an image, by the name of its file.
+        images: name of the file, and names of the categories in it, by the number of an image.
     """
 
     names: tuple[str, ...]
-    labels: dict[str, frozenset[str]]
+    images: dict[int, tuple[str, frozenset[str]]]
 
 
 def read_coco(
@@ -54,10 +55,11 @@ def read_coco(
         keep_empty: images without an object stay, with all labels 0.
 
     Raises:
-        ValueError: naming the file: not there, damaged, with categories other than the first; or
-            images that are missing.
+        ValueError: naming the file: not there, damaged, with categories other than the first;
+            images that are missing, or in two parts.
     """
     root = Path(path)
+    numbers: list[int] = []
     files: list[Path] = []
     labels: list[frozenset[str]] = []
     parts: list[int] = []
@@ -69,11 +71,13 @@ def read_coco(
             raise ValueError(f"{file}: has other categories than {', '.join(names[:3])}, ...")
         names = found.names
         folder = first_there(root, (name, f"images/{name}"), "images")
-        for image, of in found.labels.items():
+        for number, (image, of) in found.images.items():
             if of or keep_empty:
+                numbers.append(number)
                 files.append(folder / image)
                 labels.append(of)
                 parts.append(part)
+    check_apart(numbers, parts, str(root))
     targets = label_rows(labels, names)
     return streamed(files, targets, names, parts=np.array(parts, np.int64), source=str(root))
 
@@ -108,6 +112,5 @@ def parse_instances(content: Any, where: str) -> Instances:
                 f"{place}: image {image} or category {category} is not listed; is the file whole?"
             )
         labels[image].add(categories[category])
-    return Instances(
-        tuple(categories.values()), {images[n]: frozenset(of) for n, of in labels.items()}
-    )
+    found = {number: (images[number], frozenset(of)) for number, of in labels.items()}
+    return Instances(tuple(categories.values()), found)

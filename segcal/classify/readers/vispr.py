@@ -10,6 +10,7 @@ import numpy as np
 
 from segcal.classify.readers.annotations import (
     PartNames,
+    check_apart,
     fields,
     label_rows,
     part_numbers,
@@ -45,7 +46,7 @@ def read_vispr(
 
     Raises:
         ValueError: naming the file: not there, damaged, or with an attribute that the table has
-            not; images that are missing.
+            not; images that are missing, or in two parts.
     """
     root = Path(path)
     names = parse_attributes(read_text(root / ATTRIBUTES), str(root / ATTRIBUTES))
@@ -56,6 +57,7 @@ def read_vispr(
             files.append(root / image)
             labels.append(of)
             parts.append(part)
+    check_apart(files, parts, str(root))
     targets = label_rows(labels, names)
     return streamed(files, targets, names, parts=np.array(parts, np.int64), source=str(root))
 

@@ -8,7 +8,13 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from segcal.classify.readers.annotations import PartNames, part_numbers, read_lines, read_xml
+from segcal.classify.readers.annotations import (
+    PartNames,
+    check_apart,
+    part_numbers,
+    read_lines,
+    read_xml,
+)
 from segcal.classify.readers.samples import Samples
 from segcal.classify.readers.streamed import streamed
 from segcal.tensors import check_choice
@@ -42,7 +48,7 @@ def read_voc(
         difficult: what a class is whose objects in an image are all difficult.
 
     Raises:
-        ValueError: naming the file: not there or damaged; or images that are missing.
+        ValueError: naming the file: not there or damaged; images that are missing, or in two parts.
     """
     check_choice("difficult", difficult, get_args(Difficult))
     root = Path(path)
@@ -51,6 +57,8 @@ def read_voc(
         for name, part in part_numbers(train, validation, test)
         for line in read_lines(root / "ImageSets" / "Main" / f"{name}.txt")
     ]
+    parts = [part for _, part in listed]
+    check_apart([image for image, _ in listed], parts, str(root))
     objects = [
         parse_objects(read_xml(file), str(file))
         for file in (root / "Annotations" / f"{image}.xml" for image, _ in listed)
@@ -61,8 +69,7 @@ def read_voc(
         for name, easy in of.items():
             row[names.index(name)] = 1 if easy else VALUES[difficult]
     files = [root / "JPEGImages" / f"{image}.jpg" for image, _ in listed]
-    parts = np.array([part for _, part in listed], np.int64)
-    return streamed(files, targets, names, parts=parts, source=str(root))
+    return streamed(files, targets, names, parts=np.array(parts, np.int64), source=str(root))
 
 
 def parse_objects(annotation: Element, where: str) -> dict[str, bool]:

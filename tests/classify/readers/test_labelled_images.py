@@ -11,7 +11,14 @@ from PIL import Image
 
 from segcal.classify.evaluation import evaluate_classifier
 from segcal.classify.experiment import load_experiment
-from segcal.classify.readers.annotations import edges, part_numbers, read_json, read_lines, read_xml
+from segcal.classify.readers.annotations import (
+    check_apart,
+    edges,
+    part_numbers,
+    read_json,
+    read_lines,
+    read_xml,
+)
 from segcal.classify.readers.coco import read_coco
 from segcal.classify.readers.nus_wide import read_nus_wide
 from segcal.classify.readers.vaw import read_vaw
@@ -50,6 +57,25 @@ def test_parts_have_the_names_of_the_data_set():
     for names in (("a", None, "a"), (None, "a", "b"), ([], "a", None), (["a", 1], None, None)):
         with pytest.raises(ValueError, match=r"^train"):
             part_numbers(*names)
+
+
+def test_an_image_is_in_one_part(tmp_path):
+    check_apart(["a", "b", "a"], [0, 2, 0], "w")
+    with pytest.raises(ValueError, match=r"^w: image a is for train and for test; name parts"):
+        check_apart(["a", "b", "a"], [0, 0, 2], "w")
+    root = voc(tmp_path / "voc")
+    write(root / "ImageSets" / "Main" / "val.txt", "000007\n")
+    with pytest.raises(ValueError, match="image 000007 is for train and for validation"):
+        read_voc(root, validation="val")
+    root = vispr(tmp_path / "vispr")
+    write(root / "test2017.txt", "annotations/train2017/2017_1.json\n")
+    with pytest.raises(ValueError, match=r"2017_1\.jpg is for train and for test"):
+        read_vispr(root)
+    root = coco(tmp_path / "coco")
+    file = root / "annotations" / "instances_val2014.json"
+    write(file, json.loads(file.read_text().replace("9", "7")))
+    with pytest.raises(ValueError, match="image 7 is for train and for test"):
+        read_coco(root)
 
 
 def test_edges_of_a_box():
