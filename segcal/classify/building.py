@@ -15,8 +15,11 @@ from segcal.classify.data import Part, Parted
 from segcal.classify.experiment import ClassificationExperiment, Standard
 from segcal.classify.networks import Standardise, Standardised
 from segcal.components import Component, accepted_arguments, hands_on, target
+from segcal.losses.multilabel.classes import OfClasses
+from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.objective import Objective
-from segcal.recipes import build, build_terms, load_objective, names
+from segcal.recipes import Recipe, build, build_terms, load_objective, names
+from segcal.term import Term
 from segcal.training.building import build_part
 
 BOUNDED = (nn.Tanh, nn.Sigmoid, nn.Softmax)
@@ -26,6 +29,28 @@ NO_WEIGHTS = {"weights": None, "pretrained": False}
 are without that."""
 
 
+def recipe_of(experiment: ClassificationExperiment, data: Parted) -> Recipe:
+    """The loss that an experiment names: of labels, of classes, or of classes taken as labels.
+
+    Raises:
+        ValueError: a recipe of labels for classes or the other way round.
+    """
+    name = experiment.recipe
+    if data.multilabel:
+        if name not in names("multilabel"):
+            raise ValueError(
+                f"recipe: {name} is of classes, and these are labels; there are "
+                f"{', '.join(names('multilabel'))}"
+            )
+        return load_objective(name, multilabel=True)
+    try:
+        return load_objective(name)  # focal is a loss of classes, too
+    except ValueError:
+        if name not in names("multilabel"):
+            raise
+        return load_objective(name, multilabel=True)
+
+
 def build_objective(experiment: ClassificationExperiment, data: Parted) -> Objective:
     """Build the loss of an experiment.
 
@@ -33,15 +58,8 @@ def build_objective(experiment: ClassificationExperiment, data: Parted) -> Objec
         ValueError: a recipe of labels for classes or the other way round, unknown terms, or
             arguments that do not fit.
     """
-    if not data.multilabel:
-        if experiment.recipe in names("multilabel"):
-            try:
-                load_objective(experiment.recipe)
-            except ValueError:
-                raise ValueError(
-                    f"recipe: {experiment.recipe} is of labels, and these are classes that exclude "
-                    "each other; take one that segcal methods lists as a recipe"
-                ) from None
+    read = recipe_of(experiment, data)
+    if not read.multilabel:
         terms: dict[str, Any] = experiment.terms
         objective = build(experiment.recipe, len(data.names), **terms)
         if objective.num_heads > 1:
@@ -51,17 +69,24 @@ def build_objective(experiment: ClassificationExperiment, data: Parted) -> Objec
             )
         return objective
     recipe = experiment.recipe
-    if recipe not in names("multilabel"):
-        raise ValueError(
-            f"recipe: {recipe} is of classes, and these are labels; there are "
-            f"{', '.join(names('multilabel'))}"
-        )
     if unknown := sorted(set(experiment.terms) - {recipe}):
         raise ValueError(f"terms: no term {', '.join(unknown)}; there is {recipe}")
     positives, negatives = data.counts()
-    read = load_objective(recipe, multilabel=True)
-    terms = build_terms(read, overrides=experiment.terms, positives=positives, negatives=negatives)
-    return Objective(terms, read.weights)
+    built = build_terms(read, overrides=experiment.terms, positives=positives, negatives=negatives)
+    if not data.multilabel:
+        built = {name: _of_classes(recipe, term) for name, term in built.items()}
+    return Objective(built, read.weights)
+
+
+def _of_classes(recipe: str, term: Term) -> OfClasses:
+    """A loss of labels, of classes that exclude each other; ValueError unless it compares them."""
+    if not isinstance(term, MultiLabelLoss) or not term.no_posterior:
+        raise ValueError(
+            f"recipe: {recipe} is of labels, and these are classes that exclude each other; it "
+            "gives each a probability of its own, and they would not add up to 1. Take a recipe "
+            "that segcal methods lists, or of labels one that compares scores, as two_way"
+        )
+    return OfClasses(term)
 
 
 def build_network(

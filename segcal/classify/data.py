@@ -49,6 +49,10 @@ class Part:
         """Of an input as it is evaluated."""
         return tuple(self.inputs[:1].shape[1:])
 
+    def some(self, numbers: Sequence[int]) -> Tensor:
+        """Inputs of some samples, as they are evaluated."""
+        return next(self._inputs([torch.tensor(numbers)]))
+
     def to(self, device: torch.device, workers: int = 0) -> Part:
         """Bring the samples to a device; from disk a batch at a time, by processes of their own."""
         inputs = self.inputs
@@ -112,18 +116,16 @@ class Parted:
     vectors: Tensor | None = None
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """How many training samples have each label, and how many lack it."""
+        """How many training samples have each class or label, and how many lack it."""
         targets = self.parts["train"].targets
+        if not self.multilabel:
+            found = torch.bincount(targets, minlength=len(self.names))
+            return found, len(targets) - found
         return (targets == 1).sum(0), (targets == 0).sum(0)
 
     def frequencies(self) -> dict[str, int]:
         """Training samples of every class or label."""
-        targets = self.parts["train"].targets
-        if self.multilabel:
-            found = self.counts()[0]
-        else:
-            found = torch.bincount(targets, minlength=len(self.names))
-        return dict(zip(self.names, found.tolist(), strict=True))
+        return dict(zip(self.names, self.counts()[0].tolist(), strict=True))
 
 
 def load(data: SampleData) -> Parted:

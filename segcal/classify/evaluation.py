@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from segcal.classify.building import build_network, build_objective
+from segcal.classify.building import build_network, build_objective, recipe_of
 from segcal.classify.calibration import (
     calibrated,
     calibrated_log_odds,
@@ -21,7 +21,7 @@ from segcal.classify.calibration import (
 from segcal.classify.data import Part, Parted, check_data, load
 from segcal.classify.experiment import ClassificationExperiment
 from segcal.classify.measures import Measured, measure, measure_classes, measure_labels
-from segcal.classify.prediction import label_loss, predict, probabilities
+from segcal.classify.prediction import label_loss, log_odds_by_kind, predict, probabilities
 from segcal.classify.readers.samples import PARTS
 from segcal.classify.streaming import decoders
 from segcal.classify.training import ClassificationRun
@@ -76,7 +76,30 @@ class Evaluated:
                     else "."
                 )
             )
+        if self.loss is None and recipe_of(self.experiment, self.data).multilabel:
+            found.append(
+                f"{self.experiment.recipe} is of labels, taken as classes: it ranks them, and the "
+                "softmax of its scores is shown for comparison"
+                + (
+                    "; --calibrate fits probabilities to the validation samples."
+                    if self.calibrator is None
+                    else "."
+                )
+            )
         return found
+
+    def log_odds(self) -> Tensor:
+        """Log-odds ``(N, T)`` of the best probabilities of labels that there are.
+
+        Raises:
+            ValueError: these are classes.
+        """
+        if self.loss is None:
+            raise ValueError("log_odds: are of labels, and these are classes")
+        if self.calibrator is not None:
+            probs = calibrated(self.logits, self.loss, self.calibrator.calibrator)
+            return calibrated_log_odds(probs)
+        return list(log_odds_by_kind(self.logits, self.loss).values())[-1]
 
     def save(self, path: Path) -> None:
         """Write logits, probabilities of every kind, targets and numbers of the samples."""

@@ -22,18 +22,30 @@ _READERS = "segcal.classify.readers"
 SOURCES = {
     "arff": f"{_READERS}.arff.read_arff",
     "cifar10": f"{_READERS}.cifar.read_cifar10",
+    "coco": f"{_READERS}.coco.read_coco",
     "csv": f"{_READERS}.csv.read_csv",
+    "digit_mosaics": f"{_READERS}.digits.read_digit_mosaics",
     "digits": f"{_READERS}.digits.read_digits",
     "docstrings": f"{_READERS}.texts.read_docstrings",
     "image_folder": f"{_READERS}.image_files.read_image_folder",
     "image_list": f"{_READERS}.image_files.read_image_list",
     "images": f"{_READERS}.images.read_images",
     "npz": f"{_READERS}.archives.read_npz",
+    "nus_wide": f"{_READERS}.nus_wide.read_nus_wide",
     "texts": f"{_READERS}.texts.read_texts",
     "tiny_imagenet": f"{_READERS}.image_files.read_tiny_imagenet",
+    "vaw": f"{_READERS}.vaw.read_vaw",
+    "vispr": f"{_READERS}.vispr.read_vispr",
+    "voc": f"{_READERS}.voc.read_voc",
+    "wider": f"{_READERS}.wider.read_wider",
 }
 """Readers by the name of what they read."""
-STREAMED = frozenset({"image_folder", "image_list", "tiny_imagenet"})
+STREAMED = frozenset(
+    {
+        "coco", "image_folder", "image_list", "nus_wide", "tiny_imagenet", "vaw", "vispr", "voc",
+        "wider",
+    }
+)  # fmt: skip
 """Those of :data:`SOURCES` whose images stay on disk: readers that return
 :func:`segcal.classify.readers.streamed.streamed`."""
 MetricName = Literal["accuracy", "nll", "map_class", "map_sample"]

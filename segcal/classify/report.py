@@ -11,12 +11,15 @@ import numpy as np
 import pandas as pd
 
 from segcal import __version__
+from segcal.classify.contact_sheet import draw_answers, plot_contact_sheet
 from segcal.classify.curves import plot_retrieval
 from segcal.classify.evaluation import Evaluated
+from segcal.classify.loss_figure import plot_label_losses
 from segcal.classify.measures import (
     CLASS_METRICS,
     HIGHER_IS_BETTER,
     LABEL_METRICS,
+    MOST_CONDITIONS,
     NO_MERIT,
     Measured,
     conventions,
@@ -33,10 +36,12 @@ from segcal.reporting.tables import Cell, Column, Table, mark, number_cell
 
 PREDICTIONS_NAME = "predictions.npz"
 FILES = (
-    "index.html", "summary.json", "classes.csv", "reliability*.png", "retrieval.png", "tables.*",
+    "index.html", "summary.json", "classes.csv", "reliability*.png", "retrieval*.png",
+    "loss.png", "tables.*",
     PREDICTIONS_NAME, CALIBRATOR_NAME,
 )  # fmt: skip
 """What a report may write."""
+RETRIEVAL = "Retrieval of samples by their labels"
 MOST_CLASSES = 16
 """Classes that get a reliability diagram each."""
 NAMES = {
@@ -177,11 +182,10 @@ def write_classifier_report(
     sections = [page.table_section(table, *evaluated.notes(), pictures=list(pictures.values()))]
     if multilabel:
         answered = {kind: [content["retrieval"]] for kind, content in records.items()}
-        title = "Retrieval of samples by their labels"
-        picture = draw(plot_retrieval(answered, dict.fromkeys(answered, ""), title), title)
-        pictures["retrieval.png"] = picture
-        tables.append(retrieval_table("retrieval", title, answered, head=head))
-        sections.append(page.table_section(tables[-1], pictures=[picture]))
+        of_labels = _label_pictures(evaluated, answered)
+        tables.append(retrieval_table("retrieval", RETRIEVAL, answered, head=head))
+        sections.append(page.table_section(tables[-1], pictures=list(of_labels.values())))
+        pictures |= of_labels
     for name, picture in pictures.items():
         picture.save(report.place(name))
     evaluated.save(report.place(PREDICTIONS_NAME))
@@ -241,6 +245,27 @@ def count_of(count: int, unit: str) -> dict[str, Any]:
         "evaluated": count, "unit": unit, "interrupted": False, "failed": {}, "notes": {},
         "without_prediction": [], "without_reference": [],
     }  # fmt: skip
+
+
+def _label_pictures(
+    evaluated: Evaluated, answered: Mapping[str, Sequence[Mapping[str, float | None]]]
+) -> dict[str, Picture]:
+    """What samples are found by labels; and the loss of a label, where it has a posterior."""
+    loss, recipe = evaluated.loss, evaluated.experiment.recipe
+    figure = plot_retrieval(answered, dict.fromkeys(answered, ""), RETRIEVAL)
+    pictures = {"retrieval.png": draw(figure, RETRIEVAL)}
+    if len(evaluated.part.shape) == 3:  # images
+        title = f"Images that {recipe} finds by several labels"
+        targets, names = evaluated.part.targets, evaluated.data.names
+        answers = draw_answers(evaluated.log_odds(), targets, names, most=MOST_CONDITIONS)
+        if answers:
+            images = [evaluated.part.some(one.samples) for one in answers]
+            figure = plot_contact_sheet(answers, images, title)
+            pictures["retrieval_images.png"] = draw(figure, title)
+    if loss is not None and not loss.no_posterior:
+        title = f"{recipe}: loss of a label, and its link"
+        pictures["loss.png"] = draw(plot_label_losses({recipe: loss}), title)
+    return pictures
 
 
 def _top_diagram(outcomes: Mapping[str, Measured], multilabel: bool) -> Picture:

@@ -20,6 +20,7 @@ import torch
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from segcal.classify.building import build_objective
+from segcal.classify.choosing import choice_table, choose
 from segcal.classify.data import check_data, load
 from segcal.classify.evaluation import evaluate_classifier
 from segcal.classify.experiment import KIND as EXPERIMENTS
@@ -29,6 +30,7 @@ from segcal.classify.study_report import TrialResult, write_study
 from segcal.classify.training import ClassificationRun
 from segcal.io.files import read_json, write_json, write_text
 from segcal.io.yaml import Strict, merged, validated
+from segcal.reporting.tables import Table
 from segcal.study.plan import Cost
 from segcal.training.checkpoints import LAST_NAME
 from segcal.training.epoch_log import EpochLog
@@ -134,6 +136,8 @@ class Study(Strict):
             samples, too; ``folds`` is a cross-validation over all samples, with a fold for every
             seed; ``fixed`` takes those of the experiment's own seed.
         baseline: loss that the others are compared with; None is the first of every set.
+        chosen: by a name of one's own, some of the recipes: a row of that name has for every seed
+            the one that does best on the validation samples.
         terms: arguments of a recipe's terms, by recipe and term.
         changes: keys and values in place of those of all experiments.
         cost: what all its trainings take, as whoever wrote it measured or reckoned; None where
@@ -147,10 +151,26 @@ class Study(Strict):
     seeds: tuple[int, ...] = Field(default=(1, 2, 3, 4, 5), min_length=1)
     splits: Literal["fixed", "seed", "folds"] = "seed"
     baseline: str | None = None
+    chosen: dict[str, tuple[str, ...]] = Field(default={})
     terms: dict[str, dict[str, dict[str, Any]]] = Field(default={})
     changes: Changes = Field(default={})
     cost: Cost | None = None
     output: str
+
+    @model_validator(mode="after")
+    def _chosen_are_there(self) -> Study:
+        for name, recipes in self.chosen.items():
+            if name in self.recipes or len(set(recipes)) < max(2, len(recipes)):
+                raise ValueError(
+                    f"chosen.{name}: expected a name that no recipe has, and two or more recipes, "
+                    f"each once; got {', '.join(recipes)}"
+                )
+            if unknown := sorted(set(recipes) - set(self.recipes)):
+                raise ValueError(
+                    f"chosen.{name}: {', '.join(unknown)} is not among those of the study, "
+                    f"{', '.join(self.recipes)}"
+                )
+        return self
 
     @field_validator("terms")
     @classmethod
@@ -378,6 +398,7 @@ def result_of(trial: Trial) -> TrialResult | None:
         outcomes=result["outcomes"],
         last=result["last"],
         metric=result["metric"],
+        best=result["best"],
         records=EpochLog(trial.experiment.folder).records(),
     )
 
@@ -411,9 +432,19 @@ def report_study(
     if not results:
         return []
     done = {trial.name for trial in found if trial.result() is not None}
+    tables: dict[str, list[Table]] = {}
+    for set_name in study.sets:
+        own = [run for run in results if run.set == set_name]
+        for chosen_name, recipes in study.chosen.items():
+            choice = choose(chosen_name, recipes, own)
+            if choice is not None:
+                results += choice.results()
+                key = f"{set_name}-{chosen_name}"
+                tables.setdefault(set_name, []).append(choice_table(key, choice))
     return write_study(
         folder,
         results,
+        tables=tables,
         header={
             "name": study.summary or name,
             "predictions": str(Path(study.output).resolve()),

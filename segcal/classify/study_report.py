@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from functools import reduce
 from operator import add
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ class TrialResult:
         outcomes: ``metrics`` and ``reliability`` by the kind of probabilities.
         last: metrics after the last epoch, by the kind of probabilities.
         metric: of the validation samples, that chose the epoch.
+        best: its value.
         records: lines of the log.
     """
 
@@ -77,6 +79,7 @@ class TrialResult:
     outcomes: Mapping[str, Mapping[str, Any]]
     last: Mapping[str, Mapping[str, float | None]]
     metric: str
+    best: float
     records: Sequence[Mapping[str, Any]]
 
 
@@ -114,6 +117,7 @@ def write_study(
     forms: Sequence[str] = (),
     baseline: str | None = None,
     redrawn: bool = False,
+    tables: Mapping[str, Sequence[Table]] = MappingProxyType({}),
 ) -> list[str]:
     """Write tables, figures and the page of a study.
 
@@ -126,6 +130,7 @@ def write_study(
         forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
         baseline: loss that the others are compared with; None is the first of every set.
         redrawn: whether every seed has training and test samples of its own.
+        tables: more of them, by data set.
 
     Returns:
         names of the files.
@@ -159,8 +164,9 @@ def write_study(
             changes.append(compared.frame())
             printed.append(difference_table(compared, multilabel=own[0].multilabel))
             sections.append(page.table_section(printed[-1]))
-        printed.append(_last_table(name, own))
-        sections.append(page.table_section(printed[-1]))
+        for one in (_last_table(name, own), *tables.get(name, ())):
+            printed.append(one)
+            sections.append(page.table_section(one))
         if answers is not None:
             title, head = f"{name}: retrieval", Column("method")
             printed.append(retrieval_table(f"{name}-retrieval", title, _retrieval(own), head=head))

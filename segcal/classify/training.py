@@ -21,6 +21,7 @@ from segcal.classify.building import (
     check_objective,
     check_rebuilt,
     parameter_groups,
+    recipe_of,
 )
 from segcal.classify.data import check_data, load
 from segcal.classify.experiment import ClassificationExperiment
@@ -28,7 +29,6 @@ from segcal.classify.measures import HIGHER_IS_BETTER, TEST, measure
 from segcal.classify.networks import Standardised
 from segcal.classify.prediction import label_loss, predict
 from segcal.classify.streaming import decoders
-from segcal.recipes import load_objective
 from segcal.training.checkpoints import LAST_NAME
 from segcal.training.results import Criterion, HeldOutPass, Validation
 from segcal.training.run import TrainingRun
@@ -60,8 +60,8 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         workers = decoders(experiment.training.workers)
         self.parts = {n: part.to(self.device, workers) for n, part in self.data.parts.items()}
         self.objective = build_objective(experiment, self.data)
+        self.recipe = recipe_of(experiment, self.data)
         self.criterion = self._choose_criterion()
-        self.recipe = load_objective(experiment.recipe, multilabel=self.data.multilabel)
         # what is streamed comes transformed
         self.augment = Augment(() if experiment.data.streams else experiment.data.augment)
 
@@ -81,6 +81,8 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
 
     def _default_metric(self) -> str:
         """NLL; of a loss whose scores are no probabilities, what they rank."""
+        if self.recipe.multilabel and not self.data.multilabel:
+            return "accuracy"
         loss = label_loss(self.objective)
         return "map_class" if loss is not None and loss.no_posterior else "nll"
 

@@ -143,7 +143,8 @@ def evaluate(
     reliability.png, reliability_classes.png and predictions.npz (logits, probabilities, targets).
     Of labels, probabilities by the link of the loss (phi of focal and asymmetric losses) have rows
     of their own beside the sigmoid's, and retrieval.png shows how well samples are found by several
-    conditions at once (this label and that one, not a third).
+    conditions at once (this label and that one, not a third), retrieval_images.png the images that
+    some such queries find, and loss.png the loss of a label and the link over the logit.
 
     With --calibrate, the report has calibrated probabilities as well, and calibrator.json. Of
     labels, each gets its own fit, to the log-odds of the posterior or, if the loss has none, to the

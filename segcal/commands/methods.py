@@ -42,8 +42,9 @@ def methods(
     figure: Annotated[
         Path | None,
         typer.Option(
-            help="Of a penalty with learned multipliers (cals, crac, crac_bands): draw its "
-            "functions of the constraint, PHR, P2 and P3, into this file, .png."
+            help="Draw into this file, .png: of a penalty with learned multipliers (cals, crac, "
+            "crac_bands) its functions of the constraint, PHR, P2 and P3; of a loss of labels with "
+            "a posterior (spa, focal, asymmetric, ...) the loss and its link, beside those of bce."
         ),
     ] = None,
 ) -> None:
@@ -52,6 +53,8 @@ def methods(
     Examples: segcal methods crac
 
     segcal methods cals --figure functions.png
+
+    segcal methods spa --figure spa.png
     """
     with user_errors({"figure": "--figure"}):
         if figure is not None:
@@ -70,27 +73,42 @@ def methods(
 
 
 def _draw(name: str | None, path: Path) -> None:
-    """Draw the functions of a penalty.
+    """Draw the functions of a penalty, or a loss of labels and its link.
 
     Raises:
-        ValueError: not a penalty that has some, or a file of another kind.
+        ValueError: neither, or a file of another kind.
     """
-    from segcal.alm import AugmentedLagrangian
-    from segcal.components import target
+    from segcal.classify.loss_figure import plot_label_losses
+    from segcal.components import build_component
     from segcal.recipes import load_component, names
     from segcal.reporting.penalty_functions import plot_penalty_functions
     from segcal.reporting.picture import draw
 
-    learned = [
+    learned, labels = _penalties_with_functions(), names("multilabel")
+    if name not in (*learned, *labels):
+        raise ValueError(
+            f"figure: is of penalties with such functions, {', '.join(learned)}, and of losses of "
+            f"labels, {', '.join(labels)}"
+        )
+    if path.suffix != ".png":
+        raise ValueError(f"figure: expected the name of a .png, got {path}")
+    if name in learned:
+        draw(plot_penalty_functions(), "Functions of a constraint").save(path)
+        return
+    shown = {one: build_component(load_component("multilabel", one)) for one in ("bce", name)}
+    draw(plot_label_losses(shown), f"{name}: loss of a label, and its link").save(path)
+
+
+def _penalties_with_functions() -> list[str]:
+    from segcal.alm import AugmentedLagrangian
+    from segcal.components import target
+    from segcal.recipes import load_component, names
+
+    return [
         penalty
         for penalty in names("penalties")
         if issubclass(target(load_component("penalties", penalty)), AugmentedLagrangian)
     ]
-    if name not in learned:
-        raise ValueError(f"figure: is of penalties with such functions, {', '.join(learned)}")
-    if path.suffix != ".png":
-        raise ValueError(f"figure: expected the name of a .png, got {path}")
-    draw(plot_penalty_functions(), "Functions of a constraint").save(path)
 
 
 def _names() -> dict[str, list[str]]:

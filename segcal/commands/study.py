@@ -30,8 +30,8 @@ StudyConfig = Annotated[
     typer.Argument(
         help="The study: a YAML file, or the name of one that comes with segcal. Segmentation: "
         "phantom_small, phantom, nacl_weight, hippocampus_small, hippocampus, chaos, acdc, "
-        "acdc_nnunet, flare. Classification: digits, cals, cals_ablation, docstrings, multilabel, "
-        "slices, cifar10."
+        "acdc_nnunet, flare. Classification: digits, cals, cals_ablation, docstrings, "
+        "two_way_ablation, spa_grid, multilabel, slices, cifar10."
     ),
 ]
 Processes = Annotated[

@@ -77,6 +77,8 @@ def test_labels_get_a_column_for_their_link(tmp_path):
     assert table.groupby("probabilities", sort=False)["label"].agg(list).to_dict() == {
         "sigmoid": ["a", "b", "c"], "phi": ["a", "b", "c"]}  # fmt: skip
     assert (tmp_path / "r" / "retrieval.png").stat().st_size > 10_000
+    assert (tmp_path / "r" / "loss.png").stat().st_size > 10_000
+    assert not (tmp_path / "r" / "retrieval_images.png").exists()  # of features
     page = (tmp_path / "r" / "index.html").read_text()
     assert "3 conditions" in page
 

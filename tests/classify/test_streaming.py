@@ -182,7 +182,7 @@ def test_what_is_damaged_is_named_when_it_is_met(tmp_path):
         ({"standardise": {"mean": [0.5, 0.5]}}, "data.standardise: 2 values of inputs"),
         ({"standardise": {"std": [0.0]}}, "std"),
         ({"source": "images", "args": {"path": "i", "size": 8}, "resize": FIT},
-         "resize: is of images that are streamed from disk .image_folder"),
+         "resize: is of images that are streamed from disk .coco, image_folder"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(tmp_path, data, message):

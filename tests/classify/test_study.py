@@ -6,6 +6,7 @@ import json
 import multiprocessing
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,9 +15,18 @@ import torch
 import yaml
 from scipy import stats
 
+from segcal.classify.choosing import choose
 from segcal.classify.evaluation import evaluate_classifier
-from segcal.classify.study import Study, check, load_study, result_of, run_trials, trials
-from segcal.classify.study_report import write_study
+from segcal.classify.study import (
+    Study,
+    check,
+    load_study,
+    report_study,
+    result_of,
+    run_trials,
+    trials,
+)
+from segcal.classify.study_report import TrialResult, write_study
 from segcal.training.experiments import read_content, shipped
 from tests.classify.classifiers import write_classes, write_config, write_labels
 from tests.conftest import close
@@ -121,6 +131,68 @@ def test_sets_beside_each_other_and_test_samples_over_the_epochs(study, tmp_path
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
     assert summary["conventions"]["classes: bins"] == "4 of (lo, hi], 0 in the first"
     assert len(found[0].result()["outcomes"]["softmax"]["reliability"]["count"]) == 4
+
+
+def test_the_best_on_validation_is_chosen_for_every_seed(study, tmp_path):
+    content = yaml.safe_load(study.read_text())
+    content["sets"].pop("clouds")
+    content["sets"]["halves"].pop("recipes")
+    mild = {"recipe": "spa", "terms": {"spa": {"negative": [2, 1, 0]}}}
+    content |= {
+        "recipes": {"spa": None, "spa@mild": mild, "two_way": None}, "seeds": [1, 2, 3],
+        "chosen": {"spa_chosen": ["spa", "spa@mild"]}, "terms": {},
+    }  # fmt: skip
+    study.write_text(yaml.safe_dump(content))
+    read = load_study(study)
+    found = trials(read)
+    check(found)
+    todo = [t for t in found if (t.recipe, t.seed) != ("spa", 3)]  # seed 3 has no choice yet
+    assert [why for _, why in run_trials(todo, 1)] == [""] * 8
+    report_study(read, found, tmp_path / "report", name="s", failed={}, forms=["markdown"])
+    runs = pd.read_csv(tmp_path / "report" / "runs.csv").set_index(["method", "seed"])
+    results = {(t.recipe, t.seed): t.result() for t in todo}
+    for seed in (1, 2):
+        of = {name: results[name, seed]["best"] for name in ("spa", "spa@mild")}
+        assert results["spa", seed]["metric"] == "nll"
+        best = min(of, key=of.get)
+        tested = results[best, seed]["outcomes"]["link"]["metrics"]["nll"]
+        close(runs.loc[("spa_chosen + link", seed), "nll"], tested, rtol=1e-9)
+    assert ("spa_chosen + link", 3) not in runs.index
+    assert ("spa_chosen", 1) not in runs.index  # the sigmoid had no part in the choice
+    tables = (tmp_path / "report" / "tables.md").read_text()
+    table = tables.split("chosen on validation samples")[1]
+    line = next(x for x in table.splitlines() if x.startswith("| spa@mild"))
+    validation = sum(results["spa@mild", s]["best"] for s in (1, 2)) / 2
+    tested = sum(results["spa@mild", s]["outcomes"]["link"]["metrics"]["nll"] for s in (1, 2)) / 2
+    assert f"{validation:.4f}" in line
+    assert f"{tested:.4f}" in line
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "of every seed the loss with the best validation NLL of 2" in page
+
+
+def test_a_choice_needs_one_metric_and_takes_the_right_end(study):
+    def run(recipe, metric, best):
+        outcome = {"sigmoid": {"metrics": {metric: best}, "retrieval": {}, "reliability": {}}}
+        return TrialResult(
+            set="s", recipe=recipe, seed=1, multilabel=True, names=("a",), samples={}, notes=(),
+            outcomes=outcome, last={}, metric=metric, best=best, records=[],
+        )  # fmt: skip
+
+    found = [run("a", "map_class", 0.3), run("b", "map_class", 0.5), run("c", "nll", 0.1)]
+    assert choose("x", ["a", "b"], found).chosen[1].recipe == "b"
+    assert choose("x", ["a", "d"], found) is None
+    with pytest.raises(ValueError, match=r"chosen\.x: .*got map_class and nll; set changes"):
+        choose("x", ["a", "c"], found)
+    low = [run("a", "nll", 0.3), run("b", "nll", 0.5)]
+    assert choose("x", ["a", "b"], low).chosen[1].recipe == "a"
+    linked = [
+        replace(r, seed=2, outcomes={**r.outcomes, "link": {}}, last={"link": {}}) for r in low
+    ]
+    low = [replace(r, last={"sigmoid": {}}) for r in low]
+    rows = choose("x", ["a", "b"], [*low, *linked]).results()
+    assert [(r.recipe, r.seed, list(r.outcomes)) for r in rows] == [
+        ("x", 1, ["posterior"]), ("x", 2, ["posterior"]),
+    ]  # fmt: skip
 
 
 def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
@@ -307,6 +379,10 @@ def test_several_processes_find_the_same(study, monkeypatch):
         (["recipes=[ce, ce]"], "name each once"),
         (["terms.calls.cals.margin=3"], "terms: no recipe, penalty or loss is called 'calls'"),
         (["terms.cals.calls.margin=3"], "sets.clouds, cals: .*has no term calls"),
+        (["chosen.x=[ce]"], "chosen.x: expected a name that no recipe has, and two or more"),
+        (["chosen.ce=[ce, cals]"], "chosen.ce: expected a name that no recipe has"),
+        (["chosen.x=[ce, ls]"], "chosen.x: ls is not among those of the study, ce, cals"),
+        (["recipes.ce=3"], "recipes"),
         (["seed=[3]"], "seed: unknown; there are summary, sets"),
     ],
 )

@@ -24,6 +24,7 @@ from segcal.classify.readers.samples import Samples
 from segcal.classify.training import ClassificationRun
 from segcal.losses.multilabel.bce import frequency_weights
 from segcal.recipes import names
+from segcal.training.checkpoints import LAST_NAME
 from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import shipped
 from tests.classify.classifiers import write_classes, write_config, write_labels
@@ -293,6 +294,26 @@ def test_losses_of_classes_are_not_for_labels(tmp_path, labels):
         run(write_config(tmp_path, labels))
     with pytest.raises(ValueError, match="no term bce; there is spa"):
         run(write_config(tmp_path, labels), "recipe=spa", "terms.bce.scheme=balanced")
+
+
+def test_losses_that_compare_labels_are_of_classes_too(tmp_path, classes):
+    """Within samples and with temperatures 1, the two-way loss is cross-entropy."""
+    config = write_config(tmp_path, classes)
+    one = "terms.two_way={along: sample, temperature_pos: 1.0, temperature_neg: 1.0}"
+    found = {}
+    for recipe, metric, settings in (("ce", "nll", []), ("two_way", "accuracy", [one])):
+        done = run(config, f"recipe={recipe}", f"output={tmp_path / recipe}", *settings)
+        assert done.metric == metric
+        found[recipe] = evaluate_classifier(done.folder, checkpoint=LAST_NAME)
+    close(found["two_way"].logits, found["ce"].logits, rtol=1e-4, atol=1e-5)
+    assert list(found["two_way"].outcomes) == ["softmax"]
+    assert found["ce"].notes() == []
+    assert "two_way is of labels, taken as classes" in found["two_way"].notes()[0]
+    assert "--calibrate" in found["two_way"].notes()[0]
+    with pytest.raises(ValueError, match=r"spa is of labels, and these are classes.*as two_way"):
+        run(config, "recipe=spa")
+    with pytest.raises(ValueError, match="no term ce; there is two_way"):
+        run(config, "recipe=two_way", "terms.ce.x=1")
 
 
 def test_arguments_of_losses_of_labels(tmp_path, labels):

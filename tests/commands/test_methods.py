@@ -79,3 +79,13 @@ def test_draws_the_functions_of_a_penalty(tmp_path):
         assert done.exit_code == 2
         assert said in done.output.replace("\n", " ")
     assert [one.name for one in tmp_path.iterdir()] == ["functions.png"]
+
+
+def test_draws_a_loss_of_labels_and_its_link(tmp_path):
+    path = tmp_path / "spa.png"
+    assert run("spa", "--figure", str(path)).exit_code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    done = run("two_way", "--figure", str(tmp_path / "two_way.png"))
+    assert done.exit_code == 2
+    assert "no posterior goes with this loss" in done.output.replace("\n", " ")
+    assert [one.name for one in tmp_path.iterdir()] == ["spa.png"]

@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: 1797 images of 8 x 8 grey values."""
+"""Handwritten digits that come with scikit-learn: 1797 images of 8 x 8 grey values, or mosaics."""
 
 from __future__ import annotations
 
@@ -21,3 +21,42 @@ def read_digits() -> Samples:
     inputs = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     names = tuple(map(str, range(10)))
     return Samples(inputs, classes.astype(np.int64), names).check("digits")
+
+
+def read_digit_mosaics(side: int = 2, filled: float = 0.5, seed: int = 0) -> Samples:
+    """Make images of `side` x `side` cells, some of them with a digit; a label is a digit in it.
+
+    Every digit that there is lies in one image at most, so that no sample knows another. By default
+    there are 883 images ``(1, 16, 16)`` with 1.9 labels in the mean; some have none.
+
+    Args:
+        side: cells in a row and in a column, 1 to 8.
+        filled: probability that a cell has a digit.
+        seed: of what lies where.
+
+    Raises:
+        ValueError: numbers that do not fit, or scikit-learn is not installed.
+    """
+    if side not in range(1, 9) or not 0 < filled <= 1:
+        raise ValueError(
+            f"side, filled: expected 1 to 8 cells and a probability above 0, got {side} and "
+            f"{filled}"
+        )
+    digits = read_digits()
+    pictures = np.asarray(digits.inputs)[:, 0]
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(digits))
+    images, targets, used = [], [], 0
+    while True:
+        cells = np.flatnonzero(rng.random(side**2) < filled)
+        chosen = order[used : used + len(cells)]
+        if len(chosen) < len(cells):  # all digits have been laid
+            break
+        used += len(cells)
+        tiles = np.zeros((side**2, *pictures.shape[1:]), np.float32)
+        tiles[cells] = pictures[chosen]
+        images.append(np.vstack([np.hstack(list(row)) for row in np.split(tiles, side)]))
+        targets.append(np.isin(np.arange(len(digits.names)), digits.targets[chosen]))
+    return Samples(np.stack(images)[:, None], np.array(targets, np.int8), digits.names).check(
+        "digit_mosaics"
+    )

@@ -184,8 +184,9 @@ def split(
 def _strata(samples: Samples, index: NDArray[np.int64]) -> list[list[NDArray[np.int64]]]:
     """Units that stay together, by what is to be split evenly."""
     if samples.groups is not None:
-        groups = samples.groups[index]
-        return [[index[groups == g] for g in np.unique(groups)]]
+        order = np.argsort(samples.groups[index], kind="stable")
+        begins = np.flatnonzero(np.diff(samples.groups[index][order])) + 1
+        return [np.split(index[order], begins) if len(index) else []]
     if samples.multilabel:
         return [[index[i : i + 1] for i in range(len(index))]]
     classes = samples.targets[index]

@@ -28,8 +28,8 @@ def joint(
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
         targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is in neither set.
-        temperature_pos: T_P > 0.
-        temperature_neg: T_N > 0.
+        temperature_pos: T_P >= 0; 0 takes the smallest positive score.
+        temperature_neg: T_N >= 0; 0 takes the largest negative score.
         bias: added inside the softplus.
 
     Returns:

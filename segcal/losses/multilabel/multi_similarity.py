@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from segcal.losses.multilabel.contrast import check_temperatures, masked_logsumexp
+from segcal.losses.multilabel.contrast import check_temperatures, soft_maximum
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.tensors import full_precision, label_masks
 
@@ -29,8 +29,8 @@ def multi_similarity(
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
         targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is in neither set.
-        temperature_pos: T_P > 0.
-        temperature_neg: T_N > 0.
+        temperature_pos: T_P >= 0; 0 takes the smallest positive score.
+        temperature_neg: T_N >= 0; 0 takes the largest negative score.
 
     Returns:
         scalar; 0 with zero gradient when nothing is known.
@@ -41,10 +41,10 @@ def multi_similarity(
     check_temperatures(temperature_pos, temperature_neg)
     positive, negative = label_masks(logits, targets)
     with full_precision(logits) as x:
-        high, has_positive = masked_logsumexp(-x / temperature_pos, positive)
-        low, has_negative = masked_logsumexp(x / temperature_neg, negative)
-        values = torch.where(has_positive, F.softplus(temperature_pos * high), 0.0)
-        values = values + torch.where(has_negative, F.softplus(temperature_neg * low), 0.0)
+        high, has_positive = soft_maximum(-x, positive, temperature_pos)
+        low, has_negative = soft_maximum(x, negative, temperature_neg)
+        values = torch.where(has_positive, F.softplus(high), 0.0)
+        values = values + torch.where(has_negative, F.softplus(low), 0.0)
         return values.sum() / (has_positive | has_negative).sum().clamp(min=1)
 
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from segcal.losses.multilabel.buckets import gather_batches
 from segcal.losses.multilabel.contrast import Along, check_temperatures, contrast
 from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.tensors import check_choice, full_precision, label_masks
@@ -26,6 +27,7 @@ def two_way(
     along: Along = "both",
     average: Average = "valid",
     bucket_size: int | None = None,
+    gather: bool = False,
 ) -> Tensor:
     """Softplus of the soft maximum of negative less the soft minimum of positive scores.
 
@@ -39,14 +41,17 @@ def two_way(
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
         targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is in neither set.
-        temperature_pos: T_P > 0.
-        temperature_neg: T_N > 0.
+        temperature_pos: T_P >= 0; 0 takes the smallest positive score.
+        temperature_neg: T_N >= 0; 0 takes the largest negative score.
         bias: added inside the softplus.
         along: ``sample`` or ``class`` for one of the two terms.
         average: ``valid`` takes the mean over samples (classes) that have a positive, as the
             published code; ``paper`` over all that have a known label.
         bucket_size: the loss is the mean of those of buckets of this many samples (fewer in the
             last), as of processes with a batch each; None takes the batch as one.
+        gather: the batches of all processes of a training are one, before it is parted into
+            buckets, see :func:`segcal.losses.multilabel.buckets.gather_batches`; each must then
+            call this equally often. The published code leaves every process its own.
 
     Returns:
         scalar; 0 with zero gradient when nothing is contrasted.
@@ -55,7 +60,6 @@ def two_way(
         ValueError: shapes, targets or options that do not fit.
     """
     _check(temperature_pos, temperature_neg, along, average, bucket_size)
-    positive, negative = label_masks(logits, targets)
 
     def mean_of_rows(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         values = contrast(
@@ -70,6 +74,9 @@ def two_way(
         return values.sum() / counted.any(-1).sum().clamp(min=1)
 
     with full_precision(logits) as x:
+        if gather:
+            x, targets = gather_batches(x, targets)
+        positive, negative = label_masks(x, targets)
         size = bucket_size or max(len(x), 1)
         buckets = [torch.split(t, size) for t in (x, positive, negative)]
         losses = []
@@ -101,6 +108,7 @@ class TwoWay(MultiLabelLoss):
         along: Along = "both",
         average: Average = "valid",
         bucket_size: int | None = None,
+        gather: bool = False,
     ) -> None:
         super().__init__()
         _check(temperature_pos, temperature_neg, along, average, bucket_size)
@@ -110,6 +118,7 @@ class TwoWay(MultiLabelLoss):
         self.along: Along = along
         self.average: Average = average
         self.bucket_size = bucket_size
+        self.gather = gather
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of `logits` ``(B, T)`` against `targets` ``(B, T)``."""
@@ -122,6 +131,7 @@ class TwoWay(MultiLabelLoss):
             along=self.along,
             average=self.average,
             bucket_size=self.bucket_size,
+            gather=self.gather,
         )
 
 

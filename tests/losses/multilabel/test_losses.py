@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from segcal.losses.multilabel.asymmetric import Asymmetric, asymmetric
 from segcal.losses.multilabel.bce import BCE, bce, frequency_weights
+from segcal.losses.multilabel.classes import OfClasses
 from segcal.losses.multilabel.joint import joint
 from segcal.losses.multilabel.lpr import LPR
 from segcal.losses.multilabel.multi_similarity import multi_similarity
@@ -206,6 +207,78 @@ def test_two_way_worked_example():
     close(value, math.log(1 + math.exp(-1)), rtol=1e-9)
 
 
+@pytest.mark.parametrize(("t_pos", "t_neg"), [(0, 0), (0, 1), (4, 0)])
+def test_temperature_0_is_the_maximum(t_pos, t_neg):
+    x = torch.tensor([[2.0, 9.0, 1.0, -3.0], [0.5, -1.0, 4.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([[1, 1, 0, 0], [0, 1, 0, -1]])
+    t = {"temperature_pos": t_pos, "temperature_neg": t_neg}
+
+    def side(values, temperature):
+        if temperature == 0:
+            return max(values)
+        return temperature * math.log(sum(math.exp(v / temperature) for v in values))
+
+    # (positives with their sign turned, negatives); label 3 has no positive anywhere
+    samples = [((-2.0, -9.0), (1.0, -3.0)), ((1.0,), (0.5, 4.0))]
+    classes = [((-2.0,), (0.5,)), ((-9.0, 1.0), ()), ((), (1.0, 4.0)), ((), (-3.0,))]
+
+    def mean(rows):
+        values = [
+            math.log1p(math.exp(side(p, t_pos) + side(n, t_neg))) if p and n else 0.0
+            for p, n in rows
+        ]
+        return sum(values) / sum(bool(p) for p, _ in rows)
+
+    close(two_way(x, y, along="sample", **t), mean(samples))
+    close(two_way(x, y, along="class", **t), mean(classes))
+    close(two_way(x, y, **t), mean(samples) + mean(classes))
+    everything = ((-2.0, -9.0, 1.0), (1.0, -3.0, 0.5, 4.0))
+    close(joint(x, y, **t), math.log1p(math.exp(side(everything[0], t_pos)
+                                                + side(everything[1], t_neg))))  # fmt: skip
+    both = [
+        math.log1p(math.exp(side(p, t_pos))) + math.log1p(math.exp(side(n, t_neg)))
+        for p, n in samples
+    ]
+    close(multi_similarity(x, y, **t), sum(both) / 2)
+    for loss in (two_way, joint, multi_similarity):
+        x.requires_grad_()
+        assert torch.autograd.gradcheck(lambda z: loss(z, y, **t), x)  # noqa: B023
+        near = {name: value or 1e-4 for name, value in t.items()}  # no jump at 0
+        close(loss(x, y, **near).detach(), loss(x, y, **t).detach(), rtol=1e-6)
+
+
+def test_temperature_0_shares_ties_and_stays_finite():
+    x = torch.tensor([[1.0, 3.0, 3.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([[1, 0, 0, 0]])
+    hard = {"temperature_pos": 0.0, "temperature_neg": 0.0}
+    value = two_way(x, y, along="sample", **hard)
+    (slope,) = torch.autograd.grad(value, x)
+    s = 1 / (1 + math.exp(-2.0))  # of 3 - 1
+    close(slope, [[-s, s / 2, s / 2, 0.0]])
+    for targets in (torch.zeros(1, 4), torch.ones(1, 4), torch.full((1, 4), -1)):
+        value = two_way(x, targets, **hard)
+        assert value == 0
+        assert (torch.autograd.grad(value, x)[0] == 0).all()
+    assert two_way(torch.zeros(0, 4), torch.zeros(0, 4), **hard) == 0
+    assert two_way(torch.zeros(4, 0), torch.zeros(4, 0), **hard) == 0
+
+
+def test_of_classes_the_loss_of_samples_is_cross_entropy():
+    """One label a sample and temperatures 1: log(1 + sum_n exp(x_n - x_p)), section 4.4."""
+    x, _ = example(5, n=7)
+    classes = torch.tensor([0, 4, 2, 2, 1, 3, 0])
+    one_hot = F.one_hot(classes, 5)
+    one = {"temperature_pos": 1.0, "temperature_neg": 1.0}
+    close(two_way(x, one_hot, along="sample", **one), F.cross_entropy(x, classes))
+    loss = OfClasses(TwoWay(along="sample", **one))
+    close(loss(x, classes), F.cross_entropy(x, classes))
+    close(OfClasses(TwoWay())(x, classes), two_way(x, one_hot))
+    with pytest.raises(ValueError, match=r"labels: expected \(N, \*S\)"):
+        loss(x, one_hot)
+    with pytest.raises(ValueError, match="labels: "):
+        loss(x, classes + 1)
+
+
 def test_no_positive_in_the_batch_is_zero():
     x = torch.zeros(4, 5, requires_grad=True)
     for loss in (two_way, joint, softmax):
@@ -242,7 +315,7 @@ def test_saturated_logits(dtype):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TwoWay(0.0), "temperature_pos, temperature_neg: expected numbers above 0"),
+        (lambda: TwoWay(-1.0), "temperature_pos, temperature_neg: expected numbers of at least 0"),
         (lambda: TwoWay(1.0, math.inf), "temperature_neg"),
         (lambda: TwoWay(along="rows"), "along: expected one of"),
         (lambda: TwoWay(average="all"), "average: expected one of"),

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import segcal.losses.multilabel.lpr as module_of_lpr
+from segcal.components import build_component
 from segcal.losses.multilabel.asymmetric import Asymmetric
 from segcal.losses.multilabel.bce import BCE
 from segcal.losses.multilabel.lpr import LPR, lpr
 from segcal.losses.multilabel.spa import SPA
 from segcal.losses.multilabel.two_way import TwoWay
+from segcal.recipes import load_component
 from tests.conftest import close
 from tests.oracles import multilabel as oracle
 
@@ -133,3 +135,17 @@ def test_extreme_log_odds():
         (slope,) = torch.autograd.grad(value, z)
         close(value.detach(), expected, rtol=1e-6)
         assert torch.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("name", ["bce", "focal", "asymmetric", "two_way"])
+def test_shipped_pairs_on_other_losses_compare_logits(name):
+    """Table 4 of the paper: LPR with losses whose scores stand for themselves."""
+    generator = torch.Generator().manual_seed(4)
+    x = 2 * torch.randn((6, 5), generator=generator, dtype=torch.float64)
+    y = torch.randint(-1, 2, (6, 5), generator=generator)
+    base, paired = (
+        build_component(load_component("multilabel", one)) for one in (name, f"{name}_lpr")
+    )
+    close(paired(x, y), base(x, y) + lpr(x, y))
+    if not base.no_posterior:
+        close(paired.probabilities(x), base.probabilities(x))
