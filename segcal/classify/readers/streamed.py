@@ -7,7 +7,6 @@ what comes of it; its name stands in :data:`segcal.classify.experiment.STREAMED`
 from __future__ import annotations
 
 import os
-import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,8 +38,8 @@ def streamed(
     """Samples of images that are decoded when they are wanted.
 
     All files must be there; what they hold is seen when they are decoded. Their checksum is that of
-    their names (below the folder that they share), sizes and times in seconds: files that are
-    copied elsewhere keep it if their times are kept (``cp -p``, ``rsync -a``, ``tar``).
+    their names below the folder that they share, so that they may be copied elsewhere, and that a
+    damaged one may be brought anew for a training that has met it.
 
     Args:
         files: N images; one with several boxes is there several times.
@@ -89,20 +88,10 @@ def _edges(
 
 
 def _checksum(paths: NDArray[np.bytes_], edges: NDArray[np.float32] | None, source: str) -> int:
-    """Of names, sizes and times of files, in the order of the samples, and their boxes."""
+    """Of the names of files, in the order of the samples, and their boxes; all must be there."""
     unique, inverse = np.unique(paths, return_inverse=True)
-    sizes = np.zeros((len(unique), 2), np.int64)
-    missing = []
-    for i, path in enumerate(unique):
-        try:
-            found = os.stat(path)  # noqa: PTH116 - of a million files
-        except OSError:
-            found = None
-        if found is None or not stat.S_ISREG(found.st_mode):
-            missing.append(os.fsdecode(path))
-        else:
-            sizes[i] = found.st_size, int(found.st_mtime)
-    if missing:
+    is_file = os.path.isfile  # of a million files
+    if missing := [os.fsdecode(path) for path in unique if not is_file(path)]:
         more = ", ..." if len(missing) > MOST_NAMED else ""
         raise ValueError(
             f"{source}: {len(missing)} of {len(unique)} image files are missing: "
@@ -110,7 +99,7 @@ def _checksum(paths: NDArray[np.bytes_], edges: NDArray[np.float32] | None, sour
             "lists them"
         )
     above = os.path.commonpath({os.path.dirname(path) for path in unique})  # noqa: PTH120
-    sum_ = zlib.crc32(sizes.data)
+    sum_ = 0
     for path in unique:
         sum_ = zlib.crc32(path[len(above) :] + b"\0", sum_)
     sum_ = zlib.crc32(inverse.astype(np.int64).data, sum_)
