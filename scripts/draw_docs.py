@@ -42,6 +42,8 @@ STYLE = {
 }  # fmt: skip
 SHARPER = 3.0
 """What the logits of the true posterior are multiplied with, as training with Dice may do."""
+ZOOM = (slice(10, 60), slice(8, 62))
+"""The heart in a slice."""
 
 
 class Case(NamedTuple):
@@ -84,19 +86,21 @@ def before_after() -> Figure:
     after = repaired(one)
     figure = Figure(figsize=(9.2, 4.6))
     grid = figure.add_gridspec(
-        2, 3, left=0.03, right=0.98, bottom=0.1, top=0.92, wspace=0.28, hspace=0.32
+        2, 3, left=0.03, right=0.98, bottom=0.16, top=0.93, wspace=0.28, hspace=0.32
     )
-    wrong = one.probs.argmax(0) != one.labels
-    _picture(figure.add_subplot(grid[0, 0]), one.image[z], "image (generated heart)", cmap="gray")
+    wrong = (one.probs.argmax(0) != one.labels).numpy()
+    _picture(
+        figure.add_subplot(grid[0, 0]), one.image[z][ZOOM], "image (generated heart)", cmap="gray"
+    )
     axes = figure.add_subplot(grid[1, 0])
-    _picture(axes, one.labels[z].numpy(), "label", cmap=LABELS, vmin=0, vmax=3)
+    _picture(axes, one.labels[z].numpy()[ZOOM], "label", cmap=LABELS, vmin=0, vmax=3)
     for column, (name, probs, colour) in enumerate(
         (("overconfident network", one.probs, BAD), ("the same, repaired", after, GOOD)), 1
     ):
         axes = figure.add_subplot(grid[0, column])
-        confidence = probs.amax(0)[z].numpy()
+        confidence = probs.amax(0)[z].numpy()[ZOOM]
         _picture(axes, confidence, f"{name}: confidence", cmap="magma", vmin=0.25, vmax=1)
-        axes.contour(wrong[z].numpy(), [0.5], colors="#7fdbff", linewidths=0.7)
+        axes.contour(wrong[z][ZOOM], [0.5], colors="#2f9fd0", linewidths=0.7)
         axes = figure.add_subplot(grid[1, column])
         _reliability(axes, reliability(probs, one.labels, mask=one.near), colour)
         value = ece(probs, one.labels, mask=one.near)
@@ -185,11 +189,12 @@ def hd95() -> Figure:
         label=["prediction to reference", "reference to prediction"],
     )
     top = axes.get_ylim()[1]
-    for value, name, height in ((pooled, "pooled", 0.55), (largest, "max-directed", 0.55)):
+    for value, name, side in ((pooled, "pooled", "left"), (largest, "max-directed", "right")):
         axes.axvline(value, color=INK, linestyle="--", linewidth=1)
-        axes.text(value + 0.3, height * top, f"HD95 {name}\n{value:.1f} mm")
+        shift = 0.3 if side == "left" else -0.3
+        axes.text(value + shift, 0.55 * top, f"HD95 {name}\n{value:.1f} mm", ha=side)
     axes.set(xlabel="distance of a surface voxel (mm)", ylabel="surface voxels")
-    axes.legend(frameon=False, loc="upper right", fontsize=8)
+    axes.legend(frameon=False, loc="upper center", fontsize=8)
     return figure
 
 
@@ -239,7 +244,7 @@ def method() -> Figure:
     labels = case(3).labels[z, 14:50, 18:54]
     outer = outer_region(labels[None])[0].numpy()
     tau = class_proportions(labels[None], 4)[0]
-    spots = {"a": _spot(tau, 1.0), "b": _spot(tau, 5 / 9)}
+    spots = {"a": _spot(tau, 2, 1.0), "b": _spot(tau, 3, 5 / 9)}
     figure = Figure(figsize=(9.2, 3.1))
     axes = figure.add_axes((0.015, 0.05, 0.27, 0.8))
     _picture(axes, labels.numpy(), "label, and two patches of 3 x 3", cmap=LABELS, vmin=0, vmax=3)
@@ -272,14 +277,14 @@ def method() -> Figure:
     return figure
 
 
-def _spot(tau: torch.Tensor, share: float) -> tuple[int, int]:
-    """Voxel whose patch holds this share of the myocardium, the nearest to the middle."""
-    found = (tau[2] - share).abs()
-    middle = torch.tensor([[tau.shape[1] / 2], [tau.shape[2] / 2]])
+def _spot(tau: torch.Tensor, label: int, share: float) -> tuple[int, int]:
+    """Voxel whose patch holds this share of a label: low down, or on the right of the ventricle."""
+    found = (tau[label] - share).abs()
+    goal = torch.tensor([[0.8], [0.5]] if label == 2 else [[0.45], [0.9]])
+    middle = goal * torch.tensor([[tau.shape[1]], [tau.shape[2]]])
     grid = torch.stack(torch.meshgrid(*(torch.arange(n) for n in tau.shape[1:]), indexing="ij"))
     far = (grid.flatten(1) - middle).norm(dim=0).view(tau.shape[1:])
-    inner = far < min(tau.shape[1:]) / 2 - 4
-    best = torch.where(inner, 100 * found + 0.01 * far, 1e9).argmin()
+    best = (100 * found + 0.01 * far).argmin()
     return int(best // tau.shape[2]), int(best % tau.shape[2])
 
 
