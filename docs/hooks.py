@@ -101,7 +101,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         name = found[1]
         return f'<autoref optional identifier="{name}"><code>{name}</code></autoref>'
 
-    return ROLE.sub(link, html)
+    return ROLE.sub(link, html).replace("::</p>", ":</p>")  # a colon of reStructuredText
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -192,12 +192,6 @@ def _method_page(
         lines.append(f"**On files:** `segcal calibrate fit ... --method {name}`\n")
     if kind == "multilabel":
         lines.append(f"**In a training:** `segcal classify train ... --set recipe={name}`\n")
-    if data["options"]:
-        lines += ["## Options\n", "| option | default |", "|---|---|"]
-        lines += [
-            f"| `{option}` | {_default(value)} |" for option, value in data["options"].items()
-        ]
-        lines.append("")
     lines.append("## Definition\n")
     for documented in documentation(data["target"]):
         identifier = f"{documented.__module__}.{documented.__name__}"
@@ -210,6 +204,12 @@ def _method_page(
             "      members: false",
             "      heading_level: 4\n",
         ]
+    if data["options"]:
+        lines += ["## Options\n", "| option | default |", "|---|---|"]
+        lines += [
+            f"| `{option}` | {_default(value)} |" for option, value in data["options"].items()
+        ]
+        lines.append("")
     return "\n".join(lines)
 
 

@@ -122,14 +122,11 @@ def reliability_diagram() -> Figure:
     axes = figure.add_subplot()
     statistics = reliability(one.probs, one.labels, mask=one.near)
     _reliability(axes, statistics, BAD)
-    gap = int(np.nanargmax(np.where(statistics.count > 0, statistics.gap, np.nan)))
-    x, y = statistics.confidence[gap], statistics.accuracy[gap]
+    gap = int(np.nanargmax(statistics.count[:-1] * statistics.gap[:-1]))
+    x, y = (gap + 0.5) / len(statistics.count), statistics.accuracy[gap]
     axes.annotate("", (x, y), (x, x), arrowprops={"arrowstyle": "<->", "color": INK})
     axes.annotate(
-        "gap of a bin",
-        (x, (x + y) / 2),
-        (x - 0.36, (x + y) / 2 + 0.2),
-        arrowprops={"arrowstyle": "-", "color": SOFT},
+        "gap of a bin", (x, (x + y) / 2), (0.3, 0.85), arrowprops={"arrowstyle": "-", "color": SOFT}
     )
     axes.set_title(f"ECE {statistics.expected_error():.3f}: mean gap, weighted by voxels")
     return figure
