@@ -1,7 +1,7 @@
 """Publish what studies of classification measured: numbers for data/results, and pages of them.
 
     python scripts/publish_losses.py collect runs/study_digits runs/study_multilabel
-    python scripts/publish_losses.py page docs/which-loss.md README.md
+    python scripts/publish_losses.py page docs/which-loss.md docs/guides/classification.md
 
 `collect` writes, for every set of a study, ``losses/SET.csv``: a row for every training and kind of
 probabilities, with the numbers of the chosen epoch and, as ``last_``, of the last one, and how many

@@ -43,8 +43,9 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Repair probabilities of a finished model: fit a calibrator to validation predictions, "
-    "apply it to others, or compare what helps.",
+    help="Repair the probabilities of a finished model: fit a calibrator to validation "
+    "predictions, apply it to others, or compare what helps.\n\n"
+    "Example: segcal calibrate fit predictions_validation labelsTr -o calibrator.json",
 )
 OPTIONS = {
     "method": "--method", "methods": "--methods", "patients": "--patients", "decide": "--decide",

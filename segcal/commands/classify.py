@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train and evaluate classifiers: classes that exclude each other, or several labels.",
+    help="Train and evaluate classifiers: classes that exclude each other, or several labels.\n\n"
+    "Example: segcal classify train digits --set recipe=cals",
 )
 
 

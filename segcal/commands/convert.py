@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Bring a downloaded data set into nnU-Net's raw layout. Every file is checked before a "
-    "case is written; what is skipped is listed with its reason, and kept in conversion.json. The "
-    "same command again goes on where it stopped. Exit code 0: all converted. 1: some case was "
-    "skipped, the rest is there. 2: wrong usage.",
+    help="Bring a downloaded data set into nnU-Net's raw layout.\n\n"
+    "Example: segcal convert msd Downloads/Task05_Prostate $nnUNet_raw\n\n"
+    "Every file is checked before a case is written; what is skipped is listed with its reason, "
+    "and kept in conversion.json. The same command again goes on where it stopped. Exit code 0: "
+    "all converted. 1: some case was skipped, the rest is there. 2: wrong usage.",
 )
 
 

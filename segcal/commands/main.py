@@ -30,7 +30,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
     help="Calibrated medical image segmentation: train with penalties that learn their own "
-    "weights, evaluate probabilities, and know what the numbers mean.",
+    "weights, evaluate probabilities, and know what the numbers mean.\n\n"
+    "Example: segcal evaluate predictions labelsTs -o report",
 )
 app.command()(evaluate.evaluate)
 app.command()(check.check)

@@ -62,7 +62,7 @@ def methods(
         if name is not None:
             kinds = _kinds(name)
             if as_json:
-                typer.echo(json.dumps({kind: _data(kind, name) for kind in kinds}, indent=2))
+                typer.echo(json.dumps({kind: method_data(kind, name) for kind in kinds}, indent=2))
             else:
                 for kind in kinds:
                     _explain(open_console(), kind, name)
@@ -142,7 +142,7 @@ def _list(console: Console) -> None:
         table.add_column("what" if kind == "recipes" else "what, and its paper")
         table.add_column("defaults" if kind != "recipes" else "terms")
         for name in found:
-            data = _data(kind, name)
+            data = method_data(kind, name)
             what = Text(data["summary"])
             if data.get("paper"):
                 what.append(f"\n{data['paper']}", style="dim")
@@ -152,7 +152,7 @@ def _list(console: Console) -> None:
     console.print("segcal methods NAME explains one.", style="dim")
 
 
-def _data(kind: str, name: str) -> dict[str, Any]:
+def method_data(kind: str, name: str) -> dict[str, Any]:
     """What the config says; of a loss or penalty also every option with its default."""
     from segcal.components import accepted_arguments, target
     from segcal.recipes import load_component, load_recipe
@@ -179,7 +179,7 @@ def recipe_terms(data: dict[str, Any]) -> str:
 
 
 def _explain(console: Console, kind: str, name: str) -> None:
-    data = _data(kind, name)
+    data = method_data(kind, name)
     console.print(Text(f"{SINGULAR[kind]} {name}: {data['summary']}", style="bold"))
     if kind == "recipes":
         console.print(Text(f"  {recipe_terms(data)}\n"))
@@ -187,12 +187,12 @@ def _explain(console: Console, kind: str, name: str) -> None:
     if data["paper"]:
         console.print(Text(f"source: {data['paper']}"))
     console.print(Text(f"options: {_arguments(data['options'])}\n"))
-    for documented in _documentation(data["target"]):
+    for documented in documentation(data["target"]):
         console.print(Text(f"{documented.__module__}.{documented.__name__}", style="cyan"))
         console.print(Text(f"{inspect.getdoc(documented)}\n"), soft_wrap=True)
 
 
-def _documentation(target: str) -> list[Any]:
+def documentation(target: str) -> list[Any]:
     """What explains a method: its functions and class, its base classes, what they refer to."""
     module = importlib.import_module(target.rpartition(".")[0])
     cls = getattr(module, target.rpartition(".")[2])

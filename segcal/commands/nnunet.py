@@ -21,8 +21,9 @@ from segcal.commands.errors import user_errors
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Train and predict with nnU-Net v2, segcal's trainers (nnUNetTrainerCRaC, "
-    "...; see recipes) included.",
+    help="Train and predict with nnU-Net v2, with segcal's trainers, too (segcal nnunet recipes "
+    "lists them).\n\n"
+    "Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerConfidence --npz",
 )
 PASS_ON = {
     "allow_extra_args": True,
@@ -306,6 +307,8 @@ def warmstart(
 @app.command()
 def doctor() -> None:
     """Look for what would stop a training: versions, folders, trainers, disks; seconds.
+
+    Example: segcal nnunet doctor
 
     Exit code 0: nothing would. 1: something would.
     """

@@ -70,8 +70,9 @@ app = typer.Typer(
     cls=_WithDefault,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Say which predictions to look at first, without references: segcal trust PREDICTIONS -o "
-    "REPORT. The verb report need not be named.",
+    help="Say which predictions to look at first, without references.\n\n"
+    "Example: segcal trust predictions -o triage\n\n"
+    "The verb report need not be named.",
 )
 
 

@@ -147,7 +147,7 @@ def evaluate(
 
     A case that fails is noted and does not stop the others; Ctrl-C leaves a report of what is done.
 
-    Example:
+    Examples:
         >>> from segcal.evaluation.api import evaluate
         >>> from segcal.reporting.report import write_report
         >>> report = evaluate("predictions", "labelsTs")

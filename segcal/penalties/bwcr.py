@@ -147,8 +147,8 @@ class AffineView:
     """One random transform of a batch: an affine map of space, and of intensities.
 
     Attributes:
-        matrix: ``(N, D, D + 1)`` in the normalised coordinates of :func:`torch.nn.functional.
-            affine_grid`, from the view's frame to the original one. It fits every resolution.
+        matrix: ``(N, D, D + 1)`` in the normalised coordinates of PyTorch's ``affine_grid``, from
+            the view's frame to the original one. It fits every resolution.
         inverse: the map back.
         gain: ``(N, 1, ...)`` factor on the deviation from the image's mean.
         shift: ``(N, 1, ...)`` added, in standard deviations of the image.

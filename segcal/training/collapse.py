@@ -14,7 +14,7 @@ __all__ = ["CollapseWatch"]
 REMEDY = (
     "the network may have collapsed to background (in the first epochs of a short training, that "
     "is usual). If it stays so: keep Dice in the base loss, lower the weight of the penalty (of "
-    "CRaC: margin_inner or rho0), and see 'Collapse' in segcal's README"
+    "CRaC: margin_inner or rho0), and see 'Collapse' in docs/guides/nnunet.md"
 )
 """What to tell a user whose network seems to have collapsed."""
 

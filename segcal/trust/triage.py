@@ -213,7 +213,7 @@ def trust(
 ) -> Triage:
     """Say which predictions to look at first, how large structures are, and how sure that is.
 
-    Example:
+    Examples:
         >>> from segcal.trust.triage import trust
         >>> from segcal.reporting.trust import write_trust
         >>> triage = trust("predictions")
