@@ -12,6 +12,8 @@ are in ``configs/studies`` and ``configs/recipes`` at its commit.
 `page` puts tables that are made of these files into a Markdown page, each between the marks
 ``<!-- NAME -->`` and ``<!-- /NAME -->``: ``overview``, ``verdict``, ``goals``, ``means``,
 ``duels``, ``ranks``, ``claims`` and ``studies``. Marks that a page does not have are left out.
+Studies of one method's weight go into a folder of their own, so that they take no part in ranks:
+``collect --results data/results/weights OUTPUT``; their goals stand between the marks ``weights``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -40,6 +43,8 @@ from segcal.study.results import MASK, RAW, Method, StudyResults, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE, OURS = "dice_ce", "confidence"
+WEIGHTS = "weights"
+"""Folder of studies of one method's weight, below that of the results."""
 TRAINING = ["network", "recipe", "seed"]
 KEYS = [*TRAINING, "patient", "repair", "decision"]
 OF_MASK = ["dsc", "hd95_penalised_mm"]
@@ -154,9 +159,16 @@ def write_page(options: argparse.Namespace) -> None:
     results = published(options.results)
     comparisons = compare_study(results, options.baseline, resamples=options.resamples)
     text = options.page.read_text(encoding="utf-8")
-    for name, found in sections(results, comparisons, options.baseline).items():
+    found = dict(sections(results, comparisons, options.baseline))
+    if (options.results / WEIGHTS).is_dir():
+        of_weights = published(options.results / WEIGHTS)
+        found["weights"] = [
+            tables.goal_table(replace(c, methods=[m for m in c.methods if m.repair == RAW]))
+            for c in compare_study(of_weights, options.baseline, resamples=options.resamples)
+        ]
+    for name, of in found.items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        body = f"\n{render_tables(found, 'markdown').strip()}\n\n"
+        body = f"\n{render_tables(of, 'markdown').strip()}\n\n"
         text, count = marks.subn(lambda at, body=body: at[1] + body + at[2], text)
         if not count:
             print(f"{options.page}: has no marks {name}")
