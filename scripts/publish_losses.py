@@ -1,14 +1,16 @@
 """Publish what studies of classification measured: numbers for data/results, and pages of them.
 
     python scripts/publish_losses.py collect runs/study_digits runs/study_multilabel
+    python scripts/publish_losses.py collect --ablation spa_grid runs/study_spa_grid
     python scripts/publish_losses.py page docs/which-loss.md docs/guides/classification.md
 
 `collect` writes, for every set of a study, ``losses/SET.csv``: a row for every training and kind of
 probabilities, with the numbers of the chosen epoch and, as ``last_``, of the last one, and how many
-samples trained and tested. `page` puts tables that are made of these files into Markdown pages,
-each between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->``: ``classes`` and ``labels`` (means,
-all sets side by side), ``class-differences`` and ``label-differences`` (differences to the first
-loss), ``samples``. Marks that a page does not have are left out.
+samples trained and tested; with ``--ablation NAME``, ``losses/ablations/NAME_SET.csv``. `page` puts
+tables that are made of these files into Markdown pages, each between the marks ``<!-- NAME -->`` and
+``<!-- /NAME -->``: ``classes`` and ``labels`` (means, all sets side by side), ``class-differences``
+and ``label-differences`` (differences to the first loss), ``samples``, and for every set of an
+ablation ``NAME_SET`` (differences to its first loss). Marks that a page does not have are left out.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from segcal.reporting.tables import Cell, Column, Table, mark, number_cell
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = ["method", "seed"]
 FIXED = "fixed"
+ABLATIONS = "ablations"
 MARKS = {-1: " ▼", 0: "", 1: " ▲"}
 TITLES = {
     "digits": "digits", "digits_lt": "digits, long tail", "docstrings": "texts",
@@ -48,6 +51,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     collecting = commands.add_parser("collect", help="write the numbers of studies")
     collecting.add_argument("studies", nargs="+", type=Path, metavar="OUTPUT")
+    collecting.add_argument("--ablation", metavar="NAME", help="keep it apart, by this name")
     collecting.set_defaults(run=collect)
     paging = commands.add_parser("page", help="put tables into pages")
     paging.add_argument("pages", nargs="+", type=Path)
@@ -60,7 +64,8 @@ def main() -> None:
 
 def collect(options: argparse.Namespace) -> None:
     """Write the numbers of every set of every study."""
-    options.results.mkdir(parents=True, exist_ok=True)
+    folder = options.results / (ABLATIONS if options.ablation else "")
+    folder.mkdir(parents=True, exist_ok=True)
     for output in options.studies:
         runs = pd.read_csv(output / "report" / "runs.csv")
         splits = read_json(output / "report" / "summary.json")["study"]["splits"]
@@ -69,7 +74,8 @@ def collect(options: argparse.Namespace) -> None:
             counts = read_json(first)["samples"]
             table = rows.drop(columns="set").dropna(axis="columns", how="all")
             table = table.assign(splits=splits, train=counts["train"], test=counts["test"])
-            with whole_file(options.results / f"{name}.csv") as temporary:
+            stem = f"{options.ablation}_{name}" if options.ablation else name
+            with whole_file(folder / f"{stem}.csv") as temporary:
                 table.to_csv(temporary, index=False, float_format="%.5g")
             print(f"{name}: {table['method'].nunique()} rows, {table['seed'].nunique()} seeds")
 
@@ -105,6 +111,10 @@ def write_pages(options: argparse.Namespace) -> None:
             found[f"{kind}-differences"] = [
                 difference_table(c, multilabel=multilabel) for c in comparisons.values()
             ]
+    for path in sorted((options.results / ABLATIONS).glob("*.csv")):
+        table = pd.read_csv(path).set_index(KEYS)
+        multilabel = "map_class" in table
+        found[path.stem] = [difference_table(compared(path.stem, table), multilabel=multilabel)]
     for page in options.pages:
         text = page.read_text(encoding="utf-8")
         for name, of in found.items():

@@ -163,3 +163,42 @@ def test_what_is_published_is_what_was_measured(tmp_path):
     assert "\nbefore\n" not in text
     assert text.startswith("# A page\n<!-- overview -->\n")
     assert "| confidence + class\\_region |" in text
+
+
+def write_losses(output, *, labels: bool) -> None:
+    """Write what a study of two losses and three seeds leaves behind, as far as it is published."""
+    values = {"accuracy": 0.9, "ece": 0.05, "nll": 0.3}
+    if labels:
+        values = {"map_class": 0.8, "ace": 0.05, "nll": 0.3, "retrieval_2": 0.4}
+    rows = [
+        {"set": "one", "method": recipe, "seed": seed, "recipe": recipe, "probabilities": "softmax",
+         **{k: v + 0.01 * seed + better for k, v in values.items()}, "last_nll": 0.5}
+        for recipe, better in (("ce", 0.0), ("ls", 0.002))
+        for seed in (1, 2, 3)
+    ]  # fmt: skip
+    report, trained = output / "report", output / "one" / "ce" / "seed_1"
+    report.mkdir(parents=True)
+    trained.mkdir(parents=True)
+    pd.DataFrame(rows).to_csv(report / "runs.csv", index=False)
+    (report / "summary.json").write_text(json.dumps({"study": {"splits": "seed"}}))
+    samples = {"train": 60, "validation": 20, "test": 20}
+    (trained / "result.json").write_text(json.dumps({"samples": samples}))
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_losses_are_published_with_their_differences(tmp_path, labels):
+    script = runpy.run_path(str(SCRIPTS / "publish_losses.py"))
+    output, page, results = tmp_path / "study", tmp_path / "page.md", tmp_path / "results"
+    write_losses(output, labels=labels)
+    kinds, kind = ("labels", "label") if labels else ("classes", "class")
+    marks = (kinds, f"{kind}-differences", "samples", "grid_one")
+    page.write_text("A page\n" + "".join(f"<!-- {m} -->\nbefore\n<!-- /{m} -->\n" for m in marks))
+    for ablation in (None, "grid"):
+        script["collect"](SimpleNamespace(studies=[output], results=results, ablation=ablation))
+    assert {p.name for p in results.rglob("*.csv")} == {"one.csv", "grid_one.csv"}
+    script["write_pages"](SimpleNamespace(pages=[page], results=results))
+    text = page.read_text()
+    assert "before" not in text
+    assert "| ce | **0.320** |" in text  # the mean NLL of three seeds
+    assert text.count("| ls | +0.0020 ▲ [+0.0020, +0.0020]") == 2  # in the set, and as an ablation
+    assert "| one | 2 | 3 | 60 | 20 | drawn anew for every seed |" in text
