@@ -9,8 +9,9 @@ probabilities, with the numbers of the chosen epoch and, as ``last_``, of the la
 samples trained and tested; with ``--ablation NAME``, ``losses/ablations/NAME_SET.csv``. `page` puts
 tables that are made of these files into Markdown pages, each between the marks ``<!-- NAME -->``
 and ``<!-- /NAME -->``: ``classes`` and ``labels`` (means, all sets side by side),
-``class-differences`` and ``label-differences`` (differences to the first loss), ``samples``, and for every set of an
-ablation ``NAME_SET`` (differences to its first loss). Marks that a page does not have are left out.
+``class-differences`` and ``label-differences`` (differences to the first loss), ``samples``, and
+for every set of an ablation ``NAME_SET`` (differences to its first loss). Marks that a page does
+not have are left out.
 """
 
 from __future__ import annotations

@@ -257,3 +257,6 @@ def test_costs_are_those_that_were_measured(tmp_path, monkeypatch):
 def test_every_figure_is_drawn_by_the_script():
     figures = runpy.run_path(str(ROOT / "scripts" / "draw_docs.py"))["FIGURES"]
     assert {path.stem for path in (ROOT / "docs" / "assets").glob("*.svg")} == set(figures)
+    pages = runpy.run_path(str(ROOT / "scripts" / "photograph_pages.py"))["PAGES"]
+    shown = {path.stem for path in (ROOT / "docs" / "assets").glob("*.webp")}
+    assert shown == {f"page_{name}" for name in pages}
