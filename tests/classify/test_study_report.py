@@ -10,8 +10,9 @@ from segcal.classify.study_report import TrialResult, _set_table
 def run(multilabel):
     outcomes = {"softmax": {"metrics": {}}}
     return TrialResult(
-        "set", "ce", 0, multilabel, ("a",), {"test": 4}, (), outcomes, {"softmax": {}}, "nll", []
-    )
+        set="set", recipe="ce", seed=0, multilabel=multilabel, names=("a",), samples={"test": 4},
+        notes=(), outcomes=outcomes, last={"softmax": {}}, metric="nll", best=0.0, records=[],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("multilabel", [True, False])
