@@ -31,6 +31,7 @@ from segcal.io.volumes import (
     to_labels,
     write_nifti,
 )
+from segcal.tensors import distinct_labels
 
 __all__ = [
     "Conversion",
@@ -271,7 +272,7 @@ def check_case(
     if label is not None:
         volume = read_volume(label)
         values = to_labels(label, volume)
-        if unknown := sorted(set(np.unique(values.array).tolist()) - labels):
+        if unknown := sorted(set(distinct_labels(values.array).tolist()) - labels):
             raise ValueError(
                 f"{label}: holds label {', '.join(map(str, unknown[:9]))}; known are "
                 f"{', '.join(map(str, sorted(labels)))}"

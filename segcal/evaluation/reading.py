@@ -30,7 +30,7 @@ from segcal.io.volumes import (
 )
 from segcal.metrics.rater_agreement import majority
 from segcal.posthoc.decision import decide_argmax, regions_to_labels
-from segcal.tensors import MANY, holds_masks
+from segcal.tensors import MANY, distinct_labels, holds_masks
 
 Note = Callable[[str], None]
 WHITE = 255
@@ -106,18 +106,18 @@ def read_case(
         reference.array, *(_read_on(path, at, tolerance, note) for path in case.raters[1:])
     )  # fmt: skip
     samples = tuple(_read_on(path, at, tolerance, note) for path in case.samples)
-    there = np.concatenate([np.unique(one) for one in (*raters, *samples)])
+    found = [distinct_labels(one) for one in (*raters, *samples)]
+    there = np.concatenate(found)
     structures, names, allowed = _structures(prediction, probabilities, there, label_set)
     structures = _with_files(case, structures, label_set, note)
     predicted = case.label_map or case.prediction
-    in_reference = _check_labels(case.reference, reference.array, allowed, ignore_index)
-    others = zip((*case.raters[1:], *case.samples), (*raters[1:], *samples), strict=True)
-    for path, labels in others:
+    in_reference = _check_labels(case.reference, found[0], allowed, ignore_index)
+    for path, labels in zip((*case.raters[1:], *case.samples), found[1:], strict=True):
         _check_labels(path, labels, allowed, ignore_index)
     if case.raters:
         raters = _ignored_alike(raters, ignore_index)
         reference = replace(reference, array=majority(raters))
-    in_prediction = _check_labels(predicted, prediction, allowed, ignore_index)
+    in_prediction = _check_labels(predicted, distinct_labels(prediction), allowed, ignore_index)
     if label_set is None and probabilities is None:
         _check_common(case, in_reference, in_prediction, note)
     roi = None if case.roi is None else _read_on(case.roi, at, tolerance, note) != 0
@@ -323,7 +323,7 @@ def _structures(
     if probabilities is not None:
         values = list(range(1, len(probabilities)))
     else:
-        found = np.union1d(np.unique(prediction), np.unique(reference))
+        found = np.union1d(distinct_labels(prediction), distinct_labels(reference))
         values = [int(v) for v in found if v > 0]
     names = {v: str(v) for v in values}
     return [Structure(name, (v,), v) for v, name in names.items()], names, {0, *values}
@@ -385,10 +385,10 @@ def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: No
 
 
 def _check_labels(
-    path: Path, array: NDArray[Any], allowed: set[int], ignore_index: int | None
+    path: Path, labels: NDArray[Any], allowed: set[int], ignore_index: int | None
 ) -> set[int]:
-    """Refuse labels that are no classes; return those that are there."""
-    found = set(np.unique(array).tolist())
+    """Refuse labels that are no classes; return all of them as a set."""
+    found = set(labels.tolist())
     if unknown := sorted(found - allowed - {ignore_index}):
         hint = "renumber the labels to those"
         if unknown == [WHITE]:

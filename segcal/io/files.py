@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import IO, Any
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 
 TEMPORARY = ".segcal-"
 CHUNK = 1 << 18
+BULK = 1 << 21
+"""Bytes that a thread unpacks while others are copied: fewer, and the two would mostly wait for the
+interpreter's lock."""
 JPEG_ENDINGS = (".jpg", ".jpeg")
 IMAGE_ENDINGS = (".png", ".bmp", ".tif", ".tiff", *JPEG_ENDINGS)
 """Of 2-D images without a size in mm."""
@@ -141,12 +145,17 @@ def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
     """
     content = np.empty(size, np.uint8)
     filled = 0
-    while filled < size:
-        chunk = file.read(min(CHUNK, size - filled))
-        if not chunk:
-            raise EOFError(f"ends after {filled} of {size} bytes")
-        content[filled : filled + len(chunk)] = np.frombuffer(chunk, np.uint8)
-        filled += len(chunk)
+    with ThreadPoolExecutor(1) as reader:  # unpacks the next bytes while these are copied
+        coming = reader.submit(file.read, min(BULK, size))
+        while filled < size:
+            chunk = coming.result()
+            if not chunk:
+                raise EOFError(f"ends after {filled} of {size} bytes")
+            ahead = filled + len(chunk)
+            if ahead < size:
+                coming = reader.submit(file.read, min(BULK, size - ahead))
+            content[filled:ahead] = np.frombuffer(chunk, np.uint8)
+            filled = ahead
     return content
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal.tensors import distinct_labels
+
 __all__ = ["RaterSums", "majority", "rater_disagreement", "rater_sums"]
 
 Labels = NDArray[np.integer[Any]]
@@ -23,7 +25,7 @@ def majority(raters: Sequence[Labels]) -> Labels:
     """
     best = np.zeros(raters[0].shape, np.uint8)
     found = np.empty_like(raters[0])
-    for value in np.unique(np.concatenate([np.unique(one) for one in raters])):
+    for value in np.unique(np.concatenate([distinct_labels(one) for one in raters])):
         votes = np.zeros(best.shape, np.uint8)
         for one in raters:
             votes += one == value

@@ -12,10 +12,28 @@ import torch
 from numpy.typing import NDArray
 from scipy import special
 
+from segcal.metrics.structure_counting import (
+    IN_MASK,
+    INSIDE,
+    LARGEST,
+    OUTSIDE,
+    POSSIBLY,
+    SQUARES,
+    SUMS,
+    SURELY,
+    TOTAL,
+    VOXELS,
+    add_structures,
+)
 from segcal.neighbourhood import outer_region
-from segcal.surface import label_boxes
+from segcal.surface import Box, label_boxes
+from segcal.threads import in_threads
 
 __all__ = ["StructureSums", "structure_sums"]
+
+
+PIECE = 2**17
+"""Voxels at least that one call of compiled code looks at, in whole slices."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,7 @@ def structure_sums(
     level: float = 0.95,
     tie: float = 0.1,
 ) -> list[StructureSums]:
-    """Sum over the voxels of a case, slice by slice along the first axis of S.
+    """Sum over the voxels of a case, some slices of the first axis of S at a time.
 
     Args:
         probabilities: floating ``(K, *S)``.
@@ -118,39 +136,26 @@ def structure_sums(
             f"probabilities {probabilities.shape} and prediction {prediction.shape}: expected "
             "(K, *S) and (*S)"
         )
-    sums = np.zeros((len(channels), 8))
-    largest = np.zeros(len(channels))
-    for z in range(len(prediction)):
-        slab, decided = probabilities[:, z], prediction[z]
-        if valid is not None:
-            slab, decided = slab[:, valid[z]], decided[valid[z]]
-        slab = slab.astype(np.float64)
-        two = None if regions else _two_largest(slab)
-        for i, (channel, values) in enumerate(zip(channels, labels, strict=True)):
-            p = slab[channel]
-            rival = 1 - p if two is None else np.where(p < two[0], *two)
-            undecided = np.abs(p - rival) <= tie
-            sums[i] += _sums_of(p, _in(decided, values), undecided, level)
-            largest[i] = max(largest[i], p.max(initial=0))
+    sums = _summed(probabilities, prediction, channels, labels, regions, valid, level, tie)
     voxel_ml = math.prod(spacing_mm) / 1000
+    boxes = label_boxes((prediction,), [value for values in labels for value in values])
     found = []
-    for i, (channel, values) in enumerate(zip(channels, labels, strict=True)):
-        decided = _in(prediction, values)
-        if valid is not None:
-            decided &= valid
-        voxels, total, in_mask, variance, surely, possibly, inside, outside = sums[i].tolist()
-        shell_voxels, shell_bits = _shell(probabilities[channel], decided, valid)
+    for of, channel, values in zip(sums.tolist(), channels, labels, strict=True):
+        around = _around([boxes[value] for value in values], prediction.shape)
+        keep = None if valid is None else valid[around]
+        decided = _in(prediction[around], values)
+        shell_voxels, shell_bits = _shell(probabilities[channel][around], decided, keep)
         found.append(
             StructureSums(
-                mask_voxels=int(voxels),
-                total=total,
-                in_mask=in_mask,
-                variance=max(variance, 0.0),
-                largest=float(largest[i]),
-                surely=int(surely),
-                possibly=int(possibly),
-                undecided_inside=int(inside),
-                undecided_outside=int(outside),
+                mask_voxels=int(of[VOXELS]),
+                total=of[TOTAL],
+                in_mask=of[IN_MASK],
+                variance=max(of[TOTAL] - of[SQUARES], 0.0),
+                largest=of[LARGEST],
+                surely=int(of[SURELY]),
+                possibly=int(of[POSSIBLY]),
+                undecided_inside=int(of[INSIDE]),
+                undecided_outside=int(of[OUTSIDE]),
                 shell_voxels=shell_voxels,
                 shell_bits=shell_bits,
                 voxel_ml=voxel_ml,
@@ -159,51 +164,68 @@ def structure_sums(
     return found
 
 
-def _sums_of(
-    p: NDArray[np.float64], mask: NDArray[np.bool_], undecided: NDArray[np.bool_], level: float
+def _summed(
+    probabilities: NDArray[Any],
+    prediction: NDArray[Any],
+    channels: Sequence[int],
+    labels: Sequence[Sequence[int]],
+    regions: bool,
+    valid: NDArray[np.bool_] | None,
+    level: float,
+    tie: float,
 ) -> NDArray[np.float64]:
-    """Sums over the voxels of a slice, in the order of :class:`StructureSums` but for the rest."""
-    total, inside = p.sum(), np.count_nonzero(undecided & mask)
-    found = (
-        np.count_nonzero(mask),
-        total,
-        p[mask].sum(),
-        total - np.vdot(p, p),
-        np.count_nonzero(p > (1 + level) / 2),
-        np.count_nonzero(p > (1 - level) / 2),
-        inside,
-        np.count_nonzero(undecided) - inside,
-    )
-    return np.array(found, dtype=np.float64)
+    """Sums ``(structures, 9)``, see :func:`add_structures`; pieces are added in their order."""
+    most = max((len(values) for values in labels), default=1)
+    filled = np.array([[*values, *[values[0]] * (most - len(values))] for values in labels])
+    filled = filled.astype(np.int32).reshape(len(channels), most)
+    of_channels = np.array(channels, np.int64)
+    ends = ((1 - level) / 2, (1 + level) / 2)
+    step = max(1, PIECE // max(1, prediction[:1].size))
+    wide = np.float64 if probabilities.dtype.itemsize > 4 else np.float32
+
+    def add(start: int) -> NDArray[np.float64]:
+        slab, decided = probabilities[:, start : start + step], prediction[start : start + step]
+        if valid is not None:
+            keep = valid[start : start + step]
+            slab, decided = slab[:, keep], decided[keep]
+        p = np.ascontiguousarray(slab.reshape(len(slab), -1), wide)
+        sums = np.zeros((len(channels), SUMS))
+        of_piece = decided.reshape(-1).astype(np.int32)
+        add_structures(p, of_piece, of_channels, filled, regions, ends, tie, sums)
+        return sums
+
+    total = np.zeros((len(channels), SUMS))
+    for sums in in_threads(add, range(0, len(prediction), step)):
+        largest = np.maximum(total[:, LARGEST], sums[:, LARGEST])
+        total += sums
+        total[:, LARGEST] = largest
+    return total
 
 
 def _in(label_map: NDArray[Any], values: Sequence[int]) -> NDArray[np.bool_]:
     return label_map == values[0] if len(values) == 1 else np.isin(label_map, values)
 
 
-def _two_largest(slab: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Largest and second largest of the first axis."""
-    first = np.full(slab.shape[1:], -np.inf, slab.dtype)
-    second = first.copy()
-    for p in slab:
-        second = np.maximum(second, np.minimum(first, p))
-        first = np.maximum(first, p)
-    return first, second
+def _around(boxes: Sequence[Box], shape: tuple[int, ...]) -> Box:
+    """Smallest box around boxes, with a voxel more on every side where there is one."""
+    found = [box for box in boxes if all(s.stop > s.start for s in box)] or boxes[:1]
+    return tuple(
+        slice(max(0, min(s.start for s in sides) - 1), min(n, max(s.stop for s in sides) + 1))
+        for sides, n in zip(zip(*found, strict=True), shape, strict=True)
+    )
 
 
 def _shell(
     p: NDArray[Any], mask: NDArray[np.bool_], valid: NDArray[np.bool_] | None
 ) -> tuple[int, float]:
     """Voxels of the shell of a mask, and the sum of their binary entropy in bits."""
-    box = label_boxes((mask.view(np.uint8),), [1])[1]
-    around = tuple(
-        slice(max(0, s.start - 1), min(n, s.stop + 1)) for s, n in zip(box, mask.shape, strict=True)
-    )
-    if not mask[box].size:
+    if valid is not None:
+        mask = mask & valid
+    if not mask.any():
         return 0, 0.0
-    inside = np.ascontiguousarray(mask[around]).view(np.uint8)
+    inside = np.ascontiguousarray(mask).view(np.uint8)
     shell = outer_region(torch.from_numpy(inside)[None])[0].numpy()
     if valid is not None:
-        shell &= valid[around]
-    q = np.clip(p[around][shell].astype(np.float64), 0, 1)
+        shell &= valid
+    q = np.clip(p[shell].astype(np.float64), 0, 1)
     return len(q), float((special.entr(q) + special.entr(1 - q)).sum() / math.log(2))

@@ -14,6 +14,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from segcal.neighbourhood import outer_region
+from segcal.tensors import distinct_labels
 
 __all__ = ["Regions"]
 
@@ -78,7 +79,7 @@ def _to_another_class(
 ) -> NDArray[np.float64]:
     """Distance ``(*S)`` of every voxel to the nearest of another class; infinite without one."""
     distance = np.full(label_map.shape, np.inf)
-    found = np.unique(label_map)
+    found = distinct_labels(label_map)
     for k in found if len(found) > 1 else ():
         mask = label_map == k
         distance[mask] = ndimage.distance_transform_edt(mask, sampling=spacing_mm)[mask]

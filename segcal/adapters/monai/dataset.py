@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from segcal.adapters.monai.experiment import CaseSplit, VolumeData
 from segcal.io.files import is_image, read_json, read_names
 from segcal.io.label_sets import read_label_set
 from segcal.io.pairing import scan
 from segcal.io.volumes import Geometry, read_geometry, read_labels
+from segcal.tensors import distinct_labels
 
 PADDING = 255
 """Label of padding, where the data set has no ignore label."""
@@ -250,7 +249,7 @@ def check_cases(cases: Sequence[CaseFiles], channels: int, labels: set[int]) -> 
             if axes != 1 and not is_image(case.label):  # whose grey values may lie in all colours
                 raise ValueError(f"{case.label}: expected a 3-D label map, got {axes} channels")
             _same(case.label, stored, geometry, case.images[0])
-            values = set(np.unique(read_labels(case.label).array).tolist())
+            values = set(distinct_labels(read_labels(case.label).array).tolist())
             if unknown := sorted(values - labels):
                 raise ValueError(
                     f"{case.label}: holds label {', '.join(map(str, unknown[:9]))}; known are "
