@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import special
 
-from segcal.metrics.structure_counting import (
+from segcal.neighbourhood import outer_region
+from segcal.structure_counting import (
     IN_MASK,
     INSIDE,
     LARGEST,
@@ -25,7 +26,6 @@ from segcal.metrics.structure_counting import (
     VOXELS,
     add_structures,
 )
-from segcal.neighbourhood import outer_region
 from segcal.surface import Box, label_boxes
 from segcal.threads import in_threads
 

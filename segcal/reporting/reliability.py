@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics
 from segcal.metrics.ece_floor import EceFloor
@@ -74,8 +77,8 @@ def plot_reliability(
         top.set(xlim=(0, 1), ylim=(0, 1))
         top.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
         total = max(float(np.sum(statistics.count)), 1.0)
-        bottom.bar(left, np.asarray(statistics.count) / total, width, align="edge", color=BAR,
-                   edgecolor="white", linewidth=0.6)  # fmt: skip
+        _bars(bottom, left, width, np.asarray(statistics.count) / total, facecolor=BAR,
+              edgecolor="white", linewidth=0.6)  # fmt: skip
         _log_shares(bottom, 1e-5, 1.5)
         bottom.set_xlabel(axes_names[0])
         if column == 0:
@@ -231,8 +234,7 @@ def plot_case_reliability(
                  label="mean of the cases")  # fmt: skip
         top.set(xlim=(0, 1), ylim=(0, 1))
         top.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
-        bottom.bar(edges[:-1], found, 1 / m, align="edge", color=BAR, edgecolor="white",
-                   linewidth=0.6)  # fmt: skip
+        _bars(bottom, edges[:-1], 1 / m, found, facecolor=BAR, edgecolor="white", linewidth=0.6)
         bottom.set(xlabel="confidence", ylim=(0, max(len(of_scope), 1)))
         bottom.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         if column == n - 1:
@@ -251,18 +253,31 @@ def _draw_bins(axis: Axes, statistics: BinStatistics, true: str) -> None:
     m = len(statistics.count)
     left, width = (np.arange(m) / m)[used], 1 / m
     confidence, accuracy = statistics.confidence[used], statistics.accuracy[used]
-    axis.bar(left, accuracy, width, align="edge", color=BAR, alpha=0.85, label=true,
-             edgecolor="white", linewidth=0.6)  # fmt: skip
+    _bars(axis, left, width, accuracy, facecolor=BAR, alpha=0.85, label=true, edgecolor="white",
+          linewidth=0.6)  # fmt: skip
     over = confidence > accuracy
     for sign, colour, name in ((over, OVER, "overconfident"), (~over, UNDER, "underconfident")):
         if sign.any():
             low = np.minimum(accuracy, confidence)[sign]
-            gap = np.abs(accuracy - confidence)[sign]
-            axis.bar(left[sign], gap, width, low, align="edge", color="white")
-            axis.bar(left[sign], gap, width, low, align="edge", color=colour, alpha=0.45,
-                     edgecolor=colour, linewidth=0.6, label=name)  # fmt: skip
+            high = np.maximum(accuracy, confidence)[sign]
+            _bars(axis, left[sign], width, high, low, facecolor="white")
+            _bars(axis, left[sign], width, high, low, facecolor=colour, alpha=0.45,
+                  edgecolor=colour, linewidth=0.6, label=name)  # fmt: skip
     axis.plot(confidence, accuracy, ".", color="black", markersize=4, label="bin mean",
               clip_on=False, zorder=5)  # fmt: skip
+
+
+def _bars(
+    axis: Axes, left: NDArray[Any], width: float, top: NDArray[Any], bottom: Any = 0.0, **style: Any
+) -> None:
+    """Bars as one artist: a patch each would take a third of the time of a page.
+
+    The limits of the axis must be set, for these do not widen it.
+    """
+    x = np.stack([left, left, left + width, left + width], -1)
+    low = np.broadcast_to(bottom, np.shape(top))
+    y = np.stack([low, top, top, low], -1)
+    axis.add_collection(PolyCollection(np.stack([x, y], -1), **style), autolim=False)
 
 
 def _draw_chance(axis: Axes, statistics: BinStatistics, floor: EceFloor) -> None:
@@ -287,8 +302,9 @@ def _draw_small(axis: Axes, statistics: BinStatistics, unit: str, true: str) -> 
     _draw_bins(axis, statistics, true)
     share = np.maximum(statistics.count / max(n, 1), FLOOR)
     height = STRIP * (1 - np.log10(share) / np.log10(FLOOR))
-    axis.bar(np.arange(m) / m, height, 1 / m, -STRIP - 0.03, align="edge", color="0.6",
-             label=f"share of {unit}, log, 1e-5 to 1")  # fmt: skip
+    low = -STRIP - 0.03
+    _bars(axis, np.arange(m) / m, 1 / m, low + height, low, facecolor="0.6",
+          label=f"share of {unit}, log, 1e-5 to 1")  # fmt: skip
     error = statistics.expected_error()
     axis.text(0.03, 0.97, f"ECE {error:.4f}\nn {n:,}" if n else f"no {unit}",
               transform=axis.transAxes, va="top", fontsize=7,
