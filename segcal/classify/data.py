@@ -123,6 +123,11 @@ class Parted:
             return found, len(targets) - found
         return (targets == 1).sum(0), (targets == 0).sum(0)
 
+    @property
+    def tested(self) -> int:
+        """Checksum of which samples test."""
+        return zlib.crc32(self.parts["test"].index.numpy().data)
+
     def frequencies(self) -> dict[str, int]:
         """Training samples of every class or label."""
         return dict(zip(self.names, self.counts()[0].tolist(), strict=True))

@@ -222,7 +222,7 @@ class Trial:
             return None
         content: dict[str, Any] = read_json(path)
         same = content.get("experiment") == self.experiment.model_dump(mode="json")
-        return content if same and "last" in content else None
+        return content if same and "tested" in content else None
 
 
 def load_study(config: str | Path, settings: Sequence[str] = ()) -> Study:
@@ -325,6 +325,7 @@ def run_trial(trial: Trial) -> None:
         {
             "experiment": trial.experiment.model_dump(mode="json"),
             "data": evaluated.data.checksum,
+            "tested": evaluated.data.tested,
             "epochs": done.epochs,
             "best_epoch": done.best_epoch,
             "metric": done.metric,
@@ -394,6 +395,7 @@ def result_of(trial: Trial) -> TrialResult | None:
         multilabel=result["multilabel"],
         names=tuple(result["names"]),
         samples=result["samples"],
+        tested=result["tested"],
         notes=tuple(result["notes"]),
         outcomes=result["outcomes"],
         last=result["last"],
@@ -454,6 +456,5 @@ def report_study(
         failed=failed,
         missing=[t.name for t in found if t.name not in done and t.name not in failed],
         baseline=study.baseline,
-        redrawn=study.splits != "fixed",
         forms=forms,
     )

@@ -61,6 +61,7 @@ class TrialResult:
         multilabel: whether a sample may have several labels.
         names: of the classes or labels.
         samples: how many train, validate and test.
+        tested: checksum of which samples test.
         notes: what a reader should know.
         outcomes: ``metrics`` and ``reliability`` by the kind of probabilities.
         last: metrics after the last epoch, by the kind of probabilities.
@@ -75,6 +76,7 @@ class TrialResult:
     multilabel: bool
     names: tuple[str, ...]
     samples: Mapping[str, int]
+    tested: int
     notes: tuple[str, ...]
     outcomes: Mapping[str, Mapping[str, Any]]
     last: Mapping[str, Mapping[str, float | None]]
@@ -116,7 +118,6 @@ def write_study(
     missing: Sequence[str] = (),
     forms: Sequence[str] = (),
     baseline: str | None = None,
-    redrawn: bool = False,
     tables: Mapping[str, Sequence[Table]] = MappingProxyType({}),
 ) -> list[str]:
     """Write tables, figures and the page of a study.
@@ -129,7 +130,6 @@ def write_study(
         missing: trainings that have not been run.
         forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
         baseline: loss that the others are compared with; None is the first of every set.
-        redrawn: whether every seed has training and test samples of its own.
         tables: more of them, by data set.
 
     Returns:
@@ -159,6 +159,9 @@ def write_study(
         answers = pictures.pop("retrieval", None)
         sections.append(page.table_section(printed[-1], *notes, pictures=list(pictures.values())))
         rows = table[table.index.get_level_values("set") == name].droplevel("set")
+        redrawn = (
+            len({run.tested for run in own}) > 1
+        )  # a data set may say itself which samples test
         compared = compare_set(name, rows, baseline, samples=own[0].samples, redrawn=redrawn)
         if compared.changes:
             changes.append(compared.frame())

@@ -35,6 +35,9 @@ from tests.forks import forked
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+HEADER = {"name": "s", "predictions": "p", "references": "r"}
+
+
 @pytest.fixture
 def study(tmp_path):
     """Two losses of classes and three of labels, two seeds."""
@@ -63,9 +66,7 @@ def study(tmp_path):
 
 def report(found, folder, **kwargs):
     runs = [run for run in map(result_of, found) if run is not None]
-    given = {"header": {"name": "s", "predictions": "p", "references": "r"}, "failed": {},
-             "redrawn": True, **kwargs}  # fmt: skip
-    return write_study(folder, runs, **given)
+    return write_study(folder, runs, **{"header": HEADER, "failed": {}, **kwargs})
 
 
 def test_trials(study):
@@ -174,7 +175,8 @@ def test_a_choice_needs_one_metric_and_takes_the_right_end(study):
     def run(recipe, metric, best):
         outcome = {"sigmoid": {"metrics": {metric: best}, "retrieval": {}, "reliability": {}}}
         return TrialResult(
-            set="s", recipe=recipe, seed=1, multilabel=True, names=("a",), samples={}, notes=(),
+            set="s", recipe=recipe, seed=1, multilabel=True, names=("a",), samples={}, tested=0,
+            notes=(),
             outcomes=outcome, last={}, metric=metric, best=best, records=[],
         )  # fmt: skip
 
@@ -235,6 +237,12 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
     assert f"{accuracy.mean():.4f}" in next(x for x in table.splitlines() if x.startswith("| ce |"))
     assert "| asymmetric + phi |" in table
     assert "| two\\_way |" in table
+    assert "Nadeau and Bengio" in table
+    same = [replace(run, tested=0) for run in map(result_of, found)]  # as its data set may say
+    write_study(tmp_path / "same", same, header=HEADER, failed={}, forms=["markdown"])
+    said = (tmp_path / "same" / "tables.md").read_text()
+    assert "All seeds have the same test samples" in said
+    assert "Nadeau" not in said
     answered = table.split("halves: retrieval")[1]
     assert "1 condition ↑" in answered
     assert f"{means.loc[('halves', 'bce'), 'retrieval_2_mean']:.4f}" in answered

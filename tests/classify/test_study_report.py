@@ -11,7 +11,8 @@ def run(multilabel):
     outcomes = {"softmax": {"metrics": {}}}
     return TrialResult(
         set="set", recipe="ce", seed=0, multilabel=multilabel, names=("a",), samples={"test": 4},
-        notes=(), outcomes=outcomes, last={"softmax": {}}, metric="nll", best=0.0, records=[],
+        tested=0, notes=(), outcomes=outcomes, last={"softmax": {}}, metric="nll", best=0.0,
+        records=[],
     )  # fmt: skip
 
 
