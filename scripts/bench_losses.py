@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--functions", action="store_true", help="exponential and logarithm alone")
+    parser.add_argument("--step", action="store_true", help="nnU-Net's training step alone")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     shapes = [tuple(map(int, s.split(","))) for s in options.shape or []] or SHAPES
@@ -295,7 +296,7 @@ def main() -> None:
     found: dict[str, object] = {}
     if options.functions:
         found["functions"] = bench_functions(options.rounds, console)
-    for shape in () if options.functions else shapes:
+    for shape in () if options.functions or options.step else shapes:
         found[str(shape)] = bench_shape(
             shape, options.rounds, options.device, getattr(torch, options.dtype), console
         )

@@ -8,7 +8,7 @@ training as each `multiplier_source` sees them, with the network as it is: how f
 patches lies from that over whole volumes, and how much it scatters.
 
     python scripts/bench_nnunet.py steps 27 2d --trainer nnUNetTrainerCRaC
-    python scripts/bench_nnunet.py loss --threads 2
+    python scripts/bench_nnunet.py loss --threads 2 --json bench.json
     python scripts/bench_nnunet.py sources 27 2d 0 --trainer nnUNetTrainerCRaC
 """
 
@@ -40,6 +40,7 @@ from segcal.adapters.nnunet.host_loss import take_apart
 from segcal.adapters.nnunet.labels import Labels
 from segcal.adapters.nnunet.loss import PenalisedLoss
 from segcal.adapters.nnunet.registration import register
+from segcal.io.files import write_json
 from segcal.objective import Objective
 from segcal.penalties.crac import CRaC
 from segcal.reporting.progress import region_names
@@ -50,6 +51,7 @@ STOCK = "nnUNetTrainer"
 SHAPES = ("12,4,256,224", "2,4,96,96,96", "2,4,40,56,40")
 REST, BEFORE, AFTER = "nnU-Net, no CE on the first head", "+ CRaC, two sweeps", "+ CRaC, one sweep"
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Json = Annotated[Path | None, typer.Option(help="Write the numbers to this file.")]
 
 
 def trainer(name: str, dataset: str, configuration: str, fold: int, device: str) -> Any:
@@ -89,8 +91,10 @@ def loss(
     rounds: int = 21,
     threads: Annotated[int, typer.Option(help="Of torch; segcal takes as many.")] = 1,
     device: Device = "cpu",
+    json: Json = None,
 ) -> None:
     """Time of nnU-Net's loss, forward and backward, with and without CRaC."""
+    found = {}
     torch.set_num_threads(threads)
     table = Table(
         title=f"loss, {threads} threads on {device}, medians of {rounds} rounds (fastest)"
@@ -100,6 +104,7 @@ def loss(
     for shape in shapes:
         sizes = tuple(int(s) for s in shape.split(","))
         times = interleaved(losses(sizes, device), rounds, device)
+        found[shape] = times
         middle = {name: statistics.median(values) for name, values in times.items()}
         cross_entropy = middle[STOCK] - middle[REST]
         for name, values in times.items():
@@ -112,6 +117,8 @@ def loss(
             )  # fmt: skip
         table.add_section()
     console.print(table)
+    if json:
+        write_json(json, found)
 
 
 def losses(shape: tuple[int, ...], device: str) -> dict[str, Callable[[], Any]]:
@@ -157,6 +164,7 @@ def steps(
         bool, typer.Option(help="Also with nnU-Net's cross-entropy and penalties computed apart.")
     ] = False,
     device: Device = "cpu",
+    json: Json = None,
 ) -> None:
     """Time of a training step beside nnU-Net's."""
     torch.manual_seed(0)
@@ -183,6 +191,8 @@ def steps(
             f"{middle / reference - 1:+.1%}",
         )  # fmt: skip
     console.print(table)
+    if json:
+        write_json(json, times)
 
 
 @app.command()
@@ -194,8 +204,10 @@ def sources(
     repeats: int = 12,
     iterations: Annotated[int, typer.Option(help="Batches of a validation pass.")] = 50,
     device: Device = "cpu",
+    json: Json = None,
 ) -> None:
     """Constraints of a finished training by source of the multipliers."""
+    rows = []
     found = trainer(name, dataset, configuration, fold, device)
     found.load_checkpoint(str(Path(found.output_folder) / "checkpoint_final.pth"))
     found.do_split()
@@ -232,6 +244,10 @@ def sources(
                     region, channel, f"{truth:.4f}", f"{mean:.4f}", f"{mean / truth:.2f}",
                     f"{scatter / abs(mean):.1%}", f"{own:.2f}",
                 )  # fmt: skip
+                rows.append({
+                    "term": term, "region": region, "class": channel, "volumes": truth,
+                    "patches": mean, "scatter": scatter, "own_voxels": own,
+                })  # fmt: skip
         console.print(table)
         console.print(
             f"share of voxels in {', '.join(region_names(whole.shape[1]))}: patches "
@@ -239,6 +255,8 @@ def sources(
             "constraint is a sum over all voxels divided by all voxels; the last column is the "
             "ratio patches / volumes when each region's sum is divided by its own voxels."
         )
+    if json:
+        write_json(json, rows)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,17 @@ those that validate the training and later fit a calibrator, and those that only
 phantoms the true posterior is known, and is written beside.
 
 `evaluate` fits every method to the second part of the patients and measures it on the third, one
-network after the other. `report` makes tables of what there is.
+network after the other. `report` makes tables of what there is. `collect` writes its numbers, means
+by patient, into data/results/repair, and `page` makes the same tables of these files and puts them
+into a page, each between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 
     python scripts/repair_study.py train -o study                          # phantoms alone
     python scripts/repair_study.py train -o study --acdc $nnUNet_raw/Dataset027_ACDC \\
         --hippocampus $nnUNet_raw/Dataset004_Hippocampus --seeds 0 1 2
     python scripts/repair_study.py evaluate -o study
     python scripts/repair_study.py report -o study
+    python scripts/repair_study.py collect -o study
+    python scripts/repair_study.py page docs/do-i-need-to-retrain.md
 
 ACDC and the hippocampus are folders in nnU-Net's raw layout (``segcal convert acdc``). What is done
 already is skipped, and a training that was stopped goes on. The output is, for each SET::
@@ -57,7 +61,7 @@ from segcal.evaluation.case import evaluate_mask
 from segcal.evaluation.compare import Difference, compare
 from segcal.evaluation.job import Job
 from segcal.evaluation.settings import EvaluationSettings
-from segcal.io.files import read_json, whole_file, write_json
+from segcal.io.files import read_json, whole_file, write_json, write_text
 from segcal.io.pairing import Case
 from segcal.io.volumes import read_labels
 from segcal.metrics.classwise_ece import classwise_ece
@@ -72,6 +76,7 @@ from segcal.repair.inputs import CaseLogits, read_case_logits
 from segcal.study.measuring import divergence, near_foreground
 from segcal.study.preparing import cut_middle, link
 
+PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "results" / "repair"
 RECIPES = ("dice_ce", "crac", "svls", "cals")
 PARTS = ("fit", "test")
 SUBFOLDERS = {"Tr": "fit", "Ts": "test"}
@@ -174,10 +179,15 @@ def _parser() -> argparse.ArgumentParser:
     reporting = commands.add_parser("report", help="make tables of what was measured")
     reporting.set_defaults(run=report)
     reporting.add_argument("--resamples", type=int, default=2000, help="of the bootstrap")
-    reporting.add_argument(
-        "--page", type=Path, metavar="FILE", help="Markdown whose tables are put in anew"
-    )
-    for command in (training, evaluation, reporting):
+    collecting = commands.add_parser("collect", help="write the numbers for data/results")
+    collecting.set_defaults(run=publish)
+    paging = commands.add_parser("page", help="put tables into a page")
+    paging.set_defaults(run=write_page, threads=1)
+    paging.add_argument("page", type=Path)
+    paging.add_argument("--resamples", type=int, default=2000, help="of the bootstrap")
+    for command in (collecting, paging):
+        command.add_argument("--results", type=Path, default=PUBLISHED, metavar="FOLDER")
+    for command in (training, evaluation, reporting, collecting):
         command.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
         command.add_argument("--recipes", nargs="+", default=list(RECIPES), metavar="NAME")
         command.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
@@ -577,10 +587,10 @@ def facts_of(
     return {"methods": fits, "offsets": chosen}
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_csv(path: Path, rows: Any, **form: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
-        pd.DataFrame(rows).to_csv(temporary, index=False)
+        pd.DataFrame(rows).to_csv(temporary, index=False, **form)
 
 
 def repaired(read: CaseLogits, calibrator: Calibrator | None) -> NDArray[Any]:
@@ -676,7 +686,7 @@ class Results:
     """All that was measured.
 
     Attributes:
-        cases: a row for every set, recipe, seed, method, decision and test case.
+        cases: a row for every set, recipe, seed, method, decision and test case or patient.
         draws: a row for every set, seed, method, number of patients and draw.
         resamples: of the bootstrap.
     """
@@ -699,8 +709,8 @@ class Results:
         seeds = sorted(set.intersection(*(set(part["seed"]) for part in groups.values())))
         found = {}
         for key, part in groups.items():
-            part = part[part["seed"].isin(seeds)].drop(columns=["set", "case", *keys])
-            by_seed = part.groupby(["patient", "seed"]).mean()
+            part = part[part["seed"].isin(seeds)]
+            by_seed = part.groupby(["patient", "seed"]).mean(numeric_only=True)
             found[key] = by_seed.groupby("patient").mean()
         return found, seeds
 
@@ -717,36 +727,53 @@ class Section:
 def report(options: argparse.Namespace) -> None:
     """Write tables of what was measured."""
     folder = options.output / "results"
-    cases = _read(folder / "cases", options)
-    if cases.empty:
-        raise SystemExit(f"{folder}: nothing was measured yet; run evaluate")
-    results = Results(cases, _read(folder / "draws", options), options.resamples)
-    sections = {
-        "methods": methods_section(results),
-        "decisions": decisions_section(results),
-        "patients": patients_section(results),
-        "posterior": posterior_section(results),
-        "retrain": retrain_section(results),
-    }
+    sections = sections_of(Results(*measured(options), options.resamples))
     texts = [f"## {one.title}\n\n{one.text}\n" for one in sections.values()]
     for (key, _), text in zip(sections.items(), texts, strict=True):
         (folder / f"{key}.md").write_text(text)
     (folder / "all.md").write_text("\n".join(texts))
     write_json(folder / "tables.json", {key: one.data for key, one in sections.items()})
     print("\n".join(texts))
-    if options.page is not None:
-        fill(options.page, {key: one.text for key, one in sections.items()})
 
 
-def fill(page: Path, tables: Mapping[str, str]) -> None:
-    """Put tables between marks of their names, ``<!-- NAME -->`` and ``<!-- end of NAME -->``."""
-    text = page.read_text()
-    for name, table in tables.items():
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        if begin in text:
-            before, rest = text.split(begin, 1)
-            text = f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end, 1)[1]}"
-    page.write_text(text)
+def measured(options: argparse.Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Test cases and draws of the networks that are asked for."""
+    folder = options.output / "results"
+    cases = _read(folder / "cases", options)
+    if cases.empty:
+        raise SystemExit(f"{folder}: nothing was measured yet; run evaluate")
+    return cases, _read(folder / "draws", options)
+
+
+def publish(options: argparse.Namespace) -> None:
+    """Write the numbers that the tables are made of; a patient is the mean of its cases."""
+    cases, draws = measured(options)
+    keys = ["set", "recipe", "seed", "method", "decision", "patient"]
+    patients = cases.drop(columns="case").groupby(keys, sort=False).mean().reset_index()
+    for name, table in (("cases", patients), ("draws", draws)):
+        write_csv(options.results / f"{name}.csv", table, float_format="%.5g")
+
+
+def write_page(options: argparse.Namespace) -> None:
+    """Put the tables that are made of the collected numbers between their marks."""
+    cases = pd.read_csv(options.results / "cases.csv", dtype={"patient": str})
+    draws = pd.read_csv(options.results / "draws.csv")
+    text = options.page.read_text(encoding="utf-8")
+    for name, one in sections_of(Results(cases, draws, options.resamples)).items():
+        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text = marks.sub(lambda m, one=one: f"{m[1]}\n{one.text}\n\n{m[2]}", text)
+    write_text(options.page, text)
+
+
+def sections_of(results: Results) -> dict[str, Section]:
+    """Every table, by the name of its marks."""
+    return {
+        "methods": methods_section(results),
+        "decisions": decisions_section(results),
+        "patients": patients_section(results),
+        "posterior": posterior_section(results),
+        "retrain": retrain_section(results),
+    }
 
 
 def _read(folder: Path, options: argparse.Namespace) -> pd.DataFrame:
@@ -756,7 +783,7 @@ def _read(folder: Path, options: argparse.Namespace) -> pd.DataFrame:
         name, _, recipe = name.partition("_")
         if int(seed) in options.seeds and (recipe or PLAIN) in options.recipes:
             keys = {"set": name, "recipe": recipe or PLAIN, "seed": int(seed)}
-            parts.append(pd.read_csv(path).assign(**keys))
+            parts.append(pd.read_csv(path, dtype={"patient": str}).assign(**keys))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 

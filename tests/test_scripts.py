@@ -93,15 +93,20 @@ def test_repair_study_undoes_what_was_done_to_a_true_posterior(tmp_path, capsys)
             np.savez(target, probabilities=(sharper / sharper.sum(0)).astype(np.float32))
         (folder / f"{recipe}_s0" / "done.json").write_text("{}")
     page = tmp_path / "page.md"
-    page.write_text("# A page\n\n<!-- retrain -->old<!-- end of retrain -->\n\nThe end.\n")
-    reporting = ["report", "--page", str(page)]
-    for command in (["evaluate", "--methods", "temperature", "class_region"], reporting):
-        options = script["_parser"]().parse_args([*command, "-o", str(tmp_path), "--seeds", "0"])
+    page.write_text("# A page\n\n<!-- retrain -->\nold<!-- /retrain -->\n\nThe end.\n")
+    study, published = ["-o", str(tmp_path), "--seeds", "0"], ["--results", str(tmp_path / "few")]
+    for command in (
+        ["evaluate", "--methods", "temperature", "class_region", *study],
+        ["report", *study],
+        ["collect", *study, *published],
+        ["page", str(page), *published],
+    ):
+        options = script["_parser"]().parse_args(command)
         options.run(options)
     assert "**phantom, dice_ce** (3 test patients, seeds 0)" in capsys.readouterr().out
     filled = page.read_text()
     assert filled.startswith("# A page\n\n<!-- retrain -->\n\n")
-    assert filled.endswith("<!-- end of retrain -->\n\nThe end.\n")
+    assert filled.endswith("<!-- /retrain -->\n\nThe end.\n")
     assert "| dice_ce + temperature |" in filled
     assert "old" not in filled
     tables = json.loads((tmp_path / "results" / "tables.json").read_text())
