@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.metrics.table import Metric, ScopeMetric
 
 ERRORS_IN_A_LINE = 7
-"""Columns of calibration errors that fit into 80 beside the scope."""
+"""Columns of calibration errors that fit beside the scope into a line of 80 characters."""
 
 
 def open_console(*, stderr: bool = False) -> Console:
@@ -33,7 +33,7 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def class_table(summary: dict[str, Any], asked: Collection[str] | None = None) -> Table:
-    """Overlap and surface distances per class; of `asked`, or the usual ones."""
+    """Overlap and surface distances per class: the metrics in `asked`, or the usual ones."""
     from segcal.metrics.table import PENALISED, STRUCTURE
 
     first = next(row.key for row in STRUCTURE if row.distance)
@@ -66,7 +66,7 @@ def class_table(summary: dict[str, Any], asked: Collection[str] | None = None) -
 def calibration_table(
     summary: dict[str, Any], scopes: tuple[str, ...], asked: Collection[str] | None = None
 ) -> Group:
-    """Calibration errors per scope, as :func:`class_table`; those beyond 80 columns go on below."""
+    """Calibration errors per scope; columns that do not fit into 80 characters go on below."""
     from segcal.evaluation.reported import scope_metrics
 
     shown = [
@@ -128,14 +128,14 @@ def _error(row: ScopeMetric, pooled: bool, summary: dict[str, Any], scope: str) 
 
 
 def _digits(row: Metric) -> int:
-    """Of a number: hundredths of a unit, and four of a fraction."""
+    """Decimals of a number: two if it has a unit, four if it is a fraction."""
     return 2 if row.unit else 4
 
 
 def comparison_table(
     methods: Sequence[str], differences: Sequence[Difference], unit: str = "mm"
 ) -> Table:
-    """Differences of methods to the first."""
+    """Differences of the other methods from the first."""
     from segcal.evaluation.reported import readable
 
     table = _table(f"Differences to {methods[0]}, mean over shared cases")

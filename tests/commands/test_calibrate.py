@@ -93,7 +93,7 @@ def test_compare_writes_a_report(folders, tmp_path):
         "--test", other.predictions, "--test-labels", other.labels,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "2 cases of --test have the name of one" in done.output
+    assert "2 cases of --test have names of cases" in done.output
     assert "Recommended: " in done.output
     for name in ("index.html", "comparison.json", "comparison_cases.csv", "reliability_before.png",
                  "reliability_after.png", "comparison.png", "comparison_test.png"):  # fmt: skip
