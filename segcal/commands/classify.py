@@ -244,7 +244,7 @@ def features(
     ] = None,
     settings: SetOptions = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write over a file that is there.")
+        bool, typer.Option("--overwrite", help="Overwrite an existing file.")
     ] = False,
 ) -> None:
     """Write what a network computes before its last layer, to train a new last layer on it.
@@ -285,7 +285,7 @@ def from_segmentation(
     window: Window = None,
     patient: Patient = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write over a file that is there.")
+        bool, typer.Option("--overwrite", help="Overwrite an existing file.")
     ] = False,
 ) -> None:
     """Turn a segmentation data set into a multi-label one: which labels does a slice show?

@@ -21,8 +21,8 @@ from segcal.commands.errors import user_errors
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Train and predict with nnU-Net v2, by its own trainers or segcal's, which segcal nnunet "
-    "recipes lists.\n\n"
+    help="Train and predict with nnU-Net v2, with its trainers or segcal's (segcal nnunet recipes "
+    "lists these).\n\n"
     "Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerConfidence --npz",
 )
 PASS_ON = {
@@ -79,9 +79,9 @@ def train(
     nnUNetTrainerTwoHeadsConfidence has two heads: masks come from the decision head, probabilities
     (--npz, --calibrate, segcal nnunet predict) from the probability head.
 
-    Use --c to continue a training that was killed from its last whole checkpoint. With --seed and
-    the same options, on the CPU, it then equals an uninterrupted training, to rounding. Processes
-    that load data end within seconds after their training.
+    Use --c to continue a killed training from its last whole checkpoint. With --seed and the same
+    options, on the CPU, it then equals an uninterrupted training, to rounding. Processes that load
+    data end within seconds after their training.
 
     To calibrate a training that has ended, use --val --calibrate. Then predict with its calibrator:
     segcal nnunet predict ... -f X --calibrator model
@@ -171,10 +171,11 @@ def predict(
     A model with two heads (nnUNetTrainerTwoHeads...) takes label maps from its decision head, and
     probabilities and logits from its probability head, which is also the head that is calibrated.
 
-    With --calibrator calibrator.json (from segcal calibrate fit), probabilities are calibrated, the
-    label map is made from them, and saved logits stay uncalibrated. A calibrator of single folds
-    calibrates each fold before the folds are averaged; a calibrator of an ensemble calibrates the
-    average. A calibrator that was fitted to another model is refused before the first case.
+    With --calibrator calibrator.json (from segcal calibrate fit), probabilities are calibrated, a
+    model with one head takes its label map from these, and saved logits stay uncalibrated. A
+    calibrator of single folds calibrates each fold before the folds are averaged; a calibrator of
+    an ensemble calibrates the average. A calibrator that was fitted to another model is refused
+    before the first case.
 
     No code that comes with a model is run: checkpoints that hold code are refused, and so are
     networks of packages other than nnU-Net's, unless SEGCAL_NETWORKS=PACKAGE,... names the package.
