@@ -221,7 +221,7 @@ def btcv(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = Fals
 def _convert(
     src: Path, sources: Mapping[str, Source], plan: Plan, folder: Path, force: bool
 ) -> None:
-    """Write the data set and say what came of it."""
+    """Write the data set and print the outcome."""
     from segcal.datasets.raw import check_apart, write_dataset
 
     console = open_console()

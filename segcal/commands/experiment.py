@@ -37,7 +37,7 @@ ResumeOption = Annotated[
 
 @contextmanager
 def training_begins() -> Iterator[None]:
-    """Turn what a user can mend into its message and exit code 2, with the options that help."""
+    """Turn an error that a user can mend into a message that names options, and exit code 2."""
     from segcal.training.beginning import OutputInUseError
 
     with user_errors(OPTIONS):
@@ -64,7 +64,7 @@ def training_ends(console: Console) -> Iterator[None]:
 
 
 def say_trained(console: Console, done: Trained, early_stop: int | None) -> None:
-    """Say what came of a training.
+    """Print the outcome of a training.
 
     Args:
         console: where it is printed.
