@@ -102,15 +102,17 @@ def _remarks(shown: Sequence[Metric], unit: str = "mm") -> str:
     remarks = {
         ", ".join(dict.fromkeys(row.unit_of(unit) for row in shown if row.unit)): True,
         "HD95: pooled": "hd95_pooled_mm" in keys,
-        "distances: mean over the found": any(
+        "distances: mean over structures found": any(
             isinstance(row, StructureMetric) and row.distance for row in shown
         ),
-        "pen.: a miss costs the diagonal": any(isinstance(row, PenalisedMean) for row in shown),
+        "pen. (penalised): a miss costs the image diagonal": any(
+            isinstance(row, PenalisedMean) for row in shown
+        ),
         "pooled: ECE of all voxels together": any(
             isinstance(row, CalibrationMetric) and row.show_pooled for row in shown
         ),
-        "CECE: classwise": "cece" in keys,
-        "TACE: Nixon": "tace" in keys,
+        "CECE: classwise ECE": "cece" in keys,
+        "TACE: Nixon's": "tace" in keys,
     }
     return "; ".join(text for text, needed in remarks.items() if text and needed)
 
