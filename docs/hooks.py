@@ -35,11 +35,11 @@ HEADINGS = {
     "losses": "Losses",
     "penalties": "Penalties",
     "posthoc": "Post-hoc methods",
-    "multilabel": "Losses of labels",
+    "multilabel": "Multi-label losses",
 }
 WHAT = {
-    "losses": "A loss says how wrong a prediction is. These compare probabilities with labels, "
-    "voxel by voxel or over an image.",
+    "losses": "A loss says how wrong a prediction is. These losses compare probabilities with "
+    "labels, voxel by voxel or over an image.",
     "penalties": "A penalty is added to a loss and keeps the network from promising too much. The "
     "weight of some is constant; others learn their weights (the *multipliers*) from the "
     "validation set, by an augmented Lagrangian: a weight grows as long as a condition is not met.",
@@ -48,14 +48,14 @@ WHAT = {
     "multilabel": "Losses of `segcal classify` for samples that can have several labels at once.",
 }
 METRICS = {
-    "STRUCTURE": "Of every label or region: the mask against the reference",
-    "PENALISED": "Of a case: means in which a missed structure costs the image diagonal",
-    "CALIBRATION": "Of the voxels of every scope: the probabilities against the labels",
-    "FLOOR": "Of all voxels of a scope together: how large ECE would be by chance",
-    "CONFIDENCE": "Of every label or region: what the probabilities say without a reference",
-    "RATERS": "Of every label or region that several raters drew",
-    "ENERGY": "Of samples of segmentations",
-    "BRIER_SOFT": "Of a scope of cases that several raters labelled",
+    "STRUCTURE": "For every label or region: the mask compared with the reference",
+    "PENALISED": "For every case: means in which a missed structure costs the image diagonal",
+    "CALIBRATION": "For the voxels of every scope: the probabilities compared with the labels",
+    "FLOOR": "For all voxels of a scope together: how large ECE would be by chance",
+    "CONFIDENCE": "For every label or region: what the probabilities say without a reference",
+    "RATERS": "For every label or region that several raters drew",
+    "ENERGY": "For samples of segmentations",
+    "BRIER_SOFT": "For every scope of cases that several raters labelled",
 }
 """Lists of :mod:`segcal.metrics.table` and what they are of."""
 SETTINGS = {
@@ -238,9 +238,9 @@ def _api_pages() -> dict[str, str]:
         packages["segcal" if top else ".".join(parts[:depth])][module] = own
     index = [
         "# API reference\n",
-        "What is listed here changes only with a note in the change log. All else may change "
-        "without a word. Logits are tensors `(N, K, *S)`, labels `(N, *S)` integers, with one to "
-        "three spatial axes `S`; arguments after the tensors are named.\n",
+        "What is listed here changes only with a note in the change log. Everything else may "
+        "change without notice. Logits are tensors `(N, K, *S)`, labels `(N, *S)` integers, with "
+        "one to three spatial axes `S`; arguments after the tensors are named.\n",
         "| package | what it holds |",
         "|---|---|",
     ]

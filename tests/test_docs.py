@@ -16,6 +16,7 @@ import pytest
 import yaml
 from typer import BadParameter
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from segcal.commands.main import app
 from segcal.datasets.phantom import write_phantom_dataset
@@ -200,6 +201,17 @@ def every_command() -> dict[str, Any]:
 def test_help_begins_with_an_example(name):
     summary, _, rest = every_command()[name].help.partition("\n\n")
     assert rest.startswith(("Example: ", "Examples: ")), summary
+
+
+def test_help_shows_every_word_of_its_texts():
+    """Markdown takes ``_seg, or pred_`` for emphasis and drops the underscores."""
+    for name, command in every_command().items():
+        words = [*name.split()[1:], "--help"]
+        shown = CliRunner().invoke(app, words, env={"COLUMNS": "100"}).output
+        shown = re.sub(r"[\s│]", "", shown)
+        texts = " ".join([command.help, *(p.help or "" for p in command.params)])
+        missing = [word for word in texts.replace("`", "").split() if word not in shown]
+        assert not missing, name
 
 
 def test_every_page_is_in_the_navigation():

@@ -57,26 +57,26 @@ Predictions = Annotated[
     Path,
     typer.Argument(
         metavar="VALIDATION",
-        help="Folder of predictions of cases that the network was not trained on, all that "
-        "segcal evaluate reads; or the folder of a model that nnU-Net trained with --npz, whose "
-        "validation cases are taken, each predicted by the fold that did not see it.",
+        help="Folder of predictions for cases that the network was not trained on, in any form "
+        "that segcal evaluate reads; or the folder of a model that nnU-Net trained with --npz, "
+        "which predicted every validation case by the fold that did not see it.",
     ),
 ]
 Labels = Annotated[
-    Path, typer.Argument(metavar="LABELS", help="Folder of their reference label maps.")
+    Path, typer.Argument(metavar="LABELS", help="Folder of the reference label maps.")
 ]
 Patients = Annotated[
     str | None,
     typer.Option(
         metavar="REGEX",
-        help="Finds the patient in the name of a case, whose cases are never parted, e.g. "
-        '"patient[0-9]+"; default: every case is a patient.',
+        help="Regular expression that finds the patient in a case's name, e.g. "
+        '"patient[0-9]+"; cases of a patient stay together. Default: every case is a patient.',
     ),
 ]
 
 
 class Decide(str, Enum):
-    """How the label map is made of calibrated probabilities."""
+    """How the label map is made from calibrated probabilities."""
 
     argmax = "argmax"
     dice = "dice"
@@ -84,7 +84,7 @@ class Decide(str, Enum):
 
 
 class Precision(str, Enum):
-    """Type of the probabilities that are written."""
+    """Type of the written probabilities."""
 
     same = "same"
     float16 = "float16"
@@ -101,8 +101,8 @@ def fit(
     method: Annotated[
         str,
         typer.Option(
-            help="Post-hoc method: class_region, a temperature per predicted class and region; "
-            "temperature; ... segcal methods lists them."
+            help="Post-hoc method, e.g. class_region (a temperature per predicted class and "
+            "region) or temperature; segcal methods lists them."
         ),
     ] = "class_region",
     set_arguments: Annotated[
@@ -118,8 +118,8 @@ def fit(
         bool,
         typer.Option(
             "--offsets",
-            help="Also choose an offset of the decision for every structure by the mean DSC of "
-            "these cases, for calibrate apply --decide offsets.",
+            help="Also choose, for every structure, the offset of the decision with the best "
+            "mean DSC on these cases, for calibrate apply --decide offsets.",
         ),
     ] = False,
     patients: Patients = None,
@@ -135,11 +135,11 @@ def fit(
 
     segcal calibrate fit results/Dataset027_ACDC/nnUNetTrainer__nnUNetPlans__2d labelsTr
 
-    A calibrator turns the network's probabilities into better ones; the network stays as it is.
-    Logits that segcal nnunet predict --save-logits left in logits/ beside the predictions are used
-    where they are; else the logarithm of the probabilities. The file says what it was fitted on
-    and is refused for another model. Never fit on the cases that you report. Then: segcal
-    calibrate apply PREDICTIONS calibrator.json -o OUT
+    A calibrator turns the network's probabilities into better ones; the network stays as it is. It
+    is fitted to the logits that segcal nnunet predict --save-logits wrote to logits/ beside the
+    predictions or, without such files, to the logarithm of the probabilities. The calibrator's file
+    says what it was fitted to, and is refused for another model. Never fit to the cases that you
+    report on. Then: segcal calibrate apply PREDICTIONS calibrator.json -o OUT
     """
     console = open_console()
     with user_errors(OPTIONS):
@@ -174,7 +174,7 @@ def apply(
         typer.Argument(
             metavar="PREDICTIONS",
             help="Folder of predictions with probabilities: .npz (nnU-Net), 4-D volumes, 3-D maps "
-            "of foreground, or a folder a case with one file per class.",
+            "of the foreground, or a folder per case with one file per class.",
         ),
     ],
     calibrator: Annotated[
@@ -186,19 +186,20 @@ def apply(
     decide: Annotated[
         Decide,
         typer.Option(
-            help="Label map: argmax, the most probable class; dice, the mask of the largest "
-            "expected Dice; offsets, those that fit --offsets chose. Probabilities are the same."
+            help="How the label map is made. argmax: the most probable class; dice: the mask with "
+            "the largest expected Dice; offsets: with the offsets that fit --offsets chose. The "
+            "probabilities are the same."
         ),
     ] = Decide.argmax,
     precision: Annotated[
         Precision,
-        typer.Option("--dtype", help="Type that is written; same: that of each file."),
+        typer.Option("--dtype", help="Type of the written probabilities; same: as in each file."),
     ] = Precision.same,
     any_model: Annotated[
         bool,
         typer.Option(
             "--any-model",
-            help="Apply it to predictions of another model or another kind of average, too.",
+            help="Accept predictions of another model, or of another kind of average.",
         ),
     ] = False,
     resume: Resume = False,
@@ -209,14 +210,14 @@ def apply(
     engine: RunsOn = Engine.processes,
     scheduler: Scheduler = None,
 ) -> None:
-    """Write calibrated copies of predictions, in their formats and geometry.
+    """Write calibrated copies of predictions, in the same formats and geometry.
 
     Example: segcal calibrate apply predictions calibrator.json -o calibrated --decide dice
 
-    A label map beside the probabilities is copied, and rewritten only where the decision changed;
-    how many voxels that are is counted. Then: segcal evaluate calibrated labelsTs -o report
+    A label map beside the probabilities is copied, and changed only where the decision changed; the
+    number of changed voxels is printed. Then: segcal evaluate calibrated labelsTs -o report
 
-    Exit code 0: all written. 1: some case failed. 2: wrong usage.
+    Exit code 0: all written. 1: some case failed, the rest is there. 2: wrong usage.
     """
     console = open_console()
     with user_errors(OPTIONS):
@@ -255,7 +256,7 @@ def compare(
     ],
     methods: Annotated[
         str | None,
-        typer.Option(help="Post-hoc methods, with commas; default: all (segcal methods)."),
+        typer.Option(help="Post-hoc methods, separated by commas; default: all."),
     ] = None,
     patients: Patients = None,
     test: Annotated[
@@ -263,14 +264,15 @@ def compare(
         typer.Option(
             "--test",
             metavar="PREDICTIONS",
-            help="Predictions of other cases, of another scanner, say: does the repair hold there?",
+            help="Predictions of other cases, for instance from another scanner, on which the "
+            "repair is tested, too.",
         ),
     ] = None,
     test_labels: Annotated[
-        Path | None, typer.Option("--test-labels", help="Their label maps; default: LABELS.")
+        Path | None, typer.Option("--test-labels", help="Label maps of --test; default: LABELS.")
     ] = None,
     bootstrap: Annotated[
-        int, typer.Option(min=2, help="Resamplings of the patients for 95 % intervals.")
+        int, typer.Option(min=2, help="Number of resamplings of the patients for 95 % intervals.")
     ] = 2000,
     dataset_json: DatasetJson = None,
     label_names: LabelNames = None,
@@ -285,10 +287,10 @@ def compare(
     segcal calibrate compare validation labelsTr --test predictionsTs --test-labels labelsTs -o out
 
     Each method is fitted to four fifths of the cases and evaluated on the rest, until every case
-    was evaluated once: NLL, ECE in every scope, TACE, DSC, with paired intervals. NLL (negative
-    log-likelihood, in nats) judges probabilities as a whole; ECE says whether they keep what they
-    promise. A method is recommended only where it helps beyond chance,
-    by paired tests over patients that are corrected for the number of methods.
+    has been evaluated once: NLL, ECE in every scope (set of voxels), TACE and DSC, with paired
+    intervals. NLL (negative log-likelihood, in nats) judges probabilities as a whole; ECE says
+    whether they keep what they promise. A method is recommended only if it helps beyond chance, by
+    paired tests over patients that are corrected for the number of methods.
     """
     console = open_console()
     with user_errors(OPTIONS):
@@ -320,7 +322,7 @@ def compare(
 
 
 def say_pairing(console: Console, job: Job) -> None:
-    """Say what was taken for names of cases, and which are left out of a fit."""
+    """Say how cases were named, and which are left out of the fit."""
     if job.pairing.note:
         say(console, job.pairing.note)
     for names, what in (
@@ -342,7 +344,7 @@ def _warnings(console: Console) -> Iterator[None]:
 
 
 def _arguments(settings: list[str]) -> dict[str, Any]:
-    """Arguments of a method from NAME=VALUE."""
+    """Parse arguments of a method, given as NAME=VALUE."""
     from segcal.training.experiments import put
 
     found: dict[str, Any] = {}
@@ -356,11 +358,11 @@ def _say_fit(console: Console, saved: SavedCalibrator) -> None:
     say(
         console,
         f"{saved.method}: fitted to {len(made_of['cases'])} cases, {facts['voxels']:,} voxels "
-        f"(looked at {facts['sampled']:,})",
+        f"(a sample of {facts['sampled']:,})",
     )
     say(
         console,
-        f"NLL, mean -log p of the label in nats: {facts['nll_before']:.5f} -> "
+        f"NLL (mean -log p of the label, in nats): {facts['nll_before']:.5f} -> "
         f"{facts['nll_after']:.5f}",
     )
     if of_probabilities := len(made_of["cases"]) - made_of["saved_logits"]:
@@ -368,7 +370,7 @@ def _say_fit(console: Console, saved: SavedCalibrator) -> None:
         if made_of["floored_share"]:
             floored = (
                 f"; {made_of['floored_share']:.2%} of their voxels have a probability below "
-                f"{made_of['floor']:.2g}, which was taken for that"
+                f"{made_of['floor']:.2g}, which was raised to that"
             )
         say(console, f"Logits of {of_probabilities} cases: log-probabilities{floored}")
     state = saved.calibrator.state()
@@ -378,11 +380,12 @@ def _say_fit(console: Console, saved: SavedCalibrator) -> None:
         where = f" of {region}" if region else ""
         if one is not None and "temperatures" in one:
             what = "Temperatures by predicted class and region of the prediction"
-            say(console, f"{what}{where}; above 1: it was overconfident")
+            say(console, f"{what}{where}; above 1 means that it was overconfident")
             classes = ("not in it", "in it") if region else saved.channels
             console.print(_temperatures(one, classes, state["arguments"]["bands"]))
         elif one is not None and "value" in one:
-            say(console, f"Temperature{where}: {one['value']:.4g}; above 1: it was overconfident")
+            text = f"Temperature{where}: {one['value']:.4g}"
+            say(console, f"{text}; above 1 means that it was overconfident")
 
 
 def _temperatures(
@@ -419,14 +422,14 @@ def _say_applied(console: Console, done: dict[str, Applied], label_set: LabelSet
 
 
 def _say_overlap(console: Console, job: Job, test: Job) -> None:
-    """Say if the other cases are the ones that methods are fitted to."""
+    """Warn if cases of --test are among the cases that methods are fitted to."""
     names = {case.name for case in job.pairing.cases}
     shared = sorted(names & {case.name for case in test.pairing.cases})
     if job.predictions.resolve() == test.predictions.resolve() or shared:
         say(
             console,
-            f"Note: {len(shared)} cases of --test have the name of one that methods are fitted "
-            f"to ({', '.join(shared[:3])}): a repair looks better on these than on new ones",
+            f"Note: {len(shared)} cases of --test have names of cases that methods are fitted to "
+            f"({', '.join(shared[:3])}): a repair looks better on these than on new cases",
             "yellow",
         )
 
@@ -462,7 +465,7 @@ def _say_repair(console: Console, repair: Repair) -> None:
 
 
 def _repair_table(title: str, repair: Repair, comparison: Comparison) -> Table:
-    """Means of every row; what differs from the first with 95 % certainty has a mark."""
+    """Means of every row, with a mark where it differs from the first with 95 % certainty."""
     from segcal.evaluation.reported import metric_of, readable
 
     scopes = next(iter(comparison.reports.values())).job.settings.scopes
@@ -470,7 +473,7 @@ def _repair_table(title: str, repair: Repair, comparison: Comparison) -> Table:
     table = Table(
         title=f"{title}, mean over cases", box=box.SIMPLE_HEAD, pad_edge=False,
         title_justify="left", caption_justify="left",
-        caption="* better, ! worse than uncalibrated: the 95 % interval over patients leaves out 0",
+        caption="* better, ! worse than uncalibrated: the 95 % interval over patients excludes 0",
     )  # fmt: skip
     table.add_column("", no_wrap=True)
     for column in columns:

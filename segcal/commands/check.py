@@ -24,21 +24,23 @@ from segcal.commands.reading_options import (
 
 def check(
     predictions: Annotated[Path, typer.Argument(help="Folder of predictions, or one file.")],
-    references: Annotated[Path, typer.Argument(help="Folder of label maps, or one.")],
+    references: Annotated[Path, typer.Argument(help="Folder of label maps, or one file.")],
     dataset_json: DatasetJson = None,
     labels: Labels = None,
     prediction_pattern: PredictionPattern = None,
     reference_pattern: ReferencePattern = None,
     tolerance: Annotated[
         float,
-        typer.Option(min=0, help="How far, in voxels, a prediction may lie off its reference."),
+        typer.Option(min=0, help="How far a prediction may lie off its reference, in voxels."),
     ] = 1e-2,
 ) -> None:
     """List what would stop segcal evaluate, from file names and headers alone.
 
     Example: segcal check predictions labelsTs
 
-    Looks at pairs, sizes, places and numbers of channels; values are only seen by the evaluation.
+    It looks at pairs, sizes, positions and numbers of channels. Only the evaluation itself reads
+    the values of voxels.
+
     Exit code 0: nothing is wrong. 1: something is. 2: wrong usage.
     """
     from segcal.evaluation.check import check_case, count_channels, oddities
@@ -81,7 +83,7 @@ def check(
         if names:
             say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
     if others := len(pairing.of_other_folds):
-        say(console, f"{others} references are of cases that other folds validate on, left out")
+        say(console, f"{others} references left out: other folds validate on their cases")
     good = len(found) - len(wrong)
     say(console, f"{good} of {len(found)} cases can be evaluated, as far as headers tell.")
     if wrong or pairing.without_prediction:

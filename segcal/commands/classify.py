@@ -1,4 +1,4 @@
-"""``segcal classify``: classes and labels of images, tables and texts."""
+"""``segcal classify``: train and evaluate classifiers of images, tables and texts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train and evaluate classifiers: classes that exclude each other, or several labels.\n\n"
+    help="Train and evaluate classifiers: one class, or several labels, for each sample.\n\n"
     "Example: segcal classify train digits --set recipe=cals",
 )
 
@@ -53,14 +53,14 @@ def train(
     settings: SetOptions = None,
     resume: ResumeOption = False,
 ) -> None:
-    """Train a classifier; all about it stands in one YAML file.
+    """Train a classifier that is set up in one YAML file.
 
     Examples: segcal classify train digits --set recipe=cals
 
     segcal classify train arff --set data.args.path=scene.arff.gz --set recipe=spa_lpr
 
     The output folder gets config.yaml and run.json (all settings, seed, versions),
-    segcal_log.jsonl (one line an epoch: terms of the loss, multipliers, metrics of the validation
+    segcal_log.jsonl (one line per epoch: terms of the loss, multipliers, metrics of the validation
     set), segcal_progress.png, checkpoint_best.pt and checkpoint_last.pt. Files and settings are
     checked before training begins. Then: segcal classify evaluate FOLDER -o REPORT.
     """
@@ -84,14 +84,14 @@ def train(
 
 @app.command()
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="Folder of a training.")],
+    folder: Annotated[Path, typer.Argument(help="Output folder of a training.")],
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="Folder of the report: HTML, CSV, JSON, PNG."),
     ],
-    part: Annotated[SamplePart, typer.Option(help="Which samples.")] = SamplePart.test,
+    part: Annotated[SamplePart, typer.Option(help="Samples to evaluate.")] = SamplePart.test,
     last: Annotated[
-        bool, typer.Option("--last", help="The last checkpoint instead of the best one.")
+        bool, typer.Option("--last", help="Take the last checkpoint instead of the best one.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")] = "auto",
     settings: Annotated[
@@ -106,35 +106,35 @@ def evaluate(
         bool,
         typer.Option(
             "--calibrate",
-            help="Fit a post-hoc method to the logits of the validation samples, and show the "
-            "probabilities with it beside those without.",
+            help="Fit a post-hoc method to the logits of the validation samples, and report "
+            "calibrated probabilities beside the uncalibrated ones.",
         ),
     ] = False,
     method: Annotated[
         str | None,
         typer.Option(
-            help="Of --calibrate: temperature (default), class_region (a temperature for each "
-            "predicted class), or another of segcal methods."
+            help="Method of --calibrate: temperature (default), class_region (a temperature for "
+            "each predicted class), or another that segcal methods lists."
         ),
     ] = None,
     bins: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Of calibration errors and reliability diagrams; default: those of the "
-            "experiment, which are 15 of classes and 10 of labels if it does not say.",
+            help="Number of bins of calibration errors and reliability diagrams. Default: as in "
+            "the experiment or, if it does not say, 15 for classes and 10 for labels.",
         ),
     ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
             "--format",
-            help="Write the table as markdown (tables.md) or latex (tables.tex), too; give it "
-            "twice, or with a comma, for both.",
+            help="Also write the table as markdown (tables.md) or latex (tables.tex), or both: "
+            "markdown,latex.",
         ),
     ] = None,
 ) -> None:
-    """Accuracy, rankings and calibration of a trained classifier.
+    """Measure accuracy, rankings and calibration of a trained classifier.
 
     Examples: segcal classify evaluate runs/digits/cals_1 -o report
 
@@ -142,14 +142,15 @@ def evaluate(
 
     The report has index.html, summary.json, classes.csv (a row for each class or label),
     reliability.png, reliability_classes.png and predictions.npz (logits, probabilities, targets).
-    Of labels, probabilities by the link of the loss (phi of focal and asymmetric losses) have rows
-    of their own beside the sigmoid's, and retrieval.png shows how well samples are found by several
-    conditions at once (this label and that one, not a third), retrieval_images.png the images that
-    some such queries find, and loss.png the loss of a label and the link over the logit.
+    If samples have several labels, the report also shows probabilities by the link of the loss (a
+    function that turns scores into the posterior, phi for focal and asymmetric losses) beside the
+    sigmoid's. retrieval.png shows how well samples are found that meet several conditions at once
+    (this label and that label, but not a third), retrieval_images.png shows images that some of
+    these queries find, and loss.png draws the loss of a label and the link over the logit.
 
-    With --calibrate, the report has calibrated probabilities as well, and calibrator.json. Of
-    labels, each gets its own fit, to the log-odds of the posterior or, if the loss has none, to the
-    logits; unknown targets are left out.
+    With --calibrate, the report has calibrated probabilities as well, and calibrator.json. If
+    samples have several labels, each label gets its own fit, to the log-odds of the posterior or,
+    if the loss has no posterior, to the logits; unknown targets are left out.
     """
     from segcal.classify.evaluation import evaluate_classifier
     from segcal.classify.report import check_folder, write_classifier_report
@@ -158,7 +159,7 @@ def evaluate(
     console = open_console()
     with user_errors({**OPTIONS, "calibrate": "--calibrate", "method": "--method"}):
         if method is not None and not calibrate:
-            raise ValueError("method: is of --calibrate, which was not given")
+            raise ValueError("method: chooses what --calibrate fits; give --calibrate, too")
         forms = table_forms(formats or [])
         check_folder(output, folder)
         evaluated = evaluate_classifier(
@@ -172,7 +173,7 @@ def evaluate(
         )
         files = write_classifier_report(output, evaluated, forms=forms)
     console.print(_outcome_table(evaluated))
-    say(console, "Fractions of 1; nll in nats.")
+    say(console, "Numbers are fractions of 1; nll is in nats.")
     for note in evaluated.notes():
         say(console, note, "yellow")
     say(console, f"Written to {output}: {', '.join(files)}")
@@ -198,28 +199,28 @@ def _outcome_table(evaluated: Evaluated) -> Table:
 Size = Annotated[int, typer.Option(min=8, help="Height and width of the slices.")]
 SliceAxis = Annotated[
     str,
-    typer.Option(help="Along which slices follow each other, as files store them: z is last."),
+    typer.Option(help="Axis along which slices follow each other; z is the last axis of a file."),
 ]
 MinVoxels = Annotated[
     int,
     typer.Option(
         min=1,
-        help="Voxels of a label, at least, in a slice that shows it; with "
-        "fewer, but not none, it is unknown.",
+        help="Fewest voxels of a label in a slice that shows it; with fewer, but not none, the "
+        "label is unknown.",
     ),
 ]
 Window = Annotated[
     tuple[float, float] | None,
     typer.Option(
-        help="Intensities that become black and white (of CT, e.g. -160 240); "
-        "default: those of each volume, without the outermost 0.5 %."
+        help="Intensities that become black and white (for CT, e.g. -160 240). Default: the range "
+        "of each volume, without its outermost 0.5 %."
     ),
 ]
 Patient = Annotated[
     str | None,
     typer.Option(
         help="Regular expression for the patient at the beginning of a case's name "
-        "(patient\\d+); default: every case is one. Patients are never parted."
+        "(patient\\d+); cases of a patient stay together. Default: every case is a patient."
     ),
 ]
 
@@ -229,30 +230,30 @@ def features(
     config: Annotated[
         str,
         typer.Argument(
-            help="The experiment whose samples and network are meant: a YAML file, or the name of "
-            "one that comes with segcal."
+            help="The experiment that has the samples and the network: a YAML file, or the name "
+            "of one that comes with segcal."
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, .npz.")],
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="Of a training of the network by segcal, on whatever classes: "
-            "FOLDER/checkpoint_best.pt; default: the weights that the experiment names."
+            help="Checkpoint of a network that segcal trained, on any classes: "
+            "FOLDER/checkpoint_best.pt. Default: the weights that the experiment names."
         ),
     ] = None,
     settings: SetOptions = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write over a file that is there.")
+        bool, typer.Option("--overwrite", help="Overwrite an existing file.")
     ] = False,
 ) -> None:
-    """What a trained network sees in samples before its last layer: transfer with it frozen.
+    """Write what a network computes before its last layer, to train a new last layer on it.
 
     Example: segcal classify features images --set data.source=image_folder --set
     data.args={path: FOLDER} --set network.args.weights=DEFAULT -o features.npz
 
-    Samples are seen as in evaluation, once; then heads are trained in seconds: segcal classify
-    train features --set data.args.path=features.npz
+    Each sample passes through the frozen network once, as in evaluation. Last layers are then
+    trained in seconds: segcal classify train features --set data.args.path=features.npz
     """
     from segcal.classify.readers.archives import check_new, write_npz
 
@@ -284,10 +285,10 @@ def from_segmentation(
     window: Window = None,
     patient: Patient = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write over a file that is there.")
+        bool, typer.Option("--overwrite", help="Overwrite an existing file.")
     ] = False,
 ) -> None:
-    """Make a multi-label data set of a segmentation data set: which labels does a slice show?
+    """Turn a segmentation data set into a multi-label one: which labels does a slice show?
 
     Example: segcal classify from-segmentation $nnUNet_raw/Dataset038_CHAOST2 -o slices.npz
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.metrics.table import Metric, ScopeMetric
 
 ERRORS_IN_A_LINE = 7
-"""Columns of calibration errors that fit into 80 beside the scope."""
+"""Columns of calibration errors that fit beside the scope into a line of 80 characters."""
 
 
 def open_console(*, stderr: bool = False) -> Console:
@@ -33,7 +33,7 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def class_table(summary: dict[str, Any], asked: Collection[str] | None = None) -> Table:
-    """Overlap and surface distances per class; of `asked`, or the usual ones."""
+    """Overlap and surface distances per class: the metrics in `asked`, or the usual ones."""
     from segcal.metrics.table import PENALISED, STRUCTURE
 
     first = next(row.key for row in STRUCTURE if row.distance)
@@ -66,7 +66,7 @@ def class_table(summary: dict[str, Any], asked: Collection[str] | None = None) -
 def calibration_table(
     summary: dict[str, Any], scopes: tuple[str, ...], asked: Collection[str] | None = None
 ) -> Group:
-    """Calibration errors per scope, as :func:`class_table`; those beyond 80 columns go on below."""
+    """Calibration errors per scope; columns that do not fit into 80 characters go on below."""
     from segcal.evaluation.reported import scope_metrics
 
     shown = [
@@ -102,15 +102,17 @@ def _remarks(shown: Sequence[Metric], unit: str = "mm") -> str:
     remarks = {
         ", ".join(dict.fromkeys(row.unit_of(unit) for row in shown if row.unit)): True,
         "HD95: pooled": "hd95_pooled_mm" in keys,
-        "distances: mean over the found": any(
+        "distances: mean over structures found": any(
             isinstance(row, StructureMetric) and row.distance for row in shown
         ),
-        "pen.: a miss costs the diagonal": any(isinstance(row, PenalisedMean) for row in shown),
+        "pen. (penalised): a miss costs the image diagonal": any(
+            isinstance(row, PenalisedMean) for row in shown
+        ),
         "pooled: ECE of all voxels together": any(
             isinstance(row, CalibrationMetric) and row.show_pooled for row in shown
         ),
-        "CECE: classwise": "cece" in keys,
-        "TACE: Nixon": "tace" in keys,
+        "CECE: classwise ECE": "cece" in keys,
+        "TACE: Nixon's": "tace" in keys,
     }
     return "; ".join(text for text, needed in remarks.items() if text and needed)
 
@@ -128,14 +130,14 @@ def _error(row: ScopeMetric, pooled: bool, summary: dict[str, Any], scope: str) 
 
 
 def _digits(row: Metric) -> int:
-    """Of a number: hundredths of a unit, and four of a fraction."""
+    """Decimals of a number: two if it has a unit, four if it is a fraction."""
     return 2 if row.unit else 4
 
 
 def comparison_table(
     methods: Sequence[str], differences: Sequence[Difference], unit: str = "mm"
 ) -> Table:
-    """Differences of methods to the first."""
+    """Differences of the other methods from the first."""
     from segcal.evaluation.reported import readable
 
     table = _table(f"Differences to {methods[0]}, mean over shared cases")

@@ -1,4 +1,4 @@
-"""``segcal convert``: data sets as they are downloaded, in nnU-Net's raw layout."""
+"""``segcal convert``: bring downloaded data sets into nnU-Net's raw layout."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Bring a downloaded data set into nnU-Net's raw layout.\n\n"
     "Example: segcal convert msd Downloads/Task05_Prostate $nnUNet_raw\n\n"
-    "Every file is checked before a case is written; what is skipped is listed with its reason, "
-    "and kept in conversion.json. The same command again goes on where it stopped. Exit code 0: "
-    "all converted. 1: some case was skipped, the rest is there. 2: wrong usage.",
+    "Every file is checked before a case is written. Skipped cases are listed with the reason, and "
+    "recorded in conversion.json. After an interruption, the same command continues where it "
+    "stopped. Exit code 0: all converted. 1: some case was skipped, the rest is there. 2: wrong "
+    "usage.",
 )
 
 
 OPTIONS = {"dataset_id": "--dataset-id", "release": "--release", "force": "--force"}
-"""Names of options by that of the argument of the library."""
+"""Options by the arguments they become."""
 
 
 class Split(str, Enum):
@@ -44,7 +45,7 @@ class Split(str, Enum):
 
 
 class Release(str, Enum):
-    """Years of FLARE."""
+    """FLARE challenges, by year."""
 
     flare21 = "21"
     flare22 = "22"
@@ -63,14 +64,14 @@ Src = Annotated[
 Dest = Annotated[
     Path,
     typer.Argument(
-        help="nnU-Net's raw folder ($nnUNet_raw), in which DatasetNNN_NAME is made; or that "
-        "folder itself, if it is named so."
+        help="nnU-Net's raw folder ($nnUNet_raw), in which DatasetNNN_NAME is made; or the folder "
+        "DatasetNNN_NAME itself."
     ),
 ]
 DatasetId = Annotated[int | None, typer.Option(help="Number of the data set in nnU-Net, 1 to 999.")]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Write every case anew, and remove what is left of old ones."),
+    typer.Option("--force", help="Write every case anew, and remove cases of an older conversion."),
 ]
 
 
@@ -82,20 +83,21 @@ def acdc(
     split: Annotated[
         Split,
         typer.Option(
-            help="nnunet: the patients of training in 5 folds, those of testing in imagesTs and "
-            "labelsTs. paper: the patients of training 70 : 10 : 20 into training, validation and "
-            "test, testing left out. Both by patient, stratified by group."
+            help="nnunet: patients in training/ make 5 folds, patients in testing/ go to imagesTs "
+            "and labelsTs. paper: patients in training/ are divided 70 : 10 : 20 into training, "
+            "validation and test; testing/ is left out. Both keep the cases of a patient together "
+            "and are stratified by diagnostic group."
         ),
     ] = Split.nnunet,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
     force: Force = False,
 ) -> None:
     """Convert ACDC: both frames of every patient, test labels included.
 
     Example: segcal convert acdc Downloads/ACDC $nnUNet_raw
 
-    SRC holds training/patient001/patient001_frame01.nii.gz and so on, at any depth. ACDC's affines
-    say 1 mm; what is written has the header's true voxel size in its affine, too.
+    SRC holds training/patient001/patient001_frame01.nii.gz and so on, at any depth. The affines of
+    ACDC's files say 1 mm; the converted files have the header's true voxel size in the affine, too.
     """
     from segcal.datasets import acdc as data
     from segcal.datasets.raw import raw_folder
@@ -116,13 +118,13 @@ def flare(
     release: Annotated[
         Release | None,
         typer.Option(
-            help="21: liver, kidney, spleen, pancreas. 22: 13 organs. Default: told from the "
+            help="21: liver, kidney, spleen, pancreas. 22: 13 organs. Default: recognised by the "
             "names of the files."
         ),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Convert FLARE21 or FLARE22: the labelled cases; others are counted.
+    """Convert the labelled cases of FLARE21 or FLARE22; unlabelled cases are only counted.
 
     Example: segcal convert flare Downloads/FLARE22 $nnUNet_raw --release 22
 
@@ -147,9 +149,10 @@ def msd(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = False
 
     Example: segcal convert msd Downloads/Task05_Prostate $nnUNet_raw
 
-    Number and name are those of the folder TaskNN_Name. Other data sets with such a dataset.json
-    are converted, too: cases in its list "validation" are held out by the fold in
-    splits_final.json, labels of test cases go to labelsTs, what it does not list is counted.
+    Number and name are taken from the folder's name, TaskNN_Name. Other data sets with a
+    dataset.json of this kind are converted, too: cases in its list "validation" are held out by the
+    fold in splits_final.json, labels of test cases go to labelsTs, and files that it does not list
+    are only counted.
     """
     from segcal.datasets import msd as data
     from segcal.datasets.raw import raw_folder
@@ -218,7 +221,7 @@ def btcv(src: Src, dest: Dest, dataset_id: DatasetId = None, force: Force = Fals
 def _convert(
     src: Path, sources: Mapping[str, Source], plan: Plan, folder: Path, force: bool
 ) -> None:
-    """Write the data set and say what came of it."""
+    """Write the data set and print the outcome."""
     from segcal.datasets.raw import check_apart, write_dataset
 
     console = open_console()

@@ -35,21 +35,22 @@ def doctor(
     part: Annotated[
         list[str] | None, typer.Option(help="Run this part only; may be repeated.")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.2, help="Most that all parts take.")] = 8.0,
+    minutes: Annotated[float, typer.Option(min=0.2, help="Minutes that all parts may take.")] = 8.0,
 ) -> None:
-    """Say whether segcal's fast paths work here; --gpu: whether the GPU computes what it should.
+    """Check that segcal's fast paths work here and, with --gpu, that the GPU computes correctly.
 
     Example: segcal doctor --gpu -o gpu.json
 
-    With --gpu eight parts run one after the other, each in a process of its own, so that one that
-    fails does not end the others: equality with the readable version, tests, compilations, times
-    and memory, two processes, a training beside the CPU's, steps of nnU-Net, compute-sanitizer.
-    For what stops a training with nnU-Net: segcal nnunet doctor
+    With --gpu, eight parts run one after the other, each in a process of its own, so that a failed
+    part does not end the others: equality with the readable version in plain PyTorch, tests,
+    compilations, times and memory, two processes, a training compared with the CPU's, steps of
+    nnU-Net, and compute-sanitizer. segcal nnunet doctor finds what would stop a training with
+    nnU-Net.
 
     segcal's kernels have never run on a GPU: they are tested by an interpreter and by compiling
-    them. What this command finds is welcome, right or wrong.
+    them. Please report what this command finds, whether right or wrong.
 
-    Exit code 0: nothing is wrong. 1: something is, or there was no time for it. 3: no GPU.
+    Exit code 0: nothing is wrong. 1: something is wrong, or the time was too short. 3: no GPU.
     """
     console = open_console()
     import torch
@@ -105,6 +106,6 @@ def _say_fast_paths(found_gpu: bool) -> None:
         works = all(supports(logits, term) for term in terms)
         say(console, f"{name}: {'fast path works' if works else 'slower readable version'}")
     if found_gpu:
-        say(console, f"GPU: {torch.cuda.get_device_name(0)}; check it: segcal doctor --gpu")
+        say(console, f"GPU: {torch.cuda.get_device_name(0)}; segcal doctor --gpu checks it")
     else:
         say(console, "GPU: none that torch can use")

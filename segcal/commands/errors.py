@@ -13,13 +13,14 @@ from segcal.commands.console import open_console
 
 @contextmanager
 def user_errors(options: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn what a user can mend (ValueError, OSError) into its message and exit code 2.
+    """Turn an error that a user can mend (ValueError, OSError) into its message and exit code 2.
 
-    Wrap the checks and the files, not hours of work: what fails in there needs its traceback.
+    Wrap it around checks and access to files, not around hours of work: a failure there needs its
+    traceback.
 
     Args:
-        options: names of options by that of the argument a message begins with, before a colon or a
-            space. Names of arguments that folders often have do not belong in there.
+        options: the option's name for each argument's name that a message may begin with, before a
+            colon or a space. Leave out names of arguments that folders often have, too.
     """
     try:
         yield

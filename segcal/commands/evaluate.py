@@ -1,4 +1,4 @@
-"""``segcal evaluate``: numbers of predictions against reference labels."""
+"""``segcal evaluate``: compare predictions with reference labels, in numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 
 
 class Compat(str, Enum):
-    """Published evaluations whose numbers can be had, too."""
+    """Published evaluations whose numbers can be added."""
 
     marginloss = "marginloss"
     curvas = "curvas"
@@ -70,10 +70,10 @@ def evaluate(
         list[Path],
         typer.Argument(
             metavar="PREDICTIONS... REFERENCES",
-            help="Folders of predictions: .npz (nnU-Net, --save_probabilities), 4-D volumes "
-            "(class last), a folder a case with one file per class, or label maps; a folder of "
-            "nnU-Net's results; or one file each. Last, the folder of reference label maps, or one "
-            "label map.",
+            help="Folders of predictions: .npz (nnU-Net with --save_probabilities), 4-D volumes "
+            "(class last), a folder per case with one file per class, label maps, or the folder of "
+            "a model or fold that nnU-Net trained; or single files. The last path is the folder of "
+            "reference label maps, or a single label map.",
         ),
     ],
     output: Annotated[
@@ -84,8 +84,8 @@ def evaluate(
         str | None,
         typer.Option(
             rich_help_panel=REPORT,
-            help="Names of several predictions, with commas, the baseline first; default: those "
-            "of their folders.",
+            help="Names of several predictions, separated by commas, the baseline first; "
+            "default: the names of their folders.",
         ),
     ] = None,
     bootstrap: Annotated[
@@ -93,7 +93,7 @@ def evaluate(
         typer.Option(
             rich_help_panel=NUMBERS,
             min=0,
-            help="Resamplings of the cases for 95 % intervals of the means; 0: none.",
+            help="Number of resamplings of the cases for 95 % intervals of the means; 0: none.",
         ),
     ] = 2000,
     processes: Processes = None,
@@ -106,13 +106,16 @@ def evaluate(
     bins: Annotated[
         int,
         typer.Option(
-            rich_help_panel=NUMBERS, min=1, max=10_000, help="Bins of the calibration errors."
+            rich_help_panel=NUMBERS, min=1, max=10_000, help="Number of bins of calibration errors."
         ),
     ] = 15,
     tace_threshold: Annotated[
         float,
         typer.Option(
-            rich_help_panel=NUMBERS, min=0, max=1, help="TACE leaves out probabilities up to this."
+            rich_help_panel=NUMBERS,
+            min=0,
+            max=1,
+            help="TACE leaves out probabilities up to this value.",
         ),
     ] = 1e-3,
     dilation: Annotated[
@@ -121,16 +124,17 @@ def evaluate(
             rich_help_panel=NUMBERS,
             min=1,
             max=100,
-            help="Reach in voxels of the scope near the foreground.",
+            help="Voxels by which the scope dilated reaches beyond the foreground.",
         ),
     ] = 5,
     scopes: Annotated[
         str,
         typer.Option(
             rich_help_panel=NUMBERS,
-            help="Voxels that calibration is reported for, with commas: fg (labelled foreground), "
-            "union (or predicted), dilated (near it), crop (where a foreground probability is not "
-            "0: nnU-Net's crop), roi, all.",
+            help="Scopes (sets of voxels that calibration is reported for), separated by commas: "
+            "fg (labelled foreground), union (labelled or predicted foreground), dilated (near the "
+            "labelled foreground), crop (where a foreground probability is not 0: nnU-Net's crop), "
+            "roi (masks given by --roi), all.",
         ),
     ] = ",".join(DEFAULT_SCOPES),
     roi: Annotated[
@@ -143,7 +147,7 @@ def evaluate(
         Path | None,
         typer.Option(
             rich_help_panel=READING,
-            help="Text file of names, one a line, of the cases to evaluate; default: all.",
+            help="Text file with the names of the cases to evaluate, one per line; default: all.",
         ),
     ] = None,
     samples: Annotated[
@@ -151,22 +155,24 @@ def evaluate(
         typer.Option(
             rich_help_panel=READING,
             help="Folder of label maps drawn from the model (CASE_sample1, ..., or sample1/CASE), "
-            "to compare their spread with that of several raters.",
+            "to compare their spread with the spread of several raters.",
         ),
     ] = None,
     nsd_tolerance: Annotated[
         float,
         typer.Option(
-            rich_help_panel=NUMBERS, min=0, help="Of the normalised surface distance, in mm."
+            rich_help_panel=NUMBERS,
+            min=0,
+            help="Tolerance of the normalised surface distance, in mm.",
         ),
     ] = 2.0,
     threshold: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=READING,
-            help="Masks are where the probability of foreground, or of a region, is above this, "
-            "whatever label map lies beside: 0.5. Several, with commas, get tables and a folder "
-            "each, and are compared: 0.3,0.5. Classes that exclude each other have none.",
+            help="Make the mask of the foreground, or of each region, where its probability is "
+            "above this (0.5), even if a label map lies beside it. Several thresholds (0.3,0.5) "
+            "get a folder each, and are compared. Classes that exclude each other have none.",
         ),
     ] = None,
     tolerance: Annotated[
@@ -174,7 +180,7 @@ def evaluate(
         typer.Option(
             rich_help_panel=READING,
             min=0,
-            help="How far, in voxels, a prediction may lie off its reference.",
+            help="How far a prediction may lie off its reference, in voxels.",
         ),
     ] = 1e-2,
     intervals: Intervals = None,
@@ -185,9 +191,9 @@ def evaluate(
         Compat | None,
         typer.Option(
             rich_help_panel=NUMBERS,
-            help="Add columns marginloss_*: the numbers by the rules of the published evaluation "
-            "of MarginLoss and CRaC (a missed organ has HD 0, ...), to compare with its tables; or "
-            "curvas_*: those of the CURVAS challenge, of several raters.",
+            help="Add columns with numbers by published rules, to compare with published tables. "
+            "marginloss: the evaluation of the MarginLoss and CRaC papers (a missed organ has HD "
+            "0, ...); curvas: the CURVAS challenge, for references by several raters.",
         ),
     ] = None,
     resume: Resume = False,
@@ -204,40 +210,41 @@ def evaluate(
         typer.Option(
             "--format",
             rich_help_panel=REPORT,
-            help="Write the tables as markdown (tables.md) or latex (tables.tex), too; give it "
-            "twice, or with a comma, for both.",
+            help="Also write the tables as markdown (tables.md) or latex (tables.tex), or both: "
+            "markdown,latex.",
         ),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=REPORT,
-            help="Metrics of the tables on screen and of --format, with commas: dsc,hd95,ece. All "
-            "are in the page and the files of numbers.",
+            help="Metrics in the tables on screen and of --format, separated by commas: "
+            "dsc,hd95,ece. The page and the files of numbers always have all metrics.",
         ),
     ] = None,
 ) -> None:
-    """Overlap, surface distances and calibration of predictions, per case and in summary.
+    """Measure overlap, surface distances and calibration of predictions, per case and in summary.
 
     Examples: segcal evaluate predictions labelsTs -o report
 
     segcal evaluate stock nacl crac labelsTs -o report --names stock,NACL,CRaC
 
     Files are matched by name (CASE.npz or CASE.nii.gz with CASE.nii.gz). The output folder gets
-    index.html (to look at, in one file), cases.csv (one row a case), summary.json (means, counts,
-    conventions, versions), reliability.png, reliability_classes.png, confidence.png,
-    predicted_dsc.png, risk_coverage.png and volumes.png (does what segcal trust says without
-    references hold?) and worst/ with a picture of each of the cases with the lowest DSC.
-    Calibration is reported for the --scopes fg (foreground-labelled voxels, as published), union
-    (labelled or predicted), dilated (near the foreground) and all. Distances are in mm, those of
-    images (PNG, BMP, TIF) in pixels.
+    index.html (to look at, in one file), cases.csv (one row per case), summary.json (means, counts,
+    conventions, versions), reliability.png, reliability_classes.png, confidence.png, worst/ (a
+    picture of each of the cases with the lowest DSC), and predicted_dsc.png, risk_coverage.png and
+    volumes.png, which show how well the statements of segcal trust hold. Calibration is reported
+    for several scopes (sets of voxels): by default fg (foreground-labelled voxels, as published),
+    union (labelled or predicted), dilated (near the foreground) and all. Distances are in mm, or in
+    pixels for pictures (PNG, BMP, TIF).
 
-    Several predictions get a folder each, and comparison.json, .csv and .png: differences to the
-    first over the cases they share, with 95 % bootstrap intervals and Wilcoxon's signed-rank test.
+    With several predictions, each gets a folder, and comparison.json, .csv and .png have their
+    differences from the first over the cases that they share, with 95 % bootstrap intervals and
+    Wilcoxon's signed-rank test.
 
-    References that several raters drew (CASE_rater1.nii.gz, ..., or folders rater1, ...) are taken
-    as a vote of most for overlap, and all of them for calibration; volumes are compared with those
-    of the raters (CRPS), confidence where they disagree.
+    If several raters drew the references (CASE_rater1.nii.gz, ..., or folders rater1, ...), overlap
+    is measured against their majority vote, calibration against all of them, and volumes against
+    all their volumes (CRPS); confidence is also reported where raters disagree.
 
     Exit code 0: all evaluated. 1: some case failed or had no prediction, the rest is there. 2:
     wrong usage.
@@ -312,7 +319,7 @@ def evaluate(
         _say_report(console, report, written.notes, asked)
         say(console, f"Written to {folder}: {', '.join(written.files)}")
         if report.cohort.interrupted:
-            say(console, "Interrupted: the report is of the cases before.", "red")
+            say(console, "Interrupted: the report covers the cases that were done.", "red")
             say(console, "The same command with --resume goes on from there.")
             raise typer.Exit(130)
     with user_errors(OPTIONS):
@@ -346,7 +353,7 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"threshold: expected numbers with commas, got {text!r}") from None
+        raise ValueError(f"threshold: expected numbers separated by commas, got {text!r}") from None
 
 
 def _say_report(
@@ -360,7 +367,7 @@ def _say_report(
         console.print(calibration_table(report.summary, report.job.settings.scopes, asked))
     if report.job.unit == "px" and len(report.cases):  # as sets of pictures are judged
         mean = number(report.summary["pooled_iou"]["mean"], 4)
-        say(console, f"Mean IoU of the labels, each of the pixels of all cases together: {mean}")
+        say(console, f"Mean IoU of the labels, over the pixels of all cases together: {mean}")
     for numbers in list(report.summary.get("predicted_dsc", {}).values())[-1:]:
         say(console, in_words(numbers))
     for note in notes:
@@ -385,7 +392,7 @@ def table_forms(formats: list[str]) -> list[str]:
 
 
 def say_labels(console: Console, labels: FoundLabels) -> None:
-    """Say which file tells what the labels mean, or why it does not, and what contradicts in it."""
+    """Say which file names the labels, or why it does not, and what it contradicts itself in."""
     if labels.problem:
         say(console, f"Going on without label names: {labels.problem}", "yellow")
     elif labels.file is not None and labels.label_set is not None:
@@ -402,7 +409,7 @@ def _say_problems(console: Console, cohort: Cohort, labels: FoundLabels) -> None
     for name, texts in list(cohort.notes.items())[:MAX_NOTES]:
         say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
     if len(cohort.notes) > MAX_NOTES:
-        say(console, f"... and notes on {len(cohort.notes) - MAX_NOTES} more, see summary.json")
+        say(console, f"Notes on {len(cohort.notes) - MAX_NOTES} more cases are in summary.json")
     for names, what in (
         (cohort.pairing.without_prediction, "references without a prediction, not in the means"),
         (cohort.pairing.without_reference, "predictions without a reference, left out"),
@@ -410,4 +417,4 @@ def _say_problems(console: Console, cohort: Cohort, labels: FoundLabels) -> None
         if names:
             say(console, f"{len(names)} {what}: {', '.join(names)}", "yellow")
     if others := len(cohort.pairing.of_other_folds):
-        say(console, f"{others} references are of cases that other folds validate on, left out")
+        say(console, f"{others} references left out: other folds validate on their cases")

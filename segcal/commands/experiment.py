@@ -1,4 +1,4 @@
-"""What all commands that train from a YAML file share: options, and how a training may end."""
+"""What the commands that train from a YAML file share: options, and how a training may end."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ SetOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="A setting in place of that of the file: key=value, with dots "
-        "(training.epochs=3, terms.crac.margin_inner=3); as often as needed.",
+        help="Replace a setting of the file: key=value, with dots in nested keys "
+        "(training.epochs=3, terms.crac.margin_inner=3). May be given several times.",
     ),
 ]
 ResumeOption = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on from the last checkpoint, as if the training had not been stopped; start "
-        "where there is none yet.",
+        help="Continue from the last checkpoint as if the training had not been stopped; start "
+        "from the beginning if there is no checkpoint yet.",
     ),
 ]
 
 
 @contextmanager
 def training_begins() -> Iterator[None]:
-    """Turn what a user can mend into its message and exit code 2, with the options that help."""
+    """Turn an error that a user can mend into a message that names options, and exit code 2."""
     from segcal.training.beginning import OutputInUseError
 
     with user_errors(OPTIONS):
@@ -51,7 +51,7 @@ def training_begins() -> Iterator[None]:
 def training_ends(console: Console) -> Iterator[None]:
     """Say how a training ended that was interrupted (exit code 130) or diverged (1).
 
-    Whatever else fails in there keeps its traceback.
+    Other errors keep their traceback.
     """
     try:
         yield
@@ -64,14 +64,14 @@ def training_ends(console: Console) -> Iterator[None]:
 
 
 def say_trained(console: Console, done: Trained, early_stop: int | None) -> None:
-    """Say what came of a training.
+    """Print the outcome of a training.
 
     Args:
-        console: where.
-        done: what came of it.
-        early_stop: epochs without a better one that the experiment allows.
+        console: where it is printed.
+        done: results of the training.
+        early_stop: epochs without improvement after which the experiment stops; None: never.
     """
-    ended = f"no better one for {early_stop} epochs" if done.early else "done"
+    ended = f"no improvement for {early_stop} epochs" if done.early else "done"
     say(
         console,
         f"{done.epochs} epochs, {ended}. Best: epoch {done.best_epoch}, validation {done.metric} "

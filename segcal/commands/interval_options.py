@@ -1,4 +1,4 @@
-"""Options of the intervals of volumes, alike in every command that states some."""
+"""Options for intervals of volumes, shared by every command that reports them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Intervals = Annotated[
     typer.Option(
         "--intervals",
         rich_help_panel=GROUP,
-        help="File that segcal trust fit wrote; without it they are as wide as if all voxels of a "
-        "structure erred together.",
+        help="File that segcal trust fit wrote. Without it, intervals are as wide as if all voxels "
+        "of a structure erred together.",
     ),
 ]
 IntervalKind = Annotated[
@@ -37,19 +37,23 @@ IntervalKind = Annotated[
     typer.Option(
         "--interval",
         rich_help_panel=GROUP,
-        help="With --intervals: conformal trusts nothing but that new cases are like those of "
-        "validation; inflated needs fewer cases and trusts that errors are normal.",
+        help="With --intervals: conformal assumes only that new cases are like the validation "
+        "cases; inflated needs fewer cases and assumes that errors are normally distributed.",
     ),
 ]
 Level = Annotated[
     float,
     typer.Option(
-        "--level", rich_help_panel=GROUP, help="Share of true volumes that lie in their intervals."
+        "--level",
+        rich_help_panel=GROUP,
+        help="Share of structures whose interval is to hold the true volume.",
     ),
 ]
 AnyModel = Annotated[
     bool,
     typer.Option(
-        "--any-model", rich_help_panel=GROUP, help="Take --intervals of another model, too."
+        "--any-model",
+        rich_help_panel=GROUP,
+        help="Accept --intervals that were fitted to another model.",
     ),
 ]

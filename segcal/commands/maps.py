@@ -1,4 +1,4 @@
-"""``segcal maps``: how sure a prediction is, as volumes to lay over the image."""
+"""``segcal maps``: how confident a prediction is, as volumes to lay over the image."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def maps(
         Path,
         typer.Argument(
             metavar="PREDICTIONS",
-            help="Folder of predictions with probabilities, all that segcal evaluate reads, or one "
-            "file.",
+            help="Folder of predictions with probabilities, in any form that segcal evaluate "
+            "reads, or one file.",
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder of the maps, a sub-folder a case.")
+        Path, typer.Option("--output", "-o", help="Folder of the maps, a sub-folder per case.")
     ],
     images: Annotated[
         Path | None,
         typer.Option(
             help="Folder of the images (CASE_0000.nii.gz or CASE.nii.gz), which say where voxels "
-            "lie if no label map lies beside a .npz."
+            "lie if there is no label map beside a .npz."
         ),
     ] = None,
     resume: Resume = False,
@@ -60,21 +60,22 @@ def maps(
         typer.Option(
             rich_help_panel=READING,
             min=0,
-            help="How far, in voxels, probabilities may lie off their label map or image.",
+            help="How far probabilities may lie off their label map or image, in voxels.",
         ),
     ] = 1e-2,
     processes: Processes = None,
     engine: RunsOn = Engine.processes,
     scheduler: Scheduler = None,
 ) -> None:
-    """Write where predictions are sure and where not, as volumes to lay over the image.
+    """Write where predictions are confident and where not, as volumes to lay over the image.
 
     Example: segcal maps predictions -o maps
 
-    Every case gets a sub-folder with entropy.nii.gz (0 decided, 1 all classes equally likely),
-    confidence.nii.gz (probability of the likeliest class) and probability_LABEL.nii.gz of every
-    label or region: 0 to 1 in steps of 1/255 (uint8 with a scale in the header, which ITK-SNAP, 3D
-    Slicer and MITK apply), in the geometry of the image. maps.json says so, too.
+    Every case gets a sub-folder with entropy.nii.gz (0: decided, 1: all classes equally likely),
+    confidence.nii.gz (the probability of the most probable class) and, for every label or region,
+    probability_LABEL.nii.gz. Values go from 0 to 1 in steps of 1/255 (uint8 with a scale in the
+    header, which ITK-SNAP, 3D Slicer and MITK apply), in the geometry of the image. maps.json
+    repeats all this.
 
     Exit code 0: all written. 1: some case failed, the rest is there. 2: wrong usage.
     """

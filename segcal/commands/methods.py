@@ -27,28 +27,29 @@ SINGULAR = {
     "recipes": "recipe",
 }
 TITLES = {
-    "multilabel": "losses of labels (segcal classify)",
+    "multilabel": "multi-label losses (segcal classify)",
     "posthoc": "post-hoc methods (segcal.posthoc)",
 }
 
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="A loss, penalty or recipe to explain; none lists all.")
+        str | None, typer.Argument(help="A method to explain; without a name, all are listed.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="For other programs: names, or one method's data.")
+        bool, typer.Option("--json", help="Print names, or one method's data, as JSON.")
     ] = False,
     figure: Annotated[
         Path | None,
         typer.Option(
-            help="Draw into this file, .png: of a penalty with learned multipliers (cals, crac, "
-            "crac_bands) its functions of the constraint, PHR, P2 and P3; of a loss of labels with "
-            "a posterior (spa, focal, asymmetric, ...) the loss and its link, beside those of bce."
+            help="Draw a figure into this .png file. Penalties with learned multipliers (cals, "
+            "crac, crac_bands): the penalty functions PHR, P2 and P3 of a constraint. Multi-label "
+            "losses (spa, focal, ...): the loss over the score, and the link that turns scores "
+            "into probabilities, beside those of bce."
         ),
     ] = None,
 ) -> None:
-    """List losses, penalties and recipes, or explain one: formula, options, source.
+    """List losses, penalties, post-hoc methods and recipes, or explain one of them.
 
     Examples: segcal methods crac
 
@@ -73,10 +74,10 @@ def methods(
 
 
 def _draw(name: str | None, path: Path) -> None:
-    """Draw the functions of a penalty, or a loss of labels and its link.
+    """Draw the functions of a penalty, or a multi-label loss and its link.
 
     Raises:
-        ValueError: neither, or a file of another kind.
+        ValueError: the method is neither, or the file is no .png.
     """
     from segcal.classify.loss_figure import plot_label_losses
     from segcal.components import build_component
@@ -87,8 +88,8 @@ def _draw(name: str | None, path: Path) -> None:
     learned, labels = _penalties_with_functions(), names("multilabel")
     if name not in (*learned, *labels):
         raise ValueError(
-            f"figure: is of penalties with such functions, {', '.join(learned)}, and of losses of "
-            f"labels, {', '.join(labels)}"
+            f"figure: expected a penalty with learned multipliers ({', '.join(learned)}) or a "
+            f"multi-label loss ({', '.join(labels)}), got {name}"
         )
     if path.suffix != ".png":
         raise ValueError(f"figure: expected the name of a .png, got {path}")
@@ -118,10 +119,10 @@ def _names() -> dict[str, list[str]]:
 
 
 def _kinds(name: str) -> list[str]:
-    """Kinds of what has this name.
+    """Kinds of the methods that have this name.
 
     Raises:
-        ValueError: nothing has, with names that look like it.
+        ValueError: there is none; the message suggests similar names.
     """
     found = _names()
     kinds = [kind for kind, names in found.items() if name in names]
@@ -139,7 +140,7 @@ def _list(console: Console) -> None:
             title=TITLES.get(kind, kind), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left"
         )
         table.add_column("name", no_wrap=True)
-        table.add_column("what" if kind == "recipes" else "what, and its paper")
+        table.add_column("summary" if kind == "recipes" else "summary, and its paper")
         table.add_column("defaults" if kind != "recipes" else "terms")
         for name in found:
             data = method_data(kind, name)
@@ -153,7 +154,7 @@ def _list(console: Console) -> None:
 
 
 def method_data(kind: str, name: str) -> dict[str, Any]:
-    """What the config says; of a loss or penalty also every option with its default."""
+    """What the config says and, for all but recipes, every option with its default."""
     from segcal.components import accepted_arguments, target
     from segcal.recipes import load_component, load_recipe
 
@@ -193,7 +194,7 @@ def _explain(console: Console, kind: str, name: str) -> None:
 
 
 def documentation(target: str) -> list[Any]:
-    """What explains a method: its functions and class, its base classes, what they refer to."""
+    """Objects whose docstrings explain a method: functions, class, bases, what they refer to."""
     module = importlib.import_module(target.rpartition(".")[0])
     cls = getattr(module, target.rpartition(".")[2])
     functions = [

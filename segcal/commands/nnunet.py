@@ -21,8 +21,8 @@ from segcal.commands.errors import user_errors
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Train and predict with nnU-Net v2, with segcal's trainers, too (segcal nnunet recipes "
-    "lists them).\n\n"
+    help="Train and predict with nnU-Net v2, with its trainers or segcal's (segcal nnunet recipes "
+    "lists these).\n\n"
     "Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerConfidence --npz",
 )
 PASS_ON = {
@@ -37,51 +37,54 @@ def train(
     context: typer.Context,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs (nnU-Net: 1000).")] = None,
     iterations: Annotated[
-        int | None, typer.Option(min=1, help="Training iterations an epoch (nnU-Net: 250).")
+        int | None, typer.Option(min=1, help="Training iterations per epoch (nnU-Net: 250).")
     ] = None,
     val_iterations: Annotated[
-        int | None, typer.Option(min=1, help="Validation iterations an epoch (nnU-Net: 50).")
+        int | None, typer.Option(min=1, help="Validation iterations per epoch (nnU-Net: 50).")
     ] = None,
     save_every: Annotated[
-        int | None, typer.Option(min=1, help="Epochs between two checkpoints (nnU-Net: 50).")
+        int | None,
+        typer.Option(min=1, help="Epochs from checkpoint to checkpoint (nnU-Net: 50)."),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Seed every epoch and load data in one process: repeatable, slower."
+            min=0,
+            help="Seed every epoch and load data in one process, which is repeatable but slower.",
         ),
     ] = None,
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate",
-            help="At the end, fit a calibrator to the fold's validation cases, or to those under "
-            '"calib" in splits_final.json: fold_X/calibrator.json.',
+            help="At the end, fit a calibrator to the fold's validation cases, or to the cases "
+            'under "calib" in splits_final.json, and write it to fold_X/calibrator.json.',
         ),
     ] = False,
     method: Annotated[
         str | None,
         typer.Option(
-            help="What --calibrate fits (default: class_region, a temperature per predicted class "
-            "and region); segcal methods lists them."
+            help="Method that --calibrate fits (default: class_region, a temperature per predicted "
+            "class and region); segcal methods lists them."
         ),
     ] = None,
 ) -> None:
-    """Run nnUNetv2_train; everything it takes is passed on.
+    """Run nnUNetv2_train; all options that it takes are passed on.
 
     Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerCRaC --npz --calibrate
 
-    The options below work for every trainer, stock ones too. Use "-h" for nnU-Net's own help.
-    With segcal's trainers the fold's folder gets segcal_log.jsonl: terms of the loss and
-    multipliers of every epoch. nnUNetTrainerTwoHeadsConfidence has two heads: masks are those of
-    the decision head, probabilities (--npz, --calibrate, segcal nnunet predict) the other's.
+    The options below work for every trainer, nnU-Net's own included. Use "-h" for nnU-Net's own
+    help. With segcal's trainers the fold's folder gets segcal_log.jsonl: for every epoch, the terms
+    of the loss and the multipliers (weights that penalties learn in validation). A network of
+    nnUNetTrainerTwoHeadsConfidence has two heads: masks come from the decision head, probabilities
+    (--npz, --calibrate, segcal nnunet predict) from the probability head.
 
-    A training that was killed goes on with --c from its last whole checkpoint; with --seed and the
-    same options, on the CPU, it then equals one that was not killed. Workers that load data end
-    within seconds of their training.
+    Use --c to continue a killed training from its last whole checkpoint. With --seed and the same
+    options, on the CPU, it then equals an uninterrupted training, to rounding. Processes that load
+    data end within seconds after their training.
 
-    A training that has ended is calibrated with --val --calibrate. Then predict with it: segcal
-    nnunet predict ... -f X --calibrator model
+    To calibrate a training that has ended, use --val --calibrate. Then predict with its calibrator:
+    segcal nnunet predict ... -f X --calibrator model
     """
     from segcal.adapters.nnunet import running
 
@@ -89,7 +92,7 @@ def train(
     budget = running.Budget(epochs, iterations, val_iterations, save_every, seed, fitted)
     with user_errors():
         if method and not calibrate:
-            raise ValueError("--method: is what --calibrate fits; say --calibrate, too")
+            raise ValueError("--method: chooses what --calibrate fits; give --calibrate, too")
         running.check_train(context.args, budget)
     with _refusals():  # what else fails in there keeps its traceback
         running.train(context.args, budget)
@@ -97,7 +100,7 @@ def train(
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Turn what nnU-Net is not let into its message and exit code 2."""
+    """Turn a refusal inside nnU-Net into its message and exit code 2."""
     try:
         yield
     except RefusedError as error:
@@ -115,16 +118,16 @@ class Average(str, Enum):
 AverageOption = Annotated[
     Average,
     typer.Option(
-        help="Average logits, as nnU-Net does, or probabilities, over mirrored copies, "
-        "overlapping windows and folds."
+        help="What is averaged over mirrored copies, overlapping windows and folds: logits, as "
+        "nnU-Net does, or probabilities."
     ),
 ]
 LogitsOption = Annotated[
     bool,
     typer.Option(
         "--save-logits",
-        help="Also write logits/CASE.npz (array logits, float32), whose softmax, or sigmoid for "
-        "regions, is CASE.npz where that is not calibrated: for calibration after training.",
+        help="Also write logits/CASE.npz (array logits, float32), to fit a calibrator to. Their "
+        "softmax, or sigmoid for regions, is CASE.npz unless that is calibrated.",
     ),
 ]
 PerFoldOption = Annotated[
@@ -135,13 +138,13 @@ CalibratorOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|model",
-        help="Calibrate with this file of segcal calibrate fit; 'model' takes the calibrator.json "
-        "in the model's folder, or in that of its only fold (-f).",
+        help="Calibrate with this file that segcal calibrate fit wrote; 'model' takes the "
+        "calibrator.json in the model's folder, or in the folder of its only fold (-f).",
     ),
 ]
 AnyModelOption = Annotated[
     bool,
-    typer.Option("--any-model", help="Take a calibrator that was fitted to another model."),
+    typer.Option("--any-model", help="Accept a calibrator that was fitted to another model."),
 ]
 
 
@@ -154,26 +157,28 @@ def predict(
     calibrator: CalibratorOption = None,
     any_model: AnyModelOption = False,
 ) -> None:
-    """Run nnUNetv2_predict with --save_probabilities; everything it takes is passed on.
+    """Run nnUNetv2_predict with --save_probabilities; all options that it takes are passed on.
 
     Example: segcal nnunet predict -i imagesTs -o predictions -d 27 -c 2d -f 0
     -tr nnUNetTrainerCRaC
 
-    Sums are kept in float32, nnU-Net's are in float16: results differ by that rounding.
-    Averaging logits makes an ensemble surer than its members, averaging probabilities does not;
-    neither is always the better calibrated. segcal_predict.json beside the predictions says which
-    it was. Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions labelsTs -o report
+    Sums are kept in float32 where nnU-Net keeps float16, so results differ by that rounding.
+    Averaging logits makes an ensemble more confident than its members, averaging probabilities does
+    not; neither is always better calibrated. segcal_predict.json beside the predictions says which
+    of the two was averaged. Use "-h" for nnU-Net's own help. Then: segcal evaluate predictions
+    labelsTs -o report
 
-    Of a model with two heads (nnUNetTrainerTwoHeads...) label maps are the decision head's, and
-    probabilities, logits and calibrators the probability head's.
+    A model with two heads (nnUNetTrainerTwoHeads...) takes label maps from its decision head, and
+    probabilities and logits from its probability head, which is also the head that is calibrated.
 
-    With --calibrator calibrator.json (segcal calibrate fit) probabilities are calibrated ones, the
-    label map is theirs, and saved logits stay as they were. A calibrator of single folds calibrates
-    each fold before they are averaged, one of an ensemble their mean. One that was fitted to
-    another model is refused before the first case.
+    With --calibrator calibrator.json (from segcal calibrate fit), probabilities are calibrated, a
+    model with one head takes its label map from these, and saved logits stay uncalibrated. A
+    calibrator of single folds calibrates each fold before the folds are averaged; a calibrator of
+    an ensemble calibrates the average. A calibrator that was fitted to another model is refused
+    before the first case.
 
-    Nothing of a model is run that is not nnU-Net's: checkpoints that hold code are refused, and
-    networks of other packages, unless SEGCAL_NETWORKS=PACKAGE,... names those.
+    No code that comes with a model is run: checkpoints that hold code are refused, and so are
+    networks of packages other than nnU-Net's, unless SEGCAL_NETWORKS=PACKAGE,... names the package.
     """
     _predict(context.args, Aggregation(average.value, save_logits, per_fold, calibrator, any_model))
 
@@ -187,7 +192,7 @@ def predict_from_modelfolder(
     calibrator: CalibratorOption = None,
     any_model: AnyModelOption = False,
 ) -> None:
-    """Run nnUNetv2_predict_from_modelfolder: as predict, of a folder given by -m.
+    """Run nnUNetv2_predict_from_modelfolder: like predict, for a model's folder given by -m.
 
     Example: segcal nnunet predict-from-modelfolder -i imagesTs -o predictions
     -m results/Dataset027_ACDC/nnUNetTrainerCRaC__nnUNetPlans__2d -f 0 1 --calibrator model
@@ -208,7 +213,7 @@ def _predict(
 
 
 class HeadName(str, Enum):
-    """A head of a network of two."""
+    """A head of a network that has two."""
 
     DECISION = "decision"
     PROBABILITY = "probability"
@@ -220,7 +225,7 @@ def export(
         Path, typer.Argument(help="Folder of a trained model: DATASET/TRAINER__PLANS__CONFIG.")
     ],
     results: Annotated[
-        Path, typer.Argument(help="Where it goes: a folder that can serve as nnUNet_results.")
+        Path, typer.Argument(help="Folder to write to, which can serve as nnUNet_results.")
     ],
     checkpoint: Annotated[
         str, typer.Option("-chk", help="Which checkpoint of the folds.")
@@ -228,8 +233,8 @@ def export(
     head: Annotated[
         HeadName | None,
         typer.Option(
-            help="Of a network of two heads (nnUNetTrainerTwoHeads...): the one whose mask is "
-            "wanted, or the one whose probabilities are."
+            help="Head to keep if the network has two (nnUNetTrainerTwoHeads...): decision for "
+            "its masks, probability for its probabilities."
         ),
     ] = None,
 ) -> None:
@@ -238,13 +243,13 @@ def export(
     Example: segcal nnunet export results/Dataset027_ACDC/nnUNetTrainerCRaC__nnUNetPlans__2d shared
 
     The copy is shared/Dataset027_ACDC/nnUNetTrainer__nnUNetPlans__2d. Its probabilities are the
-    same; its checkpoints say under "segcal" what trained them, and hold nothing but tensors and
+    same. Its checkpoints say under "segcal" what trained them, and hold nothing but tensors and
     plain values, so torch.load(weights_only=True) reads them. A calibrator.json of the model, or of
-    its folds, goes along for whoever has segcal (predict --calibrator model).
+    its folds, is copied, too, for those who have segcal (predict --calibrator model).
 
-    A stock model has one head: of two, name it. --head decision predicts the same masks, its
-    probabilities are those of Dice + cross-entropy; --head probability predicts calibrated
-    probabilities and the masks that follow from them.
+    A stock model has one head, so choose one if the network has two. --head decision predicts the
+    same masks, with the probabilities of a training with Dice + cross-entropy; --head probability
+    predicts calibrated probabilities and the masks that follow from them.
     """
     with user_errors():
         from segcal.adapters.nnunet.sharing import export_model
@@ -255,7 +260,7 @@ def export(
     typer.echo(f"Written: {target}")
     if calibrators := sorted(target.rglob("calibrator.json")):
         names = ", ".join(str(path.relative_to(target)) for path in calibrators)
-        typer.echo(f"With it goes {names}: segcal nnunet predict --calibrator model applies it")
+        typer.echo(f"Copied, too: {names}, which segcal nnunet predict --calibrator model applies")
     folds = " ".join(p.name[5:] for p in sorted(target.glob("fold_*")))
     command = f"nnUNetv2_predict_from_modelfolder -i IMAGES -o PREDICTIONS -m {target} -f {folds}"
     command += "" if checkpoint == "checkpoint_final.pth" else f" -chk {checkpoint}"
@@ -269,10 +274,10 @@ def warmstart(
     ],
     dataset: Annotated[str, typer.Option("-d", help="Number or name of nnU-Net's data set.")],
     configuration: Annotated[str, typer.Option("-c", help="Configuration, e.g. 2d.")],
-    fold: Annotated[str, typer.Option("-f", help="Fold, the one that the source was trained as.")],
-    trainer: Annotated[str, typer.Option("-tr", help="Trainer that goes on.")],
-    plans: Annotated[str, typer.Option("-p", help="Plans.")] = "nnUNetPlans",
-    epochs: Annotated[int, typer.Option(min=1, help="How many epochs it is to train.")] = 100,
+    fold: Annotated[str, typer.Option("-f", help="Fold of the source's training.")],
+    trainer: Annotated[str, typer.Option("-tr", help="Trainer that continues.")],
+    plans: Annotated[str, typer.Option("-p", help="Name of the plans.")] = "nnUNetPlans",
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs to train.")] = 100,
 ) -> None:
     """Start a calibrated training from the end of a stock one, segmentation head included.
 
@@ -280,9 +285,9 @@ def warmstart(
     -d 27 -c 2d -f 0 -tr nnUNetTrainerCRaC --epochs 100
 
     nnU-Net's -pretrained_weights leaves the head out, and so starts with random predictions. This
-    writes checkpoint_latest.pth with all weights for the trainer's fold and prints the command
-    that trains on. The learning rate is that of the source's last --epochs epochs; multipliers
-    start anew.
+    command writes checkpoint_latest.pth with all weights for the trainer's fold, and prints the
+    command that continues the training. The learning rate is that of the source's last --epochs
+    epochs; multipliers (weights that penalties learn in validation) start anew.
     """
     with user_errors():
         from segcal.adapters.nnunet.discovery import require_paths
@@ -298,19 +303,19 @@ def warmstart(
         command += f" --epochs {done.total_epochs}"
     if done.first_epoch == 0:
         typer.echo(
-            f"The source was trained for {done.source_epochs} epochs: this one starts with the "
-            "full learning rate. Fewer --epochs would start with a lower one."
+            f"The source was trained for {done.source_epochs} epochs, so this training starts with "
+            "the full learning rate. Fewer --epochs would start with a lower one."
         )
     typer.echo(f"Train epochs {done.first_epoch} to {done.total_epochs - 1} with: {command}")
 
 
 @app.command()
 def doctor() -> None:
-    """Look for what would stop a training: versions, folders, trainers, disks; seconds.
+    """Look, in seconds, for what would stop a training: versions, folders, trainers, disks.
 
     Example: segcal nnunet doctor
 
-    Exit code 0: nothing would. 1: something would.
+    Exit code 0: nothing would stop it. 1: something would.
     """
     from segcal.adapters.nnunet.doctor import diagnose
 
@@ -336,7 +341,7 @@ def doctor() -> None:
 
 @app.command()
 def recipes() -> None:
-    """List segcal's trainers: the name for -tr, and what its loss is.
+    """List segcal's trainers: the name for -tr, and the loss.
 
     Example: segcal nnunet recipes
     """
@@ -366,12 +371,12 @@ def recipes() -> None:
     console.print(table)
     others = [name for name in names("recipes") if name not in by_trainer.values()]
     for note in (
-        f"Each of segcal's trainers is also there with the suffix {WITHOUT_DICE}: the same without "
-        f"Dice, e.g. nnUNetTrainerCRaC{WITHOUT_DICE} is "
+        f"Each of segcal's trainers also exists without Dice, with the suffix {WITHOUT_DICE}: "
+        f"nnUNetTrainerCRaC{WITHOUT_DICE} is "
         f"{parts(load_recipe('crac')).formula(dice=False)}.",
-        "decision and probability are heads of a network of two: the first gives the mask, the "
-        "second the probabilities, and they share all but the last layer.",
-        "What a term is, and its options: segcal methods TERM, e.g. segcal methods crac.",
+        "decision and probability are the heads of a network that has two: the first gives the "
+        "mask, the second the probabilities, and they share all but the last layer.",
+        "segcal methods TERM explains a term and its options, e.g. segcal methods crac.",
         f"Recipes without a trainer, for your own loop: {', '.join(others)}.",
     ):
         console.print(note, style="dim", highlight=False)

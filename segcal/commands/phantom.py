@@ -14,21 +14,23 @@ def phantom(
     output: Annotated[
         Path, typer.Argument(help="Folder to make, e.g. $nnUNet_raw/Dataset900_Phantom.")
     ],
-    train: Annotated[int, typer.Option(min=1, help="Training cases.")] = 12,
-    test: Annotated[int, typer.Option(min=0, help="Test cases.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same data.")] = 0,
-    size: Annotated[int, typer.Option(min=32, help="Voxels in plane, each way.")] = 64,
-    slices: Annotated[int, typer.Option(min=2, help="Slices.")] = 8,
+    train: Annotated[int, typer.Option(min=1, help="Number of training cases.")] = 12,
+    test: Annotated[int, typer.Option(min=0, help="Number of test cases.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same data.")] = 0,
+    size: Annotated[int, typer.Option(min=32, help="Height and width, in voxels.")] = 64,
+    slices: Annotated[int, typer.Option(min=2, help="Number of slices.")] = 8,
     ambiguity_mm: Annotated[
-        float, typer.Option(help="How blurred boundaries are: scale of the posterior in mm.")
+        float, typer.Option(help="Blur of boundaries: scale of the posterior, in mm.")
     ] = 0.8,
-    noise: Annotated[float, typer.Option(min=0, help="Noise; tissues lie at 0.2 to 0.9.")] = 0.06,
+    noise: Annotated[
+        float, typer.Option(min=0, help="SD of the noise; tissues have intensities 0.2 to 0.9.")
+    ] = 0.06,
 ) -> None:
-    """Generate short-axis hearts in nnU-Net raw layout, with the true posterior of every voxel.
+    """Generate short-axis hearts in nnU-Net's raw layout, with every voxel's true posterior.
 
     Example: segcal phantom $nnUNet_raw/Dataset900_Phantom --train 12 --test 4
 
-    Labels are drawn from the posterior, which is written to posteriorTr and posteriorTs as .npz:
+    Labels are drawn from the posterior, which is written to posteriorTr and posteriorTs as .npz.
     "segcal evaluate OUT/posteriorTs OUT/labelsTs -o report" shows what perfect calibration looks
     like on data of this size.
     """

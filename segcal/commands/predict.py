@@ -33,7 +33,7 @@ Images = Annotated[
     typer.Option(
         "--input",
         "-i",
-        help="Folder of images CASE_0000.nii.gz, CASE.nii.gz, CASE.png or CASE.jpg; default: "
+        help="Folder of images: CASE_0000.nii.gz, CASE.nii.gz, CASE.png or CASE.jpg; default: "
         "imagesTs of the data set.",
     ),
 ]
@@ -42,8 +42,8 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="Folder to write to; default: predictions/ in the training's, with --validation "
-        "predictions_validation/, with --calibrator that name and _calibrated.",
+        help="Folder to write to. Default: predictions/ in the training's folder, or "
+        "predictions_validation/ with --validation; --calibrator appends _calibrated.",
     ),
 ]
 
@@ -60,34 +60,34 @@ def predict(
         Path | None,
         typer.Option(
             "--cases",
-            help="Text file of names, one a line, of the cases to predict; default: all.",
+            help="Text file with the names of the cases to predict, one per line; default: all.",
         ),
     ] = None,
     output: Output = None,
     checkpoint: Annotated[
-        Checkpoint, typer.Option(help="State of the training that predicts.")
+        Checkpoint, typer.Option(help="Which checkpoint of the training predicts.")
     ] = Checkpoint.best,
     form: Annotated[
         Form,
         typer.Option(
             "--format",
-            help="npz: CASE.npz as of nnU-Net and the label map CASE.nii.gz (of pictures "
-            "CASE.png). nifti: CASE.nii.gz, 4-D, class last.",
+            help="npz: CASE.npz in nnU-Net's form, and the label map CASE.nii.gz (CASE.png for "
+            "pictures). nifti: CASE.nii.gz, 4-D, class last.",
         ),
     ] = Form.npz,
     calibrator: Annotated[
         Path | None,
         typer.Option(
-            help="calibrator.json of segcal calibrate fit, fitted to validation predictions of "
-            "this training; the probabilities that are written are the calibrated ones.",
+            help="calibrator.json that segcal calibrate fit made from validation predictions of "
+            "this training. The probabilities that are written are then calibrated.",
         ),
     ] = None,
     any_model: Annotated[
         bool,
-        typer.Option("--any-model", help="Take a calibrator that was fitted to another network."),
+        typer.Option("--any-model", help="Accept a calibrator that was fitted to another network."),
     ] = False,
 ) -> None:
-    """Write probabilities of a trained experiment, on the grid of each image.
+    """Write the probabilities of a trained network, on the grid of each image.
 
     Examples: segcal predict my.yaml -i imagesTs -o predictions
 
@@ -95,14 +95,15 @@ def predict(
 
     segcal predict my.yaml -i imagesTs -o calibrated --calibrator calibrator.json
 
-    Give the same file and --set as in training (or config.yaml of the training's folder): they
-    name the folder of the training. Windows of data.size overlap by inference.overlap; their
-    probabilities are averaged, in float32. Volumes that were resampled for the network are brought
-    back to the image's own grid. Then: segcal evaluate predictions labelsTs -o report
+    Give the same file and --set as in training (or config.yaml from the training's folder): they
+    tell where the training is. Windows of data.size overlap by inference.overlap, and their
+    probabilities are averaged in float32. Probabilities of a volume that was resampled for the
+    network are brought back to the image's own grid. Then: segcal evaluate predictions labelsTs
+    -o report
 
-    A calibrator comes of predictions with --validation: segcal calibrate fit FOLDER labelsTr -o
-    calibrator.json. It is refused if the network is not the one that made them. One that lies in
-    the training's folder is mentioned and waits to be named.
+    To make a calibrator, predict with --validation, then run segcal calibrate fit FOLDER labelsTr
+    -o calibrator.json. It is refused for any network but the one that made those predictions. A
+    calibrator.json in the training's folder is mentioned, but used only if --calibrator names it.
     """
     with user_errors(OPTIONS):
         from segcal.adapters.monai.experiment import load_experiment
@@ -111,7 +112,7 @@ def predict(
         from segcal.repair.saved import CALIBRATOR_NAME, read_calibrator
 
         if images is not None and validation:
-            raise ValueError("--input and --validation: give one of the two")
+            raise ValueError("--input and --validation: give only one of the two")
         experiment = load_experiment(config, settings or [])
         saved = None if calibrator is None else read_calibrator(calibrator)
         predictor = Predictor(experiment, checkpoint.value)
@@ -126,7 +127,7 @@ def predict(
             for sentence in predictor.check_calibrator(saved, cases, any_model=any_model):
                 typer.echo(sentence)
         elif beside.is_file():
-            typer.echo(f"Not calibrated; --calibrator {beside} does it")
+            typer.echo(f"Not calibrated: --calibrator {beside} would do it")
         with progress_bar("Predicting", len(cases)) as advance:
             predict_cases(predictor, cases, folder, form.value, calibrator=saved, progress=advance)
     typer.echo(f"Written: {folder}")

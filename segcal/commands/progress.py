@@ -26,7 +26,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress_bars(totals: Mapping[str, int]) -> Iterator[list[Callable[[str], None]]]:
-    """Show a bar for each step of a work, as :func:`progress_bar` does for one."""
+    """Show a bar for each step, as :func:`progress_bar` does for one."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""Options that say what is read, alike in every command that pairs predictions and references."""
+"""Options for what is read, shared by every command that pairs predictions and references."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PredictionPattern = Annotated[
     typer.Option(
         rich_help_panel=READING,
         metavar="PATTERN",
-        help="Where the name of a case stands in the paths of predictions, relative to their "
-        "folder: {case}/{case}_seg.nii.gz, pred_{case} (of any format), * is anything but a "
-        "slash. Default: the names of files.",
+        help="Where the name of a case stands in the path of its prediction, relative to the "
+        "folder: `{case}/{case}_seg.nii.gz`, or `pred_{case}` for any format. `*` stands for "
+        "anything but a slash. Default: the name of the file.",
     ),
 ]
 ReferencePattern = Annotated[
@@ -33,16 +33,16 @@ ReferencePattern = Annotated[
     typer.Option(
         rich_help_panel=READING,
         metavar="PATTERN",
-        help="The same of the references: label{case}.nii.gz, {case}/segmentations (a folder with "
-        "a mask per class), {case}/annotation_{rater}.nii.gz of several raters.",
+        help="The same for references: `label{case}.nii.gz`, `{case}/segmentations` (a folder with "
+        "one mask per class), or `{case}/annotation_{rater}.nii.gz` for several raters.",
     ),
 ]
 DatasetJson = Annotated[
     Path | None,
     typer.Option(
         rich_help_panel=READING,
-        help="nnU-Net dataset.json with label names, regions and 'ignore'; default: looked for "
-        "beside and above the predictions, then the references.",
+        help="nnU-Net's dataset.json with label names, regions and the ignore label. Default: it "
+        "is looked for beside and above the predictions, then the references.",
     ),
 ]
 Labels = Annotated[
@@ -51,29 +51,29 @@ Labels = Annotated[
         "--labels",
         rich_help_panel=READING,
         metavar="NAME=VALUE,...",
-        help="What the labels mean where no dataset.json is at hand: liver=1,spleen=2 (and "
+        help="Names of the label values if there is no dataset.json: liver=1,spleen=2 (and "
         "ignore=255).",
     ),
 ]
 
 
 def known_labels(dataset_json: Path | None, labels: str | None) -> Path | LabelSet | None:
-    """What is given of the labels: a file, or words.
+    """What the user says about the labels: a dataset.json, or names with their values.
 
     Raises:
-        ValueError: both, or words that name no labels.
+        ValueError: both are given, or the text names no labels.
     """
     from segcal.io.label_sets import parse_labels
 
     if labels is None:
         return dataset_json
     if dataset_json is not None:
-        raise ValueError(f"labels: {labels}: is given beside --dataset-json; expected one of them")
+        raise ValueError(f"labels: {labels}: is given beside --dataset-json; give only one of them")
     return parse_labels(labels)
 
 
 def source_of(label_set: LabelSet | None, why: str) -> str:
-    """What a line on a case that failed ends in: the labels in use, unless it names them."""
+    """End of a line on a failed case: the labels in use, unless the line already names them."""
     if label_set is None or label_set.source in why:
         return ""
     return f" (labels: {label_set.source})"

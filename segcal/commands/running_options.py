@@ -1,4 +1,4 @@
-"""Options of what runs the cases, alike in every command that goes through a folder of them."""
+"""Options for running many cases, shared by every command that goes through a folder."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Processes = Annotated[
         "-p",
         rich_help_panel=GROUP,
         min=1,
-        help="Cases at the same time, each in memory; default: one a core, of four cases or more "
-        "each.",
+        help="Number of cases at the same time, each held in memory. Default: one per core, but "
+        "no more than a quarter of the cases.",
     ),
 ]
 RunsOn = Annotated[
@@ -37,7 +37,7 @@ RunsOn = Annotated[
     typer.Option(
         "--engine",
         rich_help_panel=GROUP,
-        help="What runs the cases: processes of this machine, or a Dask cluster (needs "
+        help="What runs the cases: processes on this machine, or a Dask cluster (needs "
         'pip install "segcal[dask]"). The numbers are the same.',
     ),
 ]
@@ -46,9 +46,9 @@ Scheduler = Annotated[
     typer.Option(
         "--scheduler",
         rich_help_panel=GROUP,
-        help="With --engine dask: tcp://HOST:PORT of a running scheduler, or its scheduler file; "
-        "its workers see the files under the same paths. Default: a cluster of --processes on this "
-        "machine. Connect to none that you do not trust.",
+        help="With --engine dask: tcp://HOST:PORT of a running scheduler, or its scheduler file. "
+        "Its workers must see the files under the same paths. Default: a cluster of --processes on "
+        "this machine. Connect only to a scheduler that you trust.",
     ),
 ]
 Resume = Annotated[
@@ -56,7 +56,7 @@ Resume = Annotated[
     typer.Option(
         "--resume",
         rich_help_panel=GROUP,
-        help="Take up a run into the same folder that was interrupted, or in which some case "
-        "failed: results of files that have not changed are kept.",
+        help="Continue an earlier run into the same folder that was interrupted or in which some "
+        "case failed. Results for files that have not changed are kept.",
     ),
 ]

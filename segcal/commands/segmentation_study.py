@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 SHOWN = 12
 """Running cells that the live table names."""
 FRESH_S = 120.0
-"""A cell whose log was written since, runs."""
+"""Seconds; a cell whose log was written within them is running."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Options:
 
     Attributes:
         config: name of the study, or its file.
-        processes: cells at the same time.
-        engine: what runs them.
-        scheduler: of a Dask cluster.
-        forms: of the tables of the report.
-        report: folder of the report; None takes ``report`` in that of the study.
-        dry_run: check and list, and end.
+        processes: number of cells (trainings of one network) at the same time.
+        engine: what runs the cells.
+        scheduler: address of a Dask cluster.
+        forms: formats of the report's tables.
+        report: folder of the report; None takes ``report`` in the study's folder.
+        dry_run: only check and list.
         report_only: train nothing.
     """
 
@@ -62,8 +62,8 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
     """Run or report a study of segmentation.
 
     Args:
-        content: what its YAML file says, settings put in.
-        options: of the command line.
+        content: what its YAML file says, with the settings of the command line.
+        options: the other options of the command line.
     """
     console = open_console()
     with user_errors({**OPTIONS, "engine": "--engine", "scheduler": "--scheduler"}):
@@ -98,7 +98,7 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
 
 
 def _hosts(names: set[str]) -> dict[str, Host]:
-    """The hosts of networks; nnU-Net is imported by those alone who train with it."""
+    """Hosts by name, which train the networks; nnU-Net is imported only if a study uses it."""
     found: dict[str, Host] = {}
     if "monai" in names:
         from segcal.adapters.monai.study import MonaiHost
@@ -136,13 +136,13 @@ def _run(
 
 
 class _Progress:
-    """What is shown while cells run: read from their files, wherever they are run.
+    """Progress of running cells, read from their files, wherever they are run.
 
     Args:
         todo: cells that will be run.
-        before: how far all were.
-        hosts: of their networks.
-        processes: cells at the same time.
+        before: how far all cells were before.
+        hosts: what trains their networks.
+        processes: number of cells at the same time.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class _Progress:
             yield
 
     def line(self, cell: StudyCell) -> str:
-        """A line on a cell that has ended."""
+        """Return a line on a cell that has ended."""
         from segcal.study.running import result_of
 
         result = result_of(cell) or {}
@@ -194,7 +194,7 @@ class _Progress:
         return self._shown
 
     def _look(self) -> tuple[list[tuple[StudyCell, int]], str]:
-        """Cells that run, with their epochs; and a sentence on all."""
+        """Return the running cells with their epochs, and a sentence on all cells."""
         from segcal.study.running import statuses
 
         running, remaining, states = [], 0.0, Counter[str]()
@@ -245,7 +245,7 @@ def _seconds(result: Mapping[str, Any] | None) -> float:
 
 
 def _expected(cell: StudyCell, known: Sequence[tuple[StudyCell, float]]) -> float:
-    """Seconds that a cell will take, by those that are done and most like it; 0 if none is."""
+    """Seconds that a cell will take, as the most similar finished cells did; 0 without any."""
     for keys in (("set", "network", "recipe"), ("set", "network"), ()):
         alike = [s for c, s in known if all(getattr(c, k) == getattr(cell, k) for k in keys)]
         if alike:
@@ -277,7 +277,7 @@ def _say_plan(
     known = [(c, _seconds(s.result)) for c, s in found.items() if s.result]
     left = sum(_expected(c, known) for c, s in found.items() if s.state != "done")
     if known and left:
-        say(console, f"By the cells that are done, {left / 3600:.1f} h are left.")
+        say(console, f"Going by the cells that are done, {left / 3600:.1f} h are left.")
     say(console, f"Output: {study.folder}")
 
 
@@ -293,7 +293,7 @@ def _report(
             collect_results(study.folder, found)
         done = {cell.recipe for cell, status in found.items() if status.result}
         if baseline not in done:
-            why = f"{baseline}, which others are compared with, is not done" if done else ""
+            why = f"the baseline {baseline} has not been trained" if done else ""
             say(console, f"No report yet: {why or 'nothing has been trained'}.", "red")
             return
         folder = options.report or study.folder / REPORT

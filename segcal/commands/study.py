@@ -24,14 +24,14 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 
 
 KINDS = ("classification", "segmentation")
-"""What studies are of; the first is what a file means that does not say it."""
+"""Kinds of studies; a file that names none means the first."""
 StudyConfig = Annotated[
     str,
     typer.Argument(
         help="The study: a YAML file, or the name of one that comes with segcal. Segmentation: "
-        "phantom_small, phantom, nacl_weight, hippocampus_small, hippocampus, chaos, acdc, "
-        "acdc_nnunet, flare. Classification: digits, cals, cals_ablation, docstrings, "
-        "two_way_ablation, spa_grid, multilabel, slices, cifar10."
+        "phantom_small, phantom, phantom_nnunet, nacl_weight, hippocampus_small, hippocampus, "
+        "hippocampus_nnunet, chaos, acdc, acdc_nnunet, flare. Classification: digits, cals, "
+        "cals_ablation, docstrings, two_way_ablation, spa_grid, multilabel, slices, cifar10."
     ),
 ]
 Processes = Annotated[
@@ -40,37 +40,37 @@ Processes = Annotated[
         "--processes",
         "-p",
         min=1,
-        help="Trainings at the same time; of several, each has a core. Those that find a GPU "
-        "share it: of small networks, several are faster side by side.",
+        help="Number of trainings at the same time. If there are several, each has a core, and "
+        "all share a GPU if there is one; small networks train faster side by side.",
     ),
 ]
 Formats = Annotated[
     list[str] | None,
     typer.Option(
         "--format",
-        help="Write the tables as markdown (tables.md), latex (tables.tex) or, with a comma, "
-        "both; default: both.",
+        help="Write the tables as markdown (tables.md) or latex (tables.tex); default: both, "
+        "markdown,latex.",
     ),
 ]
 Dry = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Check everything, list the trainings, done and to do, what they cost, and what is "
-        "missing.",
+        help="Train nothing: check everything, and list which trainings are done, which are to "
+        "do, what they cost, and what is missing.",
     ),
 ]
 Runs = Annotated[
     Engine,
     typer.Option(
         "--engine",
-        help="Segmentation: what runs the cells, processes of this machine, or a Dask cluster "
-        '(needs pip install "segcal[dask]").',
+        help="For segmentation: what runs the trainings, processes on this machine or a Dask "
+        'cluster (needs pip install "segcal[dask]").',
     ),
 ]
 ReportOnly = Annotated[
     bool,
-    typer.Option("--report-only", help="Train nothing: report what has been trained so far."),
+    typer.Option("--report-only", help="Train nothing; report what has been trained so far."),
 ]
 
 
@@ -80,7 +80,7 @@ def study(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Folder of the report; default: report in that of the study."
+            "--output", "-o", help="Folder of the report; default: report/ in the study's folder."
         ),
     ] = None,
     processes: Processes = 1,
@@ -90,7 +90,7 @@ def study(
     engine: Runs = Engine.processes,
     scheduler: Scheduler = None,
 ) -> None:
-    """Train every loss with every seed on every data set, and report what they are worth.
+    """Train every loss with every seed on every data set, and report how the losses compare.
 
     Examples: segcal study phantom_small --dry-run
 
@@ -103,18 +103,18 @@ def study(
     segcal study multilabel --set sets.scene.changes.data.args.path=scene.arff.gz
     --set sets.emotions.changes.data.args.path=emotions.arff.gz
 
-    What has been trained is not trained again: the same command goes on where a study was stopped,
-    killed even.
+    What has been trained is not trained again: the same command continues a study that was stopped,
+    or even killed.
 
-    Of segmentation, patients are parted into those that train, those that validate (repairs are
-    fitted to them), and those that only test. The study's folder gets results/cells.csv (a row for
-    each training), results/cases.csv (one for each test case, repair and decision) and report/, in
-    which every method is compared with the baseline, patient by patient.
+    In a study of segmentation, patients are divided into patients that train, that validate
+    (repairs are fitted to them), and that only test. The study's folder gets results/cells.csv (a
+    row for each training), results/cases.csv (a row for each test case, repair and decision) and
+    report/, which compares every method with the baseline, patient by patient.
 
-    Of classification, the report has index.html, runs.csv (a row for each training), means.csv,
-    tables.md, tables.tex, and figures/: calibration against accuracy, metrics, calibration over the
-    epochs (training.test_curves: of the test samples, too), multipliers of CALS, reliability,
-    retrieval of samples by several labels at once.
+    In a study of classification, the report has index.html, runs.csv (a row for each training),
+    means.csv, tables.md, tables.tex, and figures/: calibration against accuracy, metrics,
+    calibration over the epochs (with training.test_curves for the test samples, too), the
+    multipliers of CALS, reliability, and retrieval of samples by several labels at once.
 
     Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage.
     """
@@ -128,7 +128,7 @@ def study(
             raise ValueError(f"{config}: kind: expected {' or '.join(KINDS)}, got {kind!r}")
         segmentation = kind != KINDS[0]
         if not segmentation and (engine is not Engine.processes or scheduler):
-            raise ValueError("--engine, --scheduler: are of studies of segmentation")
+            raise ValueError("--engine, --scheduler: only studies of segmentation take them")
     if segmentation:
         run_study(
             {"kind": kind, **content},
@@ -144,7 +144,7 @@ def study(
 
 
 def _content(config: str, settings: Sequence[str]) -> dict[str, Any]:
-    """What the file of a study says, of whatever kind."""
+    """Content of a study's file, whatever its kind."""
     from segcal.classify.study import KIND, Study
     from segcal.training.experiments import read_content
 
@@ -188,7 +188,7 @@ def _say_plan(config: str, settings: Sequence[str]) -> None:
 
 
 def free_gb(path: Path) -> float:
-    """What is free where a folder is, or would be made."""
+    """Free GB on the disk where a folder is, or would be made."""
     there = next(p for p in (path, *path.absolute().parents) if p.exists())
     return shutil.disk_usage(there).free / 1e9
 
@@ -225,7 +225,7 @@ def _classification(
         raise typer.Exit(130 if interrupted else 1)
     say(console, f"Written to {folder}: {', '.join(files)}")
     if interrupted:
-        say(console, "Interrupted: the report is of the trainings before.", "red")
+        say(console, "Interrupted: the report covers the trainings that were done.", "red")
         say(console, "The same command goes on from there.")
         raise typer.Exit(130)
     if failed:

@@ -36,11 +36,11 @@ def train(
     show: Annotated[
         bool,
         typer.Option(
-            "--show", help="Print the experiment with all settings, as a file of your own, and end."
+            "--show", help="Print all settings, as a file of your own to start from, and end."
         ),
     ] = False,
 ) -> None:
-    """Train a MONAI network with a recipe; all about it stands in one YAML file.
+    """Train a MONAI network with a recipe (a sum of losses and penalties), set up in a YAML file.
 
     Examples: segcal train acdc/unet --set data.root=$nnUNet_raw/Dataset027_ACDC
 
@@ -51,14 +51,17 @@ def train(
     torchrun --nproc_per_node 2 -m segcal train my.yaml
 
     The output folder gets config.yaml and run.json (all settings, seed, versions, cases),
-    segcal_log.jsonl (one line an epoch: terms of the loss, multipliers, constraints, mean IoU and
-    ECE of the validation set), segcal_progress.png, tensorboard/ where tensorboard is installed,
-    checkpoint_best.pt (the highest mean IoU over foreground classes, pooled over the validation
-    voxels, as published) and checkpoint_last.pt. Files and labels are checked before training
-    begins. training.batch_size is that of all processes together. Then: segcal predict.
+    segcal_log.jsonl (one line per epoch: terms of the loss, multipliers, constraints, and mean IoU
+    and ECE of the validation set), segcal_progress.png, tensorboard/ if tensorboard is installed,
+    checkpoint_best.pt and checkpoint_last.pt. A multiplier is a weight that a penalty learns from
+    the validation set. The best epoch has the highest mean IoU over the foreground classes, each
+    computed from all validation voxels together, as published. Files and labels are checked before
+    training begins. training.batch_size counts the samples of all processes together. Then: segcal
+    predict.
 
-    Pictures do as well as volumes: data.images (PNG, JPEG; colours are channels), data.labels (PNG,
-    grey or with a palette), data.classes, data.ignore; lists of names in data.split.train and val.
+    Pictures work as well as volumes. Name data.images (PNG or JPEG, whose colours are channels),
+    data.labels (PNG, grey or with a palette), data.classes and data.ignore, and lists of cases in
+    data.split.train and data.split.val.
     """
     console = open_console()
     with user_errors(OPTIONS):

@@ -44,11 +44,11 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.trust.triage import Triage
 
 DEFAULT = "report"
-"""What is done where no other verb is named."""
+"""Command that is run if none is named."""
 FIRST = 10
-"""Cases on the console."""
+"""Number of cases on the console."""
 LEVELS = (0.8, 0.9, 0.95)
-"""Of the intervals that fit tells the width of."""
+"""Levels of the intervals whose width ``segcal trust fit`` prints."""
 OPTIONS = {
     "images": "--images", "swing": "--swing",
     **OF_INTERVALS, **OF_READING, **OF_RUNNING,
@@ -57,10 +57,10 @@ OPTIONS = {
 
 
 class _WithDefault(TyperGroup):
-    """Verbs of which one need not be named."""
+    """Group of commands, of which the default one need not be named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the verb in where there is none."""
+        """Insert the default command if none is named."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
@@ -72,7 +72,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Say which predictions to look at first, without references.\n\n"
     "Example: segcal trust predictions -o triage\n\n"
-    "The verb report need not be named.",
+    "The word report may be left out: this is the same as segcal trust report.",
 )
 
 
@@ -82,8 +82,8 @@ def report(
         Path,
         typer.Argument(
             metavar="PREDICTIONS",
-            help="Folder of predictions with probabilities, all that segcal evaluate reads, or one "
-            "file. No references are needed.",
+            help="Folder of predictions with probabilities, in any form that segcal evaluate "
+            "reads, or one file. No references are needed.",
         ),
     ],
     output: Annotated[
@@ -92,8 +92,8 @@ def report(
     images: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the images (CASE_0000.nii.gz or CASE.nii.gz): they lie below the "
-            "pictures, and say how large voxels are where no label map lies beside a .npz."
+            help="Folder of the images (CASE_0000.nii.gz or CASE.nii.gz). Pictures are drawn over "
+            "them, and they give the voxel size if there is no label map beside a .npz."
         ),
     ] = None,
     intervals: Intervals = None,
@@ -117,21 +117,22 @@ def report(
         typer.Option(
             rich_help_panel=READING,
             min=0,
-            help="How far, in voxels, probabilities may lie off their label map or image.",
+            help="How far probabilities may lie off their label map or image, in voxels.",
         ),
     ] = 1e-2,
     processes: Processes = None,
     engine: RunsOn = Engine.processes,
     scheduler: Scheduler = None,
 ) -> None:
-    """Say which predictions to look at first, how large structures are, and how sure that is.
+    """Say which predictions to look at first, and how large structures are, with intervals.
 
     Example: segcal trust predictions -o triage --images imagesTs
 
     The output folder gets index.html (to look at, in one file), trust.csv (a row for every case and
-    label, the least sure first), trust.json, and pictures of the least sure slices in unsure/. Soft
-    Dice confidence is the DSC that a mask can expect by its probabilities. It is worth as much as
-    these are calibrated: segcal evaluate says how well it holds where there are references.
+    label, the least confident first), trust.json, and pictures of the least confident slices in
+    unsure/. Soft Dice confidence (SDC) is the DSC that the probabilities let one expect of the
+    mask, so it is only as good as their calibration. Where there are references, segcal evaluate
+    says how well it holds.
 
     Exit code 0: all done. 1: some case failed, the rest is there. 2: wrong usage.
     """
@@ -195,10 +196,10 @@ def fit(
 
     Example: segcal trust fit predictions_validation labelsTr -o intervals.json
 
-    Voxels err together, so the spread that probabilities state for independent voxels is far too
-    small. How much too small, every structure's validation cases say: as an inflation of the
+    Voxels err together, so the spread of a volume is far larger than it would be for independent
+    voxels. The validation cases show how much larger, for every structure: as an inflation of the
     variance (maximum likelihood), and as conformal scores. Then: segcal trust PREDICTIONS
-    --intervals intervals.json -o REPORT. Never fit on the cases that you report, and fit again
+    --intervals intervals.json -o REPORT. Never fit to the cases that you report on, and fit again
     after a calibrator was applied.
     """
     console = open_console()
@@ -228,7 +229,7 @@ def fit(
 
 
 def _say_fit(console: Console, fitted: VolumeIntervals) -> None:
-    """What was fitted, in units of the spread of independent voxels."""
+    """Print what was fitted, in units of the spread of independent voxels."""
     from segcal.evaluation.intervals import Kind
 
     shown = Table(
@@ -254,8 +255,8 @@ def _say_triage(console: Console, triage: Triage, notes: list[str]) -> None:
         flagged = triage.summary["flagged"]
         say(
             console,
-            f"{flagged} of {len(triage.rows)} structures have an undecided volume (would change by "
-            f"more than {triage.job.settings.swing:.0%})",
+            f"{flagged} of {len(triage.rows)} structures have an undecided volume (it would change "
+            f"by more than {triage.job.settings.swing:.0%} if undecided voxels went the other way)",
         )
     job = triage.job
     if job.intervals is None:
@@ -269,11 +270,13 @@ def _say_triage(console: Console, triage: Triage, notes: list[str]) -> None:
     for name, texts in list(triage.cohort.notes.items())[:MAX_NOTES]:
         say(console, f"Note on {name}: {'; '.join(texts)}", "yellow")
     if len(triage.cohort.notes) > MAX_NOTES:
-        say(console, f"... and notes on {len(triage.cohort.notes) - MAX_NOTES} more: trust.json")
+        say(
+            console, f"Notes on {len(triage.cohort.notes) - MAX_NOTES} more cases are in trust.json"
+        )
 
 
 def _first_table(triage: Triage) -> Table:
-    """Least sure structure of the first cases."""
+    """Least confident structure of the first cases."""
     unit = "ml" if triage.job.unit == "mm" else "1000 px"
     shown = min(FIRST, len(triage.order))
     first = Table(

@@ -108,7 +108,7 @@ def test_a_moved_training_is_the_same_and_a_calibrator_in_it_is_mentioned(
     shutil.copy(file, tmp_path / "ce" / "calibrator.json")
     moved = ["predict", path, "--set", f"output={tmp_path / 'ce'}"]
     said = segcal(*moved)
-    assert f"Not calibrated; --calibrator {tmp_path / 'ce' / 'calibrator.json'} does it" in said
+    assert f"Not calibrated: --calibrator {tmp_path / 'ce' / 'calibrator.json'} would do it" in said
     assert "calibrator" not in find_record(tmp_path / "ce" / "predictions")
     segcal(*moved, "--calibrator", tmp_path / "ce" / "calibrator.json")
     assert "calibrator" in find_record(tmp_path / "ce" / "predictions_calibrated")

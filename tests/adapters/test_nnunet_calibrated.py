@@ -526,4 +526,4 @@ def test_a_calibrator_at_the_end_is_checked_at_the_start(tmp_path, monkeypatch):
         assert message in done.output.replace("\n", " ")
     done = CliRunner().invoke(app, ["nnunet", "train", "902", "2d", "0", "--method", "temperature"])
     assert done.exit_code == 2
-    assert "say --calibrate, too" in done.output
+    assert "give --calibrate, too" in done.output

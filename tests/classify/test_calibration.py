@@ -167,7 +167,7 @@ def test_what_a_fit_is_odd_about_is_said_and_does_not_warn(tmp_path):
 def test_what_does_not_fit_is_refused(digits, tmp_path):
     command = ["classify", "evaluate", digits, "-o", tmp_path / "r"]
     said = segcal(*command, "--method", "temperature", code=2)
-    assert "--method: is of --calibrate" in said
+    assert "--method: chooses what --calibrate fits" in said
     said = segcal(*command, "--calibrate", "--method", "prayer", code=2)
     assert "--method: expected one of beta, class_region" in said
     said = segcal(*command, "--calibrate", "--part", "validation", code=2)

@@ -95,7 +95,7 @@ def test_a_fold_s_own_cases_are_all_that_is_wanted(folders):
         write_summary(fold, "a", "b")
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 0, done.output
-        assert "1 references are of cases that other folds validate on, left out" in done.output
+        assert "1 references left out: other folds validate on their cases" in done.output
         (fold / "summary.json").unlink()
 
 

@@ -72,7 +72,7 @@ def test_draws_the_functions_of_a_penalty(tmp_path):
     assert run("cals", "--figure", str(path)).exit_code == 0
     assert path.read_bytes().startswith(b"\x89PNG")
     for name, figure, said in (
-        ("nacl", path, "--figure: is of penalties with such functions, cals, crac, crac_bands"),
+        ("nacl", path, "--figure: expected a penalty with learned multipliers (cals, crac,"),
         ("cals", tmp_path / "functions.pdf", "expected the name of a .png"),
     ):
         done = run(name, "--figure", str(figure))

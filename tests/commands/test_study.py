@@ -87,7 +87,7 @@ def test_wrong_usage(tmp_path, arguments, message):
 
 
 def test_options_of_segmentation_are_refused_elsewhere():
-    assert "are of studies of segmentation" in segcal("study", "digits", "--engine", "dask", code=2)
+    assert "only studies of segmentation" in segcal("study", "digits", "--engine", "dask", code=2)
 
 
 @pytest.mark.slow
