@@ -60,7 +60,7 @@ Reduction = Literal["expected", "average", "maximum"]
 
 EDGE_TOLERANCE = 1e-6
 """A value within this (in bin widths) above an edge counts as on it, unless bins are so narrow that
-it takes more, see :func:`edge_tolerance`."""
+it takes more (:func:`edge_tolerance`)."""
 FLOAT32_STEP = 2.0**-24
 """Distance of neighbouring float32 values in [1/2, 1]; the nearest to a number is half as far."""
 

@@ -50,7 +50,7 @@ def target(component: Component) -> Any:
 
 
 def build_component(component: Component, **runtime: Any) -> Any:
-    """Build what `component` names, from its arguments and those known only at run time.
+    """Build what `component` names, from its arguments and arguments known only at run time.
 
     Args:
         component: target and arguments.

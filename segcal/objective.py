@@ -1,7 +1,7 @@
 """The objective of a training: a weighted sum of losses and penalties (terms).
 
-:func:`segcal.recipes.build` makes an objective from the name of a recipe. `forward` gives the loss
-of a batch, `observe` takes a validation batch, and `dual_step` updates what terms learn in
+:func:`segcal.recipes.build` makes an objective from the name of a recipe. ``forward`` gives the
+loss of a batch, ``observe`` takes a validation batch, and ``dual_step`` updates what terms learn in
 validation.
 """
 
@@ -142,7 +142,7 @@ class Objective(nn.Module):
         return {name: self.in_force[name] for name in factors if name in self.in_force}
 
     def by_head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits ``(N, K, *S)`` that decide, and those that give probabilities.
+        """Return the logits ``(N, K, *S)`` that decide, and the logits that give probabilities.
 
         Both are the same here; with :class:`TwoHeads` they are the two halves of the channels.
         """

@@ -40,7 +40,7 @@ def cross_entropy(
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``; or shares, see :func:`segcal.tensors.check_shares`.
+        labels: integer ``(N, *S)``; or the raters' shares, floating ``(N, K, *S)``.
         class_weight: ``(K,)``; with None all classes have the weight 1.
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap. The loss is then the
             binary cross-entropy of a sigmoid per channel, averaged over the valid voxels of all

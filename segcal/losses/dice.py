@@ -68,7 +68,7 @@ def soft_dice_loss(
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``; or shares, see :func:`segcal.tensors.check_shares`.
+        labels: integer ``(N, *S)``; or the raters' shares, floating ``(N, K, *S)``.
         include_background: whether class 0 takes part.
         batch: sum over the batch before the ratio, as nnU-Net does for small patches.
         smooth: s, in voxels.

@@ -61,7 +61,7 @@ def ece_floor(
     ignore_index: int | None = None,
     seed: int = 0,
 ) -> EceFloor:
-    """Floor of the top-label ECE of independent predictions, such as those of classified images.
+    """Floor of the top-label ECE of independent predictions, such as classes of whole images.
 
     ECE is a mean of absolute values, and so above 0 even for true probabilities. Voxels of an image
     are not independent; use :func:`floor_over_cases` for them.

@@ -254,7 +254,7 @@ def _margins(
     """
     if bands is None:
         if margins is not None:
-            raise ValueError(f"margins: are those of bands, which are not given; got {margins}")
+            raise ValueError(f"margins: need bands, which are not given; got {margins}")
         return ends
     check_reaches(bands)
     inner, outer = ends

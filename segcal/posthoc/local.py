@@ -379,7 +379,7 @@ def _with_margin(x: Tensor, tile: Sequence[slice]) -> Tensor:
 
 def _around(rows: Rows) -> Tensor:
     if rows.around is None:
-        raise ValueError("rows: expected those of LocalTemperature.collect, got no surroundings")
+        raise ValueError("rows: expected rows of LocalTemperature.collect, with surroundings")
     return rows.around
 
 

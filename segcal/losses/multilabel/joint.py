@@ -23,7 +23,8 @@ def joint(
 
     ``softplus(T_N log sum exp(x_n / T_N) + T_P log sum exp(-x_p / T_P) + bias)`` with the sums
     over all negative and all positive entries of the batch (Kobayashi 2023, eq. 22, where we read
-    the index `y_ip` of the second sum as `y_jp`). It does not change when c is added to all scores.
+    the index ``y_ip`` of the second sum as ``y_jp``). It does not change when c is added to all
+    scores.
 
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
