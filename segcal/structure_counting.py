@@ -32,11 +32,11 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
     Args:
         p: probabilities ``(K, n)``, float32 or float64, contiguous.
         decided: labels int32 ``(n,)``.
-        channels: int64 ``(structures,)``.
-        labels: int32 ``(structures, most)``, shorter ones filled up by repetition.
-        regions: whether the rival of a structure is not to be in it; else the strongest class.
-        ends: above which p is counted as POSSIBLY and as SURELY.
-        tie: difference of p and its rival up to which a voxel is undecided.
+        channels: channel of every structure, int64 ``(structures,)``.
+        labels: labels of every structure, int32 ``(structures, most)``, filled up by repetition.
+        regions: whether the rival of a structure is to be outside it; else the strongest class.
+        ends: bounds above which p is counted as POSSIBLY and as SURELY.
+        tie: largest difference of p and its rival at which a voxel is undecided.
         sums: float64 ``(structures, 9)``.
     """
     k, n = p.shape

@@ -33,7 +33,7 @@ __all__ = ["StructureSums", "structure_sums"]
 
 
 PIECE = 2**17
-"""Voxels at least that one call of compiled code looks at, in whole slices."""
+"""Smallest number of voxels of one call of compiled code, which takes whole slices."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _summed(
     level: float,
     tie: float,
 ) -> NDArray[np.float64]:
-    """Sums ``(structures, 9)``, see :func:`add_structures`; pieces are added in their order."""
+    """Sums ``(structures, 9)`` by :func:`add_structures`, added piece by piece in order."""
     most = max((len(values) for values in labels), default=1)
     filled = np.array([[*values, *[values[0]] * (most - len(values))] for values in labels])
     filled = filled.astype(np.int32).reshape(len(channels), most)
@@ -210,7 +210,7 @@ def _in(label_map: NDArray[Any], values: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def _around(boxes: Sequence[Box], shape: tuple[int, ...]) -> Box:
-    """Smallest box around boxes, with a voxel more on every side where there is one."""
+    """Smallest box around boxes, with one more voxel on every side within the image."""
     found = [box for box in boxes if all(s.stop > s.start for s in box)] or boxes[:1]
     return tuple(
         slice(max(0, min(s.start for s in sides) - 1), min(n, max(s.stop for s in sides) + 1))
