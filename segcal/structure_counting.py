@@ -1,11 +1,11 @@
 """The loop of :mod:`segcal.metrics.structure_sums` over voxels, compiled.
 
-Voxels go by the block, whose two largest probabilities stay in a fast cache. Each structure takes a
-loop over the block without branches, so that it becomes vector instructions. Sums may be added in
-the order that suits those (``reassoc``), always the same one: a block's, then a piece's in the
-order of blocks, whichever thread did it. A structure that adds nothing to a block is passed over:
-its probability is 0 there, no voxel was decided to be it, and none is undecided against 0. Of many
-classes nearly all are passed over nearly everywhere.
+Voxels are processed in blocks, whose two largest probabilities stay in a fast cache. Each structure
+takes a loop over the block without branches, so that it becomes vector instructions. The compiler
+may choose the order of the additions in a block (``reassoc``), but it is always the same: first
+within a block, then over the blocks of a piece, whichever thread did it. A structure that adds
+nothing to a block is skipped: its probability is 0 there, no voxel was predicted as it, and none is
+undecided against 0. Of many classes nearly all are skipped nearly everywhere.
 """
 
 from __future__ import annotations
