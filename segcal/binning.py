@@ -1,35 +1,36 @@
 """Bins of equal width and of equal mass, as statistics that merge by addition.
 
 A bin m keeps three sums over its predictions: their number n, the promise P (the sum of their
-confidences) and the hits H. Every error follows from these, as ``|H - P| / n`` is the gap between
-accuracy and mean confidence. Counts are int64, sums float64: a float32 counter stops at 16,777,216,
-which one case can exceed.
+confidences) and the number of hits H (right predictions). Every error follows from these, because
+``|H - P| / n`` is the gap between accuracy and mean confidence. Counts are int64, sums float64: a
+float32 counter stops at 16,777,216, which one case can exceed.
 
 Equal width
 -----------
-Bin m of M is (m / M, (m + 1) / M], and 0 belongs to the first; the statistics of two sets of
-predictions are those of both together, bin by bin. A value is compared with an edge, or with a
-threshold, as the nearest float32, so that a number falls into the same bin in either precision; an
-edge that is no float32 itself has a small tolerance above it (:func:`edge_tolerance`).
+Bin m of M is (m / M, (m + 1) / M], and 0 belongs to the first bin; the statistics of two sets of
+predictions are added bin by bin. A value is compared with an edge, or with a threshold, as the
+nearest float32, so that a number falls into the same bin in either precision; an edge that is no
+float32 itself has a small tolerance above it (:func:`edge_tolerance`).
 
 Equal mass
 ----------
 Along the sorted confidences, promise and hits are curves over the mass, the number of predictions
-up to there. R groups are the differences of the curves between R + 1 cuts, those of
-``numpy.array_split``. Within a run of tied values the curves are taken to be straight: the run is
-shared pro rata, and the order of equal values does not matter (:func:`_groups`).
+up to a confidence. R groups are the differences of the curves between R + 1 cuts, which are the
+cuts of ``numpy.array_split``. Within a run of tied values the curves are taken to be straight: the
+run is shared in proportion, and the order of equal values does not matter (:func:`_groups`).
 
-Groups of a case and of another do not add up to those of both, as the cuts move. What does add up
-is a histogram of narrow cells, :class:`MassHistogram`, whose groups are taken as if all values of a
-cell were tied. A group differs from the exact one only where a cut goes through a cell whose values
-differ. Let them lie w apart, m predictions of which h came true, and let a share s of them lie
-below the cut. The histogram puts ``s h`` hits below; in truth they are at most ``min(h, s m)``,
+Groups of two cases cannot be added, because the cuts move. A histogram of narrow cells can be
+added, :class:`MassHistogram`, whose groups are taken as if all values of a cell were tied. A group
+differs from the exact group only where a cut goes through a cell whose values differ. Let such a
+cell have values up to w apart and m predictions with h hits, and let a share s of them lie below
+the cut. The histogram puts ``s h`` hits below; in truth they are at most ``min(h, s m)``,
 which is more by ``min((1 - s) h, s (m - h))``, and at least ``h - min(h, (1 - s) m)``, which is
 fewer by ``min(s h, (1 - s) (m - h))``. The promise above m times the smallest value is between 0
-and w a prediction, so it is wrong by at most ``s (1 - s) m w``. Let e be the larger of the first
-two, plus the third; 0 where w = 0. A group between two cuts is wrong by at most the sum of their e;
-nor can its ``|H - P|`` be, in truth, below 0 or above its size. The expected error, ``sum |H - P| /
-n``, is off by at most the sum of what is left of the groups, which is never above 1.
+and w per prediction, so it is wrong by at most ``s (1 - s) m w``. Let e be the larger of the first
+two differences plus the third; e is 0 where w = 0. A group between two cuts is wrong by at most the
+sum of their e, and its true ``|H - P|`` cannot be below 0 or above its size. The expected error,
+``sum |H - P| / n``, is off by at most the sum of these bounds over the groups, which is never above
+1.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ Reduction = Literal["expected", "average", "maximum"]
 
 EDGE_TOLERANCE = 1e-6
 """A value within this (in bin widths) above an edge counts as on it, unless bins are so narrow that
-it takes more, see :func:`edge_tolerance`."""
+it takes more (:func:`edge_tolerance`)."""
 FLOAT32_STEP = 2.0**-24
 """Distance of neighbouring float32 values in [1/2, 1]; the nearest to a number is half as far."""
 
 
 @dataclass(frozen=True)
 class BinStatistics:
-    """How many predictions fell into each bin, what they promised and what came true.
+    """Number of predictions, sum of confidences and number of hits in each bin.
 
     Attributes:
-        count: predictions per bin, int64 ``(M,)``.
+        count: number of predictions per bin, int64 ``(M,)``.
         confidence_sum: sum of the predicted probabilities, float64 ``(M,)``.
-        hit_sum: how many came true, int64 or (tied values shared) float64 ``(M,)``.
+        hit_sum: number of hits, int64 or (with shared tied values) float64 ``(M,)``.
     """
 
     count: NDArray[np.int64]
@@ -79,7 +80,7 @@ class BinStatistics:
     hit_sum: NDArray[np.int64] | NDArray[np.float64]
 
     def __add__(self, other: BinStatistics) -> BinStatistics:
-        """Statistics of both together; they need the same bins."""
+        """Statistics of both sets of predictions together, which need the same bins."""
         if len(self.count) != len(other.count):
             raise ValueError(f"bins: cannot add {len(self.count)} and {len(other.count)} bins")
         return BinStatistics(
@@ -95,7 +96,7 @@ class BinStatistics:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """Share that came true per bin; NaN where the bin is empty."""
+        """Share of hits per bin; NaN where the bin is empty."""
         return _ratio(self.hit_sum, self.count)
 
     @property
@@ -108,11 +109,11 @@ class BinStatistics:
         return self._mean(np.abs(self.confidence_sum - self.hit_sum))
 
     def overconfidence(self) -> float:
-        """Part of the expected error from bins that promise too much; NaN without predictions."""
+        """Part of the expected error from overconfident bins; NaN without predictions."""
         return self._mean(np.maximum(self.confidence_sum - self.hit_sum, 0))
 
     def underconfidence(self) -> float:
-        """Part of the expected error from bins that promise too little."""
+        """Part of the expected error from underconfident bins; NaN without predictions."""
         return self._mean(np.maximum(self.hit_sum - self.confidence_sum, 0))
 
     def average_error(self) -> float:
@@ -182,12 +183,12 @@ class BinStatistics:
 
 @dataclass(frozen=True)
 class MurphyParts:
-    """``reliability - resolution + uncertainty``, but for what the bins blur, is the Brier score.
+    """Parts of the Brier score, ``reliability - resolution + uncertainty`` but for binning effects.
 
     Attributes:
         reliability: mean squared gap between confidence and frequency of a bin; 0 if calibrated.
         resolution: variance of the frequency between bins; larger is better.
-        uncertainty: variance of what came true.
+        uncertainty: variance of the hits.
     """
 
     reliability: float
@@ -208,9 +209,9 @@ def _ratio(a: NDArray[np.generic], n: NDArray[np.generic]) -> NDArray[np.float64
 
 
 def edge_tolerance(bins: int) -> float:
-    """How far above an edge of `bins` bins, in their width, a value still counts as on it.
+    """How far above an edge of `bins` bins, in bin widths, a value still counts as on the edge.
 
-    Enough for the float32 that is nearest to the edge, however narrow the bins are.
+    This is enough for the float32 that is nearest to the edge, however narrow the bins are.
     """
     return max(EDGE_TOLERANCE, bins * FLOAT32_STEP)
 
@@ -247,7 +248,7 @@ def equal_width_statistics(confidence: Tensor, hits: Tensor, bins: int) -> BinSt
 
     Args:
         confidence: predicted probabilities ``(n,)``, floating.
-        hits: what came true ``(n,)``, bool.
+        hits: whether each prediction is right ``(n,)``, bool.
         bins: M.
 
     Raises:
@@ -264,14 +265,14 @@ def equal_width_statistics(confidence: Tensor, hits: Tensor, bins: int) -> BinSt
 def equal_mass_statistics(confidence: Tensor, hits: Tensor, groups: int) -> BinStatistics:
     """Statistics of `groups` groups of equal size along the sorted confidence, exact.
 
-    Sizes are those of ``numpy.array_split``: the first ``n mod groups`` hold one more. A run of
-    tied values that spans a cut is shared pro rata, its hits going with its mass, so the result
+    Sizes are those of ``numpy.array_split``: the first ``n mod groups`` groups hold one more. A run
+    of tied values that spans a cut is shared in proportion, hits along with mass, so the result
     does not depend on the order of the predictions. With fewer predictions than groups the last
     groups are empty.
 
     Args:
         confidence: predicted probabilities ``(n,)``, floating.
-        hits: what came true ``(n,)``, bool.
+        hits: whether each prediction is right ``(n,)``, bool.
         groups: R.
 
     Raises:
@@ -299,7 +300,7 @@ def _groups(
 ) -> BinStatistics:
     """Cut cumulative mass, promise and hits, which start at 0, into groups of equal mass.
 
-    Between two entries all three rise linearly, which is the pro-rata rule for ties.
+    Between two entries all three rise linearly, so that ties are shared in proportion.
     """
     cuts = _cuts(int(mass[-1]), groups)
     return BinStatistics(
@@ -310,7 +311,7 @@ def _groups(
 
 
 def _cuts(n: int, groups: int) -> NDArray[np.int64]:
-    """Where `groups` groups of n predictions begin and end, as ``numpy.array_split`` has it."""
+    """Bounds of `groups` groups of n predictions, as in ``numpy.array_split``."""
     if groups < 1:
         raise ValueError(f"bins: expected at least 1, got {groups}")
     size, rest = divmod(n, groups)
@@ -321,20 +322,20 @@ def _cuts(n: int, groups: int) -> NDArray[np.int64]:
 class MassHistogram:
     """Predictions sorted into narrow cells, to be cut into groups of equal mass.
 
-    Predictions of a cell count as tied at their mean. The groups are thus exactly those of
-    predictions moved by at most the width of a cell; how far that can change the expected error is
-    :meth:`error_bound`.
+    Predictions of a cell count as tied at their mean. The groups are thus the exact groups of
+    predictions that were moved by at most the width of a cell; :meth:`error_bound` says how much
+    this can change the expected error.
 
     Attributes:
-        statistics: of the cells, in the order of confidence.
-        width: how far the predictions of each cell lie apart at most, 0 where they are equal.
+        statistics: statistics of the cells, in the order of confidence.
+        width: largest difference between the predictions of a cell, 0 where they are equal.
     """
 
     statistics: BinStatistics
     width: NDArray[np.float64]
 
     def groups(self, groups: int) -> BinStatistics:
-        """Statistics of groups of equal mass, see :func:`equal_mass_statistics`.
+        """Statistics of groups of equal mass, as :func:`equal_mass_statistics` cuts them.
 
         Raises:
             ValueError: `groups` is not positive.
@@ -347,9 +348,9 @@ class MassHistogram:
         return np.unique(index[share > 0])
 
     def error_bound(self, groups: int) -> float:
-        """How far the expected error of the groups can be from the exact one, at most 1.
+        """Largest possible difference to the exact expected error of the groups, at most 1.
 
-        The head of this file derives it; cells whose predictions are tied add nothing.
+        The documentation of this module derives it; cells whose predictions are tied add nothing.
         """
         n = int(self.statistics.count.sum())
         if not n:
@@ -368,8 +369,9 @@ class MassHistogram:
     def _cuts(self, groups: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Cells that hold the R - 1 inner cuts, and the share of each that lies below its cut.
 
-        A cut between two cells belongs to the upper one with a share of 0; behind the last one
-        (with fewer predictions than groups), to the last with a share of 1, which is made 0, too.
+        A cut between two cells belongs to the upper cell with a share of 0. A cut behind the last
+        cell (with fewer predictions than groups) belongs to it with a share of 1, which is set to
+        0.
         """
         mass = np.concatenate([[0], np.cumsum(self.statistics.count)])
         cuts = _cuts(int(mass[-1]), groups)[1:-1]
@@ -379,7 +381,7 @@ class MassHistogram:
     def _cumulative(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Mass, promise and hits up to the end of every cell that is not empty.
 
-        Empty ones would give ``numpy.interp`` two values for one mass.
+        Empty cells would give ``numpy.interp`` two values for one mass.
         """
         found = self.statistics.count > 0
         mass, promise, hit = (

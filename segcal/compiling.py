@@ -1,8 +1,8 @@
 """Loops over voxels, compiled by Numba when they are first needed and kept on disk.
 
-Constants and small functions of other modules are compiled into a loop, but Numba renews what it
-keeps only when the loop's own file changes. Here it is renewed when any source file changes that
-the loop's module imports from its own package, directly or through others.
+Constants and small functions of other modules are compiled into a loop, but Numba renews its cache
+only when the loop's own file changes. Here the cache is renewed when any source file changes that
+the loop's module imports from its own package, directly or through other modules.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ R = TypeVar("R")
 
 
 def compiled(function: Callable[P, R], *, fastmath: Collection[str] = ()) -> Callable[P, R]:
-    """Compile without the interpreter's lock; keep the result on disk where there is a place.
+    """Compile a loop that runs without the interpreter's lock, and keep it on disk if possible.
 
     Numba is imported here and not above, so that programs which need no such loop start faster.
 
     Args:
         function: a loop that Numba understands.
-        fastmath: liberties that LLVM may take with floating-point numbers; none by default.
+        fastmath: floating-point optimisations that LLVM may use; none by default.
     """
     from numba import njit
 
@@ -52,10 +52,11 @@ def _on_disk(function: Callable[..., Any]) -> Any:
 
 @lru_cache
 def source_digest(module: str) -> str:
-    """Return the SHA-256 of all source files that a module is made of, as hexadecimal digits.
+    """Return the SHA-256 of all source files that a module depends on, as hexadecimal digits.
 
-    They are its own and those of its package's modules that it imports, anywhere in its text,
-    directly or through others: more than its constants come from, never fewer.
+    They are its own file and the files of its package's modules that it imports, anywhere in its
+    text, directly or through other modules. These may be more files than its constants come from,
+    but never fewer.
 
     Args:
         module: full name of a module.
@@ -96,7 +97,7 @@ def sources(module: str) -> dict[str, str]:
 
 
 def _imported(text: str, parent: str) -> Iterator[str]:
-    """Full names of what a source text of package `parent` imports: modules, or words in them."""
+    """Full names that a source text of package `parent` imports: modules, or names in modules."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -106,7 +107,7 @@ def _imported(text: str, parent: str) -> Iterator[str]:
 
 
 def _modules(imported: str) -> Iterator[str]:
-    """Modules that the import of a full name reads: itself, if it is one, and where it lies."""
+    """Modules that the import of a full name reads: itself, if it is a module, and its parents."""
     inside, _, _ = imported.rpartition(".")
     lies_in = find_spec(inside) if inside else None
     if lies_in is not None:

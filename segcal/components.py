@@ -1,4 +1,4 @@
-"""What a config names, a class or function with its arguments, is found, checked and built."""
+"""Components of a config, classes or functions with arguments, are found, checked and built."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def target(component: Component) -> Any:
 
 
 def build_component(component: Component, **runtime: Any) -> Any:
-    """Build what `component` names, from its arguments and those known only at run time.
+    """Build what `component` names, from its arguments and arguments known only at run time.
 
     Args:
         component: target and arguments.
-        runtime: e.g. ``num_classes`` and ``ignore_index``; those that the target does not take,
-            and those that are None, are left out. ``per_channel`` is not left out: a method
-            that has no such form says so.
+        runtime: arguments such as ``num_classes`` and ``ignore_index``. Arguments that the target
+            does not take, and arguments that are None, are left out. ``per_channel`` is not left
+            out: a method without a form per channel raises an error.
 
     Raises:
-        ValueError: unknown target; arguments that it does not take or lacks, with the accepted
-            list; a config that says otherwise than `runtime`; whatever the target refuses.
+        ValueError: unknown target; arguments that the target does not take or lacks, with the list
+            of accepted arguments; a config that contradicts `runtime`; errors of the target.
     """
     what = target(component)
     accepted = accepted_arguments(what)
@@ -97,7 +97,7 @@ def build_component(component: Component, **runtime: Any) -> Any:
 
 
 def _build_argument(value: Any, runtime: Mapping[str, Any]) -> Any:
-    """`value`, or what it describes if it is a target with arguments: a class of segcal."""
+    """`value`, or the object of a segcal class that it describes by a target with arguments."""
     if not (isinstance(value, dict) and "target" in value):
         return value
     component = validated(value, Component, str(value["target"]))
@@ -124,7 +124,7 @@ def accepted_arguments(what: Any) -> dict[str, inspect.Parameter]:
 
 
 def hands_on(what: Any) -> bool:
-    """Whether this is a function that hands arguments on to another that it does not name."""
+    """Whether this is a function that hands on arguments which it does not name itself."""
     if inspect.isclass(what):
         return False
     try:

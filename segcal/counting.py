@@ -8,38 +8,37 @@ confidence v lies in cell ``S m + s``, where::
     m = clip(ceil(M v - edge_tolerance(M)) - 1, 0, M - 1)   the bin, by equal_width_index's rule
     s = clip(floor(S (M v - m)), 0, S - 1)                  within it
 
-for v as the nearest float32, which it is compared with the threshold as, too
-
-so a cell divided by S is the very bin that :func:`segcal.binning.equal_width_index` gives. Bins
-are (lo, hi] and cells [lo, hi): the last cell of a bin also takes the bin's upper edge and the
-tolerance above it, the first cell 0 and what is below, the last one what is above 1. One cell more,
-number F, belongs to the cell that the threshold of TACE lies in (the *edge*): in the channel of a
-class it takes from it what is above the threshold, so that "the probabilities above the threshold"
+Here v is the nearest float32, which is also compared with the threshold. A cell divided by S is
+thus the bin that :func:`segcal.binning.equal_width_index` gives. Bins are (lo, hi] and cells [lo,
+hi): the last cell of a bin also takes the bin's upper edge and the tolerance above it, the first
+cell takes 0 and smaller values, the last cell takes values above 1. One more cell, number F,
+belongs to the cell that the threshold of TACE lies in (the *edge*): in the channel of a class it
+takes the values above the threshold from the edge, so that "the probabilities above the threshold"
 are whole cells. Channel 0 is the top label, whose edge is not divided, channel 1 + k is class k.
 
 What is counted
 ---------------
 ``packed`` is int64 ``(zones, 1 + K, F + 1, 2)``, contiguous. A zone is a set of voxels that lie in
 the same scopes, so every voxel is counted once per channel, however many scopes it is in. The two
-words of a cell lie side by side: looking a cell up in these megabytes is what takes the time, and
-once found, both words come with it::
+words of a cell lie side by side, because looking up a cell in these megabytes takes most of the
+time, and both words are then read together::
 
-    [..., PACKED_COUNTS]      n + 2^32 h, for n predictions of which h came true
+    [..., PACKED_COUNTS]      n + 2^32 h, for n predictions of which h are right
     [..., PACKED_DISTANCES]   sum of round(2^40 v) - cell * floor(2^40 / F)
 
 A case has less than 2^31 voxels (:class:`segcal.tally.Voxels` refuses more), so hits cannot run
 into the sign nor predictions into the hits, not even when zones, pieces and threads are added up.
-A distance is less than 2^31 in size (``PROBABILITY_TOLERANCE`` lets values be so far outside
-[0, 1]; inside it is about 2^24), so their sum stays below 2^62.
+The absolute value of a distance is less than 2^31 (``PROBABILITY_TOLERANCE`` allows values that far
+outside [0, 1]; inside it is about 2^24), so the sum of distances stays below 2^62.
 
-Why the sums are exact: a float32 of at least 2^-17 is a whole number of 2^-40, thus its distance is
-an integer, and integers may be added in any order, by any number of threads, and over cases.
-Smaller values, and float64, are rounded to the nearest 2^-40. The lower edge of a cell need not be
-its true one, as any whole number that the reader adds again gives the same sum.
+The sums are exact for this reason: a float32 of at least 2^-17 is an integer multiple of 2^-40,
+thus its distance is an integer, and integers may be added in any order, by any number of threads,
+and over cases. Smaller values, and float64, are rounded to the nearest 2^-40. The lower edge of a
+cell need not be its true edge, because any integer that the reader adds again gives the same sum.
 
-``extremes`` is float64 ``(zones, F + 1, 2)``, contiguous: of the top labels of a cell the smallest
-confidence, and the smallest of their negatives, infinity without any. That of two pieces is the
-smaller, number by number.
+``extremes`` is float64 ``(zones, F + 1, 2)``, contiguous: the smallest confidence of the top labels
+of a cell, and the smallest of the negated confidences; infinity in an empty cell. Two pieces are
+merged by taking the smaller number, entry by entry.
 
 ``sums`` is float64 ``(zones, 2)``, the negative log-likelihood in nats [NLL] and the squared errors
 [BRIER]. Floats do depend on the order of addition, so it is fixed: the voxels of a block one by
@@ -48,13 +47,14 @@ adds in the order of the pieces, whichever thread did them.
 
 How
 ---
-Voxels go by the block of 2048, whose intermediate results stay in a fast cache. Each class takes
-two loops over the block. The first does arithmetic alone, without branches, calls or scattered
-writes, all in float64 (classes and cells too), so that it becomes vector instructions; the second
-adds to the cells, which cannot. Rounding is done by adding 2^52 and taking it away, since the
-doubles from there on are the integers. Hence no loop here may be compiled with ``fastmath``, which
-would cancel the two. Named tuples are taken apart before a loop: looking up their arrays within it
-keeps it from becoming vector instructions, and the pass then takes four times as long.
+Voxels are processed in blocks of 2048, whose intermediate results stay in a fast cache. Each class
+takes two loops over the block. The first does arithmetic alone, without branches, calls or
+scattered writes, all in float64 (classes and cells too), so that it becomes vector instructions;
+the second adds to the cells, which cannot become vector instructions. Rounding is done by adding
+2^52 and subtracting it again, because doubles from 2^52 on are integers. Hence no loop here may be
+compiled with ``fastmath``, which would cancel the two. Named tuples are unpacked before a loop:
+looking up their arrays within it keeps it from becoming vector instructions, and the pass takes
+four times as long.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ from segcal.compiling import compiled
 from segcal.tensors import PROBABILITY_TOLERANCE
 
 UNITS = 2**40
-"""Units of a confidence of 1."""
+"""Number of units in a confidence of 1."""
 NLL_FLOOR = 1e-12
 ROUNDING = 2.0**52
-"""A number plus this, less this, is the nearest integer (to the half where it is negative)."""
+"""A number plus this, minus this, is the nearest integer (to the half where it is negative)."""
 BLOCK = 2048
-"""Voxels whose intermediate results stay in the fastest cache."""
+"""Number of voxels whose intermediate results stay in the fastest cache."""
 
 PACKED_COUNTS, PACKED_DISTANCES = 0, 1
 """The words of a cell in ``packed``."""
@@ -86,13 +86,13 @@ HIT_SHIFT = 32
 NLL, BRIER = 0, 1
 """Slots of ``sums``."""
 PREDICTIONS, HITS, DISTANCES = 0, 1, 2
-"""Slots of a cell of :class:`segcal.tally.Tally`; the first two are those of a table of values."""
+"""Slots of a cell of :class:`segcal.tally.Tally`; a table of values has the first two."""
 SLOTS = 3
 TOP = 0
-"""Channel of the top label; that of class k is k + 1."""
+"""Channel of the top label; class k has the channel k + 1."""
 
 COUNTED, WRONG_VALUE, WRONG_LABEL = 0, 1, 2
-"""What :func:`count_cells` found of a piece."""
+"""Result of :func:`count_cells` for a piece."""
 
 
 class _Grid(NamedTuple):
@@ -107,7 +107,7 @@ class _Grid(NamedTuple):
     edge: float
     """Cell that the threshold lies in."""
     above: int
-    """Number of the cell for what is above the threshold in the edge, F."""
+    """Number of the cell for values of the edge above the threshold, F."""
 
 
 class _Block(NamedTuple):
@@ -116,7 +116,7 @@ class _Block(NamedTuple):
     top: NDArray[np.float64]
     """Largest probability so far."""
     best: NDArray[np.float64]
-    """Its class, the lowest of equals."""
+    """Class of the largest probability, the lowest of equal ones."""
     own: NDArray[np.float64]
     """Probability of the label."""
     square: NDArray[np.float64]
@@ -124,7 +124,7 @@ class _Block(NamedTuple):
     cells: NDArray[np.float64]
     """Cell of a probability of the class at hand."""
     distance: NDArray[np.float64]
-    """Its units from the cell's lower edge."""
+    """Units of this probability from the cell's lower edge."""
 
 
 class Sought(NamedTuple):
@@ -133,32 +133,32 @@ class Sought(NamedTuple):
     place: NDArray[np.int32]
     """``(F + 1,)``: number of a cell among them, or -1."""
     listed: NDArray[np.bool_]
-    """``(J,)``: whether its predictions are listed one by one; or else counted by value."""
+    """``(J,)``: whether the predictions of a cell are listed one by one, or counted by value."""
     begin: NDArray[np.int64]
-    """``(J,)``: where its list begins in `bits` and `marks`; or else what to add to the bits of a
+    """``(J,)``: where the cell's list begins in `bits` and `marks`; or what to add to the bits of a
     value to get its row in `table`."""
     end: NDArray[np.int64]
-    """``(J,)``: before which the lists end that have been made room for."""
+    """``(J,)``: where the space for each list ends."""
 
 
 class Found(NamedTuple):
-    """What a thread has found in the cells of a :class:`Sought`."""
+    """Predictions that a thread has found in the cells of a :class:`Sought`."""
 
     table: NDArray[np.int32]
-    """``(zones, values, 2)``: PREDICTIONS and HITS of every value of the cells not listed."""
+    """``(zones, values, 2)``: PREDICTIONS and HITS of every value of the cells counted by value."""
     bits: NDArray[np.int32]
     """``(rows,)``: confidences of the predictions of the cells listed, as bits of float32."""
     marks: NDArray[np.uint8]
     """``(rows,)``: twice the zone, plus 1 for a hit."""
     ends: NDArray[np.int64]
-    """``(J,)``: where the next of each list goes; at first as :attr:`Sought.begin`."""
+    """``(J,)``: where the next entry of each list goes; at first as :attr:`Sought.begin`."""
 
 
 @register_jitable(forceinline=True)
 def cell_of(value, bins, per):
-    """Cell of a confidence, see the formula above; callable from Python, too.
+    """Cell of a confidence, by the formula above; callable from Python too.
 
-    Ceil and floor are made of rounding, which becomes vector instructions; they would be calls.
+    Ceil and floor are computed by rounding, which becomes vector instructions; they would be calls.
     """
     x = np.float64(np.float32(value)) * bins
     above = x - max(EDGE_TOLERANCE, bins * FLOAT32_STEP)
@@ -187,21 +187,21 @@ def _add(packed, z, channel, cell, hit, distance):
 
 @compiled
 def count_cells(p, y, zone, threshold, bins, packed, extremes, sums):
-    """Add a piece to `packed`, `extremes` and `sums`, see the head of this file.
+    """Add a piece to `packed`, `extremes` and `sums`, which the top of this module describes.
 
     Args:
         p: probabilities ``(K, n)``, float32 or float64, contiguous.
-        y: labels int32 ``(n,)``; looked at only where the zone is not -1.
+        y: labels int32 ``(n,)``; only used where the zone is not -1.
         zone: int8 ``(n,)``, -1 for voxels that do not count (their probabilities are checked).
-        threshold: of TACE.
+        threshold: threshold of TACE.
         bins: M.
         packed: int64 ``(zones, 1 + K, F + 1, 2)``.
         extremes: float64 ``(zones, F + 1, 2)``.
         sums: float64 ``(zones, 2)``.
 
     Returns:
-        COUNTED; WRONG_VALUE where a value is no probability, WRONG_LABEL where a label is no class:
-        then all that is added to is spoilt.
+        COUNTED; WRONG_VALUE where a value is no probability, or WRONG_LABEL where a label is no
+        class. After an error `packed`, `extremes` and `sums` are invalid.
     """
     k, n = p.shape
     fine = packed.shape[2] - 1
@@ -236,7 +236,7 @@ def count_cells(p, y, zone, threshold, bins, packed, extremes, sums):
 
 @njit(forceinline=True)
 def _look_at_class(p, y, first, size, c, grid, block):
-    """Find the cells of a class's probabilities; whether all are probabilities, NaN is none."""
+    """Find the cells of a class's probabilities; return whether all are probabilities (not NaN)."""
     top, best, own, square, cells, distance = block
     bins, per, step, threshold, edge, above = grid
     good = True
@@ -288,20 +288,21 @@ def _add_top(y, zone, first, size, k, grid, block, packed, extremes, part):
 def count_values(p, y, zone, channel, threshold, bins, sought, found):
     """Count predictions and hits of every distinct float32 value in some cells.
 
-    The bits of float32 values from 0 on, read as int32, rise with the values, so those of a cell
-    are a short range of integers: a table has a row for each, or the predictions are written down
-    to be sorted later where that is shorter. Only the cells that a cut between groups of equal
-    mass goes through are looked at.
+    The bits of float32 values from 0 on, read as int32, rise with the values, so the values of a
+    cell are a short range of integers. A table has a row for each of them; where a list is shorter,
+    the predictions are listed instead, to be sorted later. Only the cells that a cut between groups
+    of equal mass goes through are used.
 
     Args:
-        p: ``(1, n)`` of one class, or ``(K, n)`` of all for the top label; float32, contiguous.
-        y: as of :func:`count_cells`.
-        zone: likewise.
-        channel: of `packed`.
-        threshold: likewise; in the channel of a class, what is not above it is left out.
-        bins: likewise.
-        sought: which cells.
-        found: where to add; its arrays have room, see :meth:`segcal.tally.Voxels`.
+        p: ``(1, n)`` of one class, or ``(K, n)`` of all classes for the top label; float32,
+            contiguous.
+        y: labels int32 ``(n,)``, as for :func:`count_cells`.
+        zone: int8 ``(n,)``, -1 for voxels that do not count.
+        channel: channel of `packed`.
+        threshold: threshold of TACE; in the channel of a class, values not above it are left out.
+        bins: M.
+        sought: cells whose values are counted.
+        found: where to add; its arrays have enough room.
     """
     n = p.shape[1]
     above = len(sought.place) - 1
@@ -337,7 +338,7 @@ def _find_largest(p, first, size, channel, value, best):
 
 @njit(forceinline=True)
 def _note(y, zone, first, size, least, value, best, cells, sought, found):
-    """Write down or count the predictions of a block; a list that is too long shows by its end."""
+    """List or count the predictions of a block; the end of a list shows if it is too long."""
     place, listed, begin, end = sought
     table, bits, marks, ends = found
     pattern = value.view(np.int32)
@@ -361,7 +362,7 @@ def _note(y, zone, first, size, least, value, best, cells, sought, found):
 
 @compiled
 def most_likely(p, found):
-    """Write the class of the largest of `p` (K, n), the lowest of equals, to `found` (n,)."""
+    """Write the class of the largest `p` (K, n), the lowest of equal ones, to `found` (n,)."""
     k, n = p.shape
     for i in range(n):
         best = 0

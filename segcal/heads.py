@@ -1,12 +1,13 @@
-"""Two heads: one set of channels decides, another says how sure, and both share all features.
+"""Networks with two heads: one decides the mask, the other gives calibrated probabilities.
 
-Dice makes a good mask and overconfident probabilities; what calibrates probabilities may cost
-Dice. A network of two heads need not choose: its last layer has 2K channels. The first K, the
-*decision* head, are trained with Dice and cross-entropy, and their argmax is the mask. The other K,
-the *probability* head, are trained to be calibrated, and their softmax is what is reported.
+Dice gives a good mask and overconfident probabilities; a loss that calibrates probabilities may
+cost Dice. A network with two heads does not have to choose: its last layer has 2K channels, which
+share all features. The first K, the *decision* head, are trained with Dice and cross-entropy, and
+their argmax is the mask. The other K, the *probability* head, are trained to be calibrated, and
+their softmax is reported.
 
-A network becomes one of two heads by being built with 2K output channels, or, where it exists
-already or has K channels for a reason (nnU-Net's), by :func:`add_probability_head`.
+A network gets two heads by being built with 2K output channels, or, where it exists already or must
+have K channels (as in nnU-Net), by :func:`add_probability_head`.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ def split_heads(logits: Tensor, num_classes: int | None = None) -> tuple[Tensor,
     """Return the logits of the decision and of the probability head.
 
     Args:
-        logits: ``(N, 2 K, *S)`` of both, the decision's first.
-        num_classes: K; None takes what is there.
+        logits: ``(N, 2 K, *S)`` of both heads, the decision's first.
+        num_classes: K; None takes half the number of channels.
 
     Returns:
         views ``(N, K, *S)``.
 
     Raises:
-        ValueError: channels that are not those of two heads.
+        ValueError: a number of channels that does not fit two heads.
     """
     channels = logits.shape[1] if logits.ndim > 1 else 0
     if channels % 2 or channels != (2 * num_classes if num_classes else channels) or not channels:
@@ -66,16 +67,16 @@ def split_heads(logits: Tensor, num_classes: int | None = None) -> tuple[Tensor,
 
 
 class TwoHeadLayer(nn.Module):
-    """A last layer that stands twice, once for each head.
+    """Two copies of a last layer, one for each head.
 
     Attributes:
-        output: which head's channels it returns: ``both`` gives ``(N, 2 K, *S)``, the decision's
-            first.
+        output: the head whose channels are returned; ``both`` returns ``(N, 2 K, *S)``, the
+            decision's channels first.
 
     Args:
-        layer: convolution, or linear layer, of K output channels. Both heads begin with its
-            weights: before any training the probability head says what the layer said.
-        output: see the attribute.
+        layer: convolution, or linear layer, with K output channels. Both heads begin with its
+            weights, so that before any training both return what the layer returned.
+        output: first value of the attribute.
     """
 
     def __init__(self, layer: nn.Module, output: Output = "both") -> None:
@@ -98,19 +99,18 @@ def add_probability_head(
 ) -> TwoHeadLayer:
     """Put a probability head beside the last layer of a network, in place.
 
-    The last layer is that of :func:`last_layer`. Of a network whose output is the sum of several
-    layers (a residual unit at its end) there is no such layer: build it with 2K output channels
-    instead.
+    The last layer is found by :func:`last_layer`. A network whose output is the sum of several
+    layers (a residual unit at its end) has no last layer; build it with 2K output channels instead.
 
     Args:
         network: returns ``(N, K, *S)``, or with deep supervision a list whose first element is the
             full resolution, made by the last layer; lower resolutions keep K channels.
         num_classes: K.
-        output: what the network returns from now on, see :class:`TwoHeadLayer`; change it by the
-            attribute of the layer that is returned.
+        output: the head whose channels the network returns from now on, or ``both``; change it by
+            the attribute `output` of the returned layer.
 
     Returns:
-        the layer that now stands there.
+        the layer that replaces the last layer.
 
     Raises:
         ValueError: the network has no such layer, or two heads already.
@@ -133,8 +133,8 @@ def add_probability_head(
 def last_layer(network: nn.Module, channels: int) -> str:
     """Return the name of the last layer of a network, "" where there is none.
 
-    That is the last convolution or linear layer that it holds, in the order in which its modules
-    were made, which has `channels` output channels, and is not the network itself.
+    This is the last convolution or linear layer, in the order in which the modules were made, that
+    has `channels` output channels and is not the network itself.
     """
     found = [
         name
@@ -145,21 +145,21 @@ def last_layer(network: nn.Module, channels: int) -> str:
 
 
 def head_layer(network: nn.Module) -> TwoHeadLayer | None:
-    """Return the last layer of a network that :func:`add_probability_head` has changed, if it is.
+    """Return the last layer of a network with two heads; None if it has a single head.
 
     Args:
-        network: also one that torch.compile or DistributedDataParallel has wrapped.
+        network: any network, also one that torch.compile or DistributedDataParallel has wrapped.
     """
     return next((m for m in network.modules() if isinstance(m, TwoHeadLayer)), None)
 
 
 @contextmanager
 def output_of(network: nn.Module, output: Output) -> Iterator[None]:
-    """Let a network of two heads return `output` in this block; one of a single head is left.
+    """Let a network with two heads return `output` in this block; a single head stays.
 
     Args:
-        network: see :func:`head_layer`.
-        output: see :class:`TwoHeadLayer`.
+        network: any network, also one that torch.compile or DistributedDataParallel has wrapped.
+        output: the head whose channels are returned, or ``both``.
     """
     layer = head_layer(network)
     if layer is None:
@@ -174,12 +174,12 @@ def output_of(network: nn.Module, output: Output) -> Iterator[None]:
 
 
 def both_heads(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a network of one head as that of `network`, whose heads begin with it.
+    """Return the state of a network with one head as a state of `network`, for both its heads.
 
     Args:
-        state: ``state_dict`` of the same network before :func:`add_probability_head`; one of two
-            heads is returned as it is.
-        network: see :func:`head_layer`.
+        state: ``state_dict`` of the same network before :func:`add_probability_head`; a state with
+            two heads is returned as it is.
+        network: network with two heads, also wrapped by torch.compile or DistributedDataParallel.
     """
     found = dict(state)
     for name, module in network.named_modules(remove_duplicate=False):
@@ -196,7 +196,7 @@ def one_head(state: Mapping[str, Tensor], head: Head) -> dict[str, Tensor]:
 
     Args:
         state: ``state_dict`` of a network that :func:`add_probability_head` has changed.
-        head: the one that stays, under the names that the layer had before.
+        head: the head that stays, under the names that the layer had before.
 
     Raises:
         ValueError: not one of `HEADS`, or a state without two heads.

@@ -1,9 +1,9 @@
-"""Wrong labels that a GPU has counted, of which the host is told later.
+"""Wrong labels that a GPU has counted, which the host reads later.
 
-To ask a GPU whether labels are right is to wait for it, in every step of a training. Here the GPU
-counts them beside its work and the host reads the count when it is there anyway: in a step after,
-or, at the latest, when :func:`raise_wrong_labels` waits for it at the end of a pass. Who counts
-leaves wrong labels out of the voxels that count, so that nothing worse happens in between.
+Asking a GPU in every training step whether labels are right means waiting for it. Here the GPU
+counts wrong labels beside its work, and the host reads the count when it has arrived anyway: in a
+later step or, at the latest, when :func:`raise_wrong_labels` waits for it at the end of a pass. The
+code that counts leaves voxels with wrong labels out, so that nothing worse happens in between.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ NONE_SEEN = (0.0, math.inf, -math.inf)
 
 
 class LabelWatch:
-    """The wrong labels of a device, of losses that expect the same labels.
+    """Wrong labels on a device, for losses that expect the same labels.
 
     Args:
-        device: where they are counted.
-        num_classes: labels lie in ``[0, num_classes)``.
-        ignore_index: or are this.
+        device: where wrong labels are counted.
+        num_classes: right labels lie in ``[0, num_classes)``.
+        ignore_index: right label outside this range, or None.
 
     Attributes:
-        seen: float64 ``(3,)`` on the device: wrong voxels, and the smallest and the largest wrong
-            label among them. Who counts adds to it there.
+        seen: float64 ``(3,)`` on the device: number of wrong voxels, and the smallest and the
+            largest wrong label among them. The code that counts adds to it there.
     """
 
     def __init__(self, device: torch.device, num_classes: int, ignore_index: int | None) -> None:
@@ -43,7 +43,7 @@ class LabelWatch:
         self._asked = False
 
     def look(self) -> None:
-        """Read what has arrived of earlier steps; a step calls it before it counts.
+        """Read the counts of earlier steps that have arrived; a step calls it before it counts.
 
         Raises:
             ValueError: labels of an earlier step were wrong.
@@ -54,7 +54,7 @@ class LabelWatch:
             self._read(self._told)
 
     def ask(self) -> None:
-        """Send for what has been counted; a step calls it when it has."""
+        """Request the count from the device; a step calls it after it has counted."""
         if self._asked or self._captured():
             return
         self._told.copy_(self.seen, non_blocking=True)
@@ -67,7 +67,7 @@ class LabelWatch:
         return self._on_gpu and torch.cuda.is_current_stream_capturing()
 
     def wait(self) -> None:
-        """Wait for all that has been counted.
+        """Wait for all counts.
 
         Raises:
             ValueError: labels were wrong.
@@ -104,7 +104,7 @@ _WATCHES: dict[tuple[torch.device, int, int | None], LabelWatch] = {}
 
 
 def label_watch(device: torch.device, num_classes: int, ignore_index: int | None) -> LabelWatch:
-    """Return the watch of a device and of what labels are expected there, always the same one."""
+    """Return the watch of a device and of the labels expected there, always the same object."""
     key = (device, num_classes, ignore_index)
     if key not in _WATCHES:
         _WATCHES[key] = LabelWatch(*key)

@@ -5,32 +5,33 @@ Surfaces come as :class:`VoxelRows`. For a voxel (z, y, x) of one of them, the n
 
     (w - z)^2 sz^2 + (v - y)^2 sy^2 + (u - x)^2 sx^2
 
-Two searches find it; both start from `best`, the distance to the voxel of the other surface that
-was nearest to the previous one. Neighbours on a surface are close, so it is rarely far too large,
-and it is a distance that exists, never a guess.
+Two searches find it. Both start from `best`, the distance to the voxel of the other surface that
+was nearest to the previous voxel. Neighbours on a surface are close, so `best` is rarely much too
+large, and it is the distance of an existing voxel, never a guess.
 
 Row by row
 ----------
-Where surfaces are close, as those of good predictions are, few rows can hold a nearer voxel:
+Where surfaces are close, as for good predictions, few rows can hold a nearer voxel:
 
 - Planes are tried outwards from z, and in each plane rows outwards from y. The squares grow on the
   way, so the first plane or row that alone is as far as `best` ends its direction. The box of a
-  plane adds how far x is outside its columns, and moves the first row to where the box starts.
-- Within a row only two voxels can be nearest, those on either side of x: a binary search.
+  plane adds the distance of x from its columns, and moves the first row to where the box starts.
+- Within a row only two voxels can be nearest, one on either side of x; a binary search finds them.
 
 Through a tree
 --------------
 The number of rows within reach grows with the square of the distance. A voxel for which PATIENCE
-rows were not enough is left to a tree of boxes over the other surface: cells of some CELL voxels
-each way (fewer where voxels are longer), eight boxes in one above them, up to a single one, each as
-tight as what it holds. Boxes that are as far as `best` are passed over, of the others the nearest
-are entered first. The time depends on how much of the surface lies in the shell between the true
-distance and the first `best`, not on the distance. A voxel that follows one left to the tree gets
-only IMPATIENCE rows. The tree is built when there is a voxel for it.
+rows were not enough is left to a tree of boxes over the other surface. Its smallest boxes are cells
+of some CELL voxels along each axis (fewer where voxels are longer); eight boxes make one of the
+next level, up to a single box, and each box is as tight as its voxels allow. Boxes that are as far
+as `best` are skipped, and of the others the nearest are entered first. The time depends on how much
+of the surface lies in the shell between the true distance and the first `best`, not on the
+distance. A voxel that follows one left to the tree gets only IMPATIENCE rows. The tree is built
+when the first voxel needs it.
 
-Bounds of rows, planes and boxes are sums of squares of the same kind as the distances, of whole
-steps that are no larger, so that rounding cannot make a bound exceed a distance: both searches give
-the same numbers, bit for bit.
+Bounds of rows, planes and boxes are sums of squares like the distances, of integer steps that are
+no larger, so that rounding cannot make a bound exceed a distance: both searches give the same
+numbers, bit for bit.
 
 Loops are compiled when first called. The plain functions they call are registered with Numba then,
 so that importing this module does not import Numba.
@@ -56,15 +57,15 @@ Distances = NDArray[np.float64]
 P = ParamSpec("P")
 R = TypeVar("R")
 PATIENCE, IMPATIENCE = 96, 6
-"""Rows that are looked at before a voxel is left to the tree; after one that was left to it."""
+"""Number of rows that are searched before a voxel is left to the tree; and after such a voxel."""
 CELL = 4
 """Side of the smallest boxes, in the shortest side of a voxel."""
 MOST_CELLS = 16
-"""Cells for a voxel of the surface, at most; larger ones are taken where it has few."""
+"""Largest number of cells per voxel of the surface; a small surface gets larger cells."""
 ENOUGH = 1024
-"""Voxels that are worth a thread."""
+"""Number of voxels that are worth a thread."""
 STACK = 8 * 32
-"""Nodes that may wait: the children of one on each of 32 levels."""
+"""Number of nodes that may wait: the children of one node on each of 32 levels."""
 FIRST_Y, LAST_Y, FIRST_X, LAST_X = 0, 1, 2, 3
 """Slots of the box of a plane."""
 
@@ -73,8 +74,8 @@ FIRST_Y, LAST_Y, FIRST_X, LAST_X = 0, 1, 2, 3
 def loop(function: Callable[P, R], *parts: Callable[..., Any]) -> Callable[P, R]:
     """Compile a loop, and with it the plain functions that it calls.
 
-    They are put into it before it is optimised, as if written there: calls would count references
-    to their arrays, which costs as much as a step of the search.
+    The functions are inlined before the loop is optimised, because calls would count references to
+    their arrays, which costs as much as a step of the search.
     """
     from numba.extending import register_jitable
 
@@ -87,10 +88,10 @@ class VoxelRows(NamedTuple):
     """Voxels of an image on the axes ``(z, y, x)``, row by row, as a sparse matrix holds them.
 
     Attributes:
-        start: where row ``z * Y + y`` starts in `places`, and in the end their number.
+        start: where row ``z * Y + y`` starts in `places`; the last entry is the number of voxels.
         places: x of every voxel, ascending in each row.
-        extent: ``(Z, 4)``, the box of a plane: FIRST_Y, LAST_Y, FIRST_X, LAST_X that are used; for
-            nothing, a last y of -1 and a first of Y, likewise x.
+        extent: ``(Z, 4)``, the box of a plane: FIRST_Y, LAST_Y, FIRST_X, LAST_X of its voxels; an
+            empty plane has a last y of -1 and a first y of Y, and likewise x.
         shape: Z, Y, X.
     """
 
@@ -105,7 +106,7 @@ class _Tree(NamedTuple):
 
     Attributes:
         box: ``(nodes, 6)``, first and last z, y, x.
-        child: ``(nodes, 2)``, where the children of a node begin and end; of a cell, its voxels.
+        child: ``(nodes, 2)``, where the children of a node, or the voxels of a cell, begin and end.
         voxels: ``(n, 3)``: z, y, x, cell by cell.
         leaves: nodes before this one are cells.
     """
@@ -117,7 +118,7 @@ class _Tree(NamedTuple):
 
 
 def nearest_distances(a: VoxelRows, b: VoxelRows, spacing_mm: Sequence[float]) -> Distances:
-    """Distance in mm from each voxel of a, row by row, to the nearest of b.
+    """Distance in mm from each voxel of a, row by row, to the nearest voxel of b.
 
     Args:
         a: at least one voxel.
@@ -143,7 +144,7 @@ def nearest_distances(a: VoxelRows, b: VoxelRows, spacing_mm: Sequence[float]) -
 
 
 def _pieces(a: VoxelRows, number: int) -> list[tuple[int, int]]:
-    """First row and the one after the last of so many parts with as many voxels each."""
+    """First row, and row after the last, of parts with about equally many voxels."""
     shares = np.arange(1, number) * a.places.size // number
     ends = [0, *np.searchsorted(a.start, shares).tolist(), a.start.size - 1]
     return list(itertools.pairwise(ends))
@@ -168,12 +169,12 @@ def _by_rows(
     impatience: int,
     distances: Distances,
 ) -> int:
-    """Fill the distances of the voxels of the rows given for which few rows are enough.
+    """Fill the distances of the voxels of the given rows for which few rows are enough.
 
-    Of the others, it is the negative square of a distance to some voxel, or -inf.
+    Other voxels get the negative square of a distance to some voxel, or -inf.
 
     Returns:
-        how many those are.
+        the number of other voxels.
     """
     Z = b_extent.shape[0]
     Y = (b_start.size - 1) // Z
@@ -223,8 +224,8 @@ def _nearest_in_plane(
     """Nearest voxel of plane w, whose rows start at `plane`, to (z, y, x), if nearer than `best`.
 
     Returns:
-        its squared distance and itself, or else `best` and `found`; and how many rows were looked
-        at with those before; more than `most` where it has given up.
+        its squared distance and the voxel itself, or else `best` and `found`; and the number of
+        rows searched so far, which is more than `most` where the search was given up.
     """
     sz, sy, sx = spacing
     low, high = extent[w, FIRST_Y], extent[w, LAST_Y]
@@ -269,18 +270,18 @@ def _grown(
     sides: tuple[int, int, int],
     cells: tuple[int, int, int],
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], int]:
-    """Make the tree of voxels in rows, see :class:`_Tree`.
+    """Make the :class:`_Tree` of voxels in rows.
 
-    Level by level, `first` and `number` say what every box of a raster holds: of a cell voxels, of
-    those above nodes. Nodes of a level are made box by box of the next raster, so that what that
-    one holds stands together.
+    Level by level, `first` and `number` say what every box of a raster holds: voxels in a cell,
+    nodes in the boxes above. Nodes of a level are made box by box of the next raster, so that the
+    nodes of a box stand together.
 
     Args:
-        start: see :class:`VoxelRows`.
-        places: see there.
-        Y: rows of a plane.
-        sides: of the cells, in voxels.
-        cells: how many there are along each axis.
+        start: where rows start, as in :class:`VoxelRows`.
+        places: x of every voxel, as in :class:`VoxelRows`.
+        Y: number of rows of a plane.
+        sides: sides of the cells, in voxels.
+        cells: number of cells along each axis.
     """
     number = np.zeros(cells, np.int32)
     for row in range(start.size - 1):
@@ -342,7 +343,7 @@ def _include(
     stop: int,
     cell: bool,
 ) -> None:
-    """Make the box of a node as large as what it holds: voxels of a cell, or other nodes."""
+    """Fit the box of a node to what it holds: voxels of a cell, or other nodes."""
     for axis in range(3):
         low, high = 2 * axis, 2 * axis + 1
         if cell:
@@ -370,7 +371,7 @@ def _by_tree(
     spacing: tuple[float, ...],
     distances: Distances,
 ) -> None:
-    """Put the distances in place of the negative squares that bound them."""
+    """Replace the negative squares, which are bounds, by the distances."""
     root = box.shape[0] - 1
     # Depth first: on every level the siblings of the node entered wait, seven at most.
     node_of, bound_of = np.empty(STACK, np.int32), np.empty(STACK, np.float64)

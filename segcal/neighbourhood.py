@@ -1,7 +1,7 @@
 """Label neighbourhoods: soft class proportions tau, and the inner and outer regions.
 
-The patch of a voxel is the odd box of `kernel_size` around it. Outside the image there are no
-labels, and four conventions for what to put there:
+The patch of a voxel is the box of `kernel_size` voxels around it, an odd number along each axis.
+Outside the image there are no labels; there are four conventions for what to put there:
 
 ============== ==================================================================================
 ``replicate``  the nearest voxel of the image (default): a crop through an organ invents no edge
@@ -61,9 +61,9 @@ def class_proportions(
 ) -> Tensor:
     """Proportion tau of each class in the patch around every voxel.
 
-    ``tau_k(i) = sum_j w_j v_j 1[y_j = k] / sum_j w_j v_j`` over the patch of voxel i, where v is 0
-    for ignored voxels (the prior of NACL, Murugesan et al., and of CRaC; Islam and Glocker's SVLS
-    for the kernel of that name).
+    ``tau_k(i) = sum_j w_j v_j 1[y_j = k] / sum_j w_j v_j`` over the patch of voxel i, where w are
+    the weights of the kernel, and v is 0 for ignored voxels and else 1. This is the prior of NACL
+    (Murugesan et al.) and of CRaC, and with the kernel ``svls`` that of SVLS (Islam and Glocker).
 
     Args:
         labels: integer ``(N, *S)``, S of 1 to 3 axes, values in ``[0, K)`` or `ignore_index`.
@@ -73,13 +73,14 @@ def class_proportions(
         kernel: ``mean`` weighs all voxels alike; ``svls`` falls off from the centre as a Gaussian
             does, but the centre has half the weight (the kernel called "gaussian" in the published
             NACL code); ``gaussian_full`` is a Gaussian that reaches 4 sigma, whatever
-            `kernel_size` (MONAI's "gaussian"). By the difference d of intensities to the centre
-            weigh ``image_l1``, exp(-abs(d) / h), and ``image_l2``, exp(-(d / h)^2).
-        sigma: of the Gaussians, in voxels.
-        padding: see the module; outside, intensities are replicated or 0.
+            `kernel_size` (MONAI's "gaussian"). ``image_l1``, exp(-abs(d) / h), and ``image_l2``,
+            exp(-(d / h)^2), weigh a voxel by the difference d of its intensity to the centre.
+        sigma: standard deviation of the Gaussians, in voxels.
+        padding: ``replicate``, ``background``, ``renormalize`` or ``zeros``: labels outside the
+            image, as in the table above. Intensities outside the image are replicated or 0.
         ignore_index: label of voxels that do not count.
-        image: intensities ``(N, C, *S)`` for the kernels that weigh by them; with several channels
-            d is their mean absolute, or root mean square, difference.
+        image: intensities ``(N, C, *S)`` for the kernels that weigh by intensities; with several
+            channels d is their mean absolute, or root mean square, difference.
         bandwidth: h, in units of the intensities.
         dtype: floating type of the result; losses pass that of their logits.
         validate: False skips the check of label values, for callers that have done it.
@@ -114,7 +115,7 @@ def channel_proportions(labels: Tensor, **options: Any) -> Tensor:
 
     Args:
         labels: integer or bool ``(N, K, *S)`` of 0 and 1, or the ignored value.
-        **options: as of :func:`class_proportions`.
+        **options: options of :func:`class_proportions`.
 
     Returns:
         tau ``(N, K, *S)``.
@@ -136,23 +137,23 @@ def share_proportions(
 ) -> Tensor:
     """Proportion of each class in the patch around every voxel, of soft labels.
 
-    ``tau_k(i) = sum_j w_j s_jk / sum_j w_j v_j``, which is :func:`class_proportions` where a share
-    is 1, and, of the shares of raters, the mean of theirs.
+    ``tau_k(i) = sum_j w_j s_jk / sum_j w_j v_j`` equals :func:`class_proportions` where all shares
+    are 0 or 1. For the shares of raters it is the mean of the raters' class proportions.
 
     Args:
         shares: floating ``(N, K, *S)``, S of 1 to 3 axes, that sum to 1 over K; all 0 in voxels
             that do not count.
-        kernel_size: see :func:`class_proportions`, as for the arguments that follow.
-        kernel: see there.
-        sigma: see there.
-        padding: see there.
-        dtype: see there.
+        kernel_size: odd size of the patch, one number or one per spatial axis.
+        kernel: weights of the patch, as in :func:`class_proportions`.
+        sigma: standard deviation of the Gaussians, in voxels.
+        padding: labels outside the image, as in :func:`class_proportions`.
+        dtype: floating type of the result.
 
     Returns:
         tau ``(N, K, *S)``; all 0 where the voxel does not count.
 
     Raises:
-        ValueError: as there.
+        ValueError: as :func:`class_proportions`.
     """
     check_options(kernel_size, kernel, padding, sigma, kernels=(Literal["mean", "svls"],))
     counts = shares.sum(1) > 0
@@ -176,12 +177,12 @@ class Patches:
     """Weighted sums over the patch around every voxel, one class at a time.
 
     Args:
-        labels: int64 ``(N, *S)``; the rest as in :func:`class_proportions`.
-        kernel_size: see there.
-        kernel: see there.
-        sigma: see there.
-        padding: see there.
-        ignore_index: see there.
+        labels: int64 ``(N, *S)``.
+        kernel_size: odd size of the patch, one number or one per spatial axis.
+        kernel: weights of the patch, as in :func:`class_proportions`.
+        sigma: standard deviation of the Gaussians, in voxels.
+        padding: labels outside the image, as in :func:`class_proportions`.
+        ignore_index: label of voxels that do not count.
 
     Attributes:
         centre_valid: bool ``(N, *S)``, where the label is not the ignored one.
@@ -209,12 +210,12 @@ class Patches:
         self._labels = _replicate(labels, sizes) if padding == "replicate" else labels
 
     def of_class(self, k: int, dtype: torch.dtype) -> Tensor:
-        """Weight of class `k` in each patch, ``(N, *S)``: of `dtype`, or a count in integers."""
+        """Weight of class `k` in each patch, ``(N, *S)``, in `dtype`, or as an integer count."""
         outside = 1.0 if self._padding == "background" and k == 0 else 0.0
         return self._sum((self._labels == k) & (self._labels != self._ignored), outside, dtype)
 
     def total(self, dtype: torch.dtype) -> Tensor:
-        """Weight of all that counts in each patch, ``(N, *S)``, floating and positive."""
+        """Weight of all voxels that count in each patch, ``(N, *S)``, floating and positive."""
         outside = 1.0 if self._padding in ("background", "zeros") else 0.0
         valid = valid_mask(self._labels, self._ignore_index)
         return self._sum(valid, outside, dtype).to(dtype).clamp(min=torch.finfo(dtype).tiny)
@@ -247,12 +248,13 @@ def outer_region(
 
     Args:
         labels: integer ``(N, *S)``, S of 1 to 3 axes.
-        kernel_size: as in :func:`class_proportions`.
-        padding: as in :func:`class_proportions`; ``zeros`` and ``renormalize`` are alike here.
+        kernel_size: odd size of the patch, one number or one per spatial axis.
+        padding: labels outside the image, as in :func:`class_proportions`; ``zeros`` and
+            ``renormalize`` are the same here.
         ignore_index: label of voxels that do not count.
 
     Returns:
-        bool ``(N, *S)``; False at ignored voxels. The inner region is the valid rest.
+        bool ``(N, *S)``; False at ignored voxels. The inner region is the rest of the valid voxels.
 
     Raises:
         ValueError: even or negative kernel size, unknown padding.
@@ -290,20 +292,21 @@ def distance_bands(
 ) -> Tensor:
     """Band of the distance of every voxel to the nearest voxel of another class.
 
-    The distance is the largest of those along the axes, in voxels: it is r or less where the patch
-    of 2 r + 1 voxels holds several classes, so that a reach of 1 gives :func:`outer_region`.
+    The distance is the largest of the distances along the axes, in voxels. It is r or less where
+    the patch of 2 r + 1 voxels holds several classes, so that a reach of 1 gives
+    :func:`outer_region`.
 
     Args:
         labels: integer ``(N, *S)``, S of 1 to 3 axes.
         reaches: largest distance of every band but the last, ascending, from 1 on.
-        kernel_size: along an axis where it is 1 nothing is looked at; as in
-            :func:`class_proportions`.
-        padding: as in :func:`outer_region`.
+        kernel_size: one number or one per spatial axis; an axis where it is 1 is left out of the
+            distance.
+        padding: labels outside the image, as in :func:`outer_region`.
         ignore_index: label of voxels that do not count.
 
     Returns:
-        int64 ``(N, *S)``, 0 next to a boundary, ``len(reaches)`` beyond the last reach; what it is
-        at ignored voxels means nothing.
+        int64 ``(N, *S)``, 0 next to a boundary, ``len(reaches)`` beyond the last reach; the values
+        at ignored voxels have no meaning.
 
     Raises:
         ValueError: reaches that do not ascend from 1 on, and as :func:`outer_region`.
@@ -339,11 +342,11 @@ def check_options(
     """Raise ValueError for options that :func:`class_proportions` does not take.
 
     Args:
-        kernel_size: see there, as the next four.
-        kernel: see there.
-        padding: see there.
-        sigma: see there.
-        bandwidth: see there.
+        kernel_size: odd size of the patch, one number or one per spatial axis.
+        kernel: name of the kernel.
+        padding: name of the convention outside the image.
+        sigma: standard deviation of the Gaussians, positive.
+        bandwidth: bandwidth of the kernels that weigh by intensities, positive.
         kernels: groups of kernels that are accepted.
     """
     for name, number in (("sigma", sigma), ("bandwidth", bandwidth)):
@@ -387,7 +390,7 @@ def _image_proportions(
     bandwidth: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Proportions with weights by intensity: one neighbour of all voxels at a time."""
+    """Proportions with weights by intensity, computed one neighbour of all voxels at a time."""
     sizes = _sizes_for(labels, kernel_size)
     centre_valid = valid_mask(labels, ignore_index)
     image = image.to(dtype)

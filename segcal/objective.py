@@ -1,6 +1,8 @@
-"""The objective: a weighted sum of losses and penalties that forwards the three verbs.
+"""The objective of a training: a weighted sum of losses and penalties (terms).
 
-:func:`segcal.recipes.build` makes one of a recipe's name.
+:func:`segcal.recipes.build` makes an objective from the name of a recipe. ``forward`` gives the
+loss of a batch, ``observe`` takes a validation batch, and ``dual_step`` updates what terms learn in
+validation.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ __all__ = ["Objective", "TwoHeads", "two_view_loss"]
 
 
 class _SharedSweep(NamedTuple):
-    """A cross-entropy, and what shares its sweep.
+    """A cross-entropy, and the terms that share its sweep, a single pass over the voxels.
 
     Attributes:
-        names: of the cross-entropy, the penalty and the loss of overlaps; "" where there is none.
-        cross_entropy: description.
-        penalty: description, or None.
-        overlap: description, or None.
+        names: names of the cross-entropy, the penalty and the loss of overlaps (such as Dice); ""
+            where there is none.
+        cross_entropy: description of the cross-entropy.
+        penalty: description of the penalty, or None.
+        overlap: description of the loss of overlaps, or None.
     """
 
     names: tuple[str, str, str]
@@ -57,16 +60,16 @@ class Objective(nn.Module):
     """``sum_name weight * term(logits, labels)``.
 
     Args:
-        terms: by name; a module of another library that takes ``(logits, labels)`` and returns a
-            scalar becomes a :class:`segcal.term.OtherTerm`.
+        terms: losses and penalties by name; a module of another library that takes
+            ``(logits, labels)`` and returns a scalar becomes a :class:`segcal.term.OtherTerm`.
         weights: weight by name; 1 where missing.
-        schedules: factors on weights that change while training goes on, by the name of the term;
-            who trains calls :meth:`advance` before every epoch.
+        schedules: factors on weights that change during training, by the name of the term; the
+            training loop calls :meth:`advance` before every epoch.
 
     Attributes:
-        weights: by name, without the factors of schedules.
+        weights: weights by name, without the factors of schedules.
         in_force: weights by name, as they are now.
-        num_heads: a network of K classes has ``num_heads * K`` output channels.
+        num_heads: number of heads; a network for K classes has ``num_heads * K`` output channels.
 
     Raises:
         ValueError: no term, or a weight or a schedule without a term.
@@ -100,17 +103,17 @@ class Objective(nn.Module):
         self.advance(0.0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move everything, see :func:`segcal.tensors.double_needed`."""
+        """Move everything; explain where a device has no float64."""
         with double_needed(type(self).__name__):
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
-        """Set the factors of the schedules for what is trained next.
+        """Set the factors of the schedules for the next epoch.
 
         Args:
             progress: share of the epochs that are done, in [0, 1].
-            dice: of the validation pass just done, mean over the foreground classes; NaN: none.
+            dice: Dice of the last validation pass, mean over the foreground classes; NaN for none.
 
         Returns:
             weights in force of the terms that have a schedule, by name.
@@ -118,10 +121,10 @@ class Objective(nn.Module):
         return self.weigh(self.schedules.factors(progress, dice))
 
     def see_gap(self, gap: float) -> None:
-        """Take in the generalisation gap, see :func:`segcal.schedule.generalisation_gap`.
+        """Take in the generalisation gap (:func:`segcal.schedule.generalisation_gap`).
 
-        Who trains calls it before :meth:`advance`, with 0 before the first epoch, if a schedule
-        goes by the gap. It is kept in the state.
+        If a schedule depends on the gap, the training loop calls this before :meth:`advance`, with
+        0 before the first epoch. The gap is kept in the state.
         """
         self.schedules.see_gap(gap)
 
@@ -129,7 +132,8 @@ class Objective(nn.Module):
         """Set factors on the weights.
 
         Args:
-            factors: by name; terms without one have their weight, names of no term are left out.
+            factors: factors by name; terms without a factor keep their weight, names of no term are
+                left out.
 
         Returns:
             weights in force of the terms that are named.
@@ -138,9 +142,9 @@ class Objective(nn.Module):
         return {name: self.in_force[name] for name in factors if name in self.in_force}
 
     def by_head(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits ``(N, K, *S)`` that decide, and those that give probabilities.
+        """Return the logits ``(N, K, *S)`` that decide, and the logits that give probabilities.
 
-        They are the same here, and the two halves of the channels with :class:`TwoHeads`.
+        Both are the same here; with :class:`TwoHeads` they are the two halves of the channels.
         """
         return logits, logits
 
@@ -149,9 +153,9 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the scalar objective, and every term without its weight and gradient, by name.
 
-        Cross-entropy, a penalty and soft Dice that can be swept (:mod:`segcal.sweep`) share one
-        sweep; the sum is then the same, but for rounding. A term
-        that compares two views (BWCR) is left out in eval mode.
+        Where cross-entropy, a penalty and soft Dice can be computed in one pass over the voxels
+        (:mod:`segcal.sweep`), they are; the sum is the same but for rounding. A term that compares
+        two views (BWCR) is left out in eval mode.
 
         Args:
             logits: ``(N, K, *S)``.
@@ -161,7 +165,7 @@ class Objective(nn.Module):
 
         Raises:
             ValueError: in training mode, if a term compares two views; probabilities in place of
-                logits (looked at in the first call).
+                logits (checked in the first call).
         """
         if self.training and (two := self._two_views()):
             raise ValueError(
@@ -217,8 +221,8 @@ class Objective(nn.Module):
         """Call the model on a training batch and return what :meth:`loss_and_terms` does.
 
         With a term that compares two views the model is called on both, and the objective is
-        ``(L(view 1) + L(view 2) + a L_con) / (2 + a)``, L being all other terms and a the weight of
-        the consistency; the terms' values are means over the views.
+        ``(L(view 1) + L(view 2) + a L_con) / (2 + a)``, where L is the sum of all other terms and a
+        the weight of the consistency; the terms' values are means over the views.
 
         Args:
             model: takes images ``(N, C, *S)``, returns logits ``(N, K, *S)``.
@@ -244,7 +248,7 @@ class Objective(nn.Module):
         return two_view_loss(two[0], term, self.in_force[two[0]], views, logits, labels, losses)
 
     def declared(self) -> dict[str, Capabilities]:
-        """What every term declares, by name."""
+        """What each term declares of itself, by name."""
         return dict(self._terms())
 
     def shares_sweep(self, logits: Tensor) -> bool:
@@ -256,7 +260,7 @@ class Objective(nn.Module):
         return [name for name, term in self.declared().items() if term.two_views]
 
     def _shared(self, logits: Tensor) -> _SharedSweep | None:
-        """What can share a sweep: a cross-entropy, and a penalty or a loss of overlaps or both."""
+        """Terms that share a sweep: a cross-entropy with a penalty, a loss of overlaps, or both."""
         described = [(name, term.swept()) for name, term in self.declared().items()]
         for name, loss in described:
             if not isinstance(loss, CrossEntropyTerm):
@@ -277,7 +281,7 @@ class Objective(nn.Module):
         return None
 
     def forward(self, logits: Tensor, labels: Tensor, image: Tensor | None = None) -> Tensor:
-        """Return the scalar objective, see :meth:`loss_and_terms`."""
+        """Return the scalar objective; :meth:`loss_and_terms` also returns its terms."""
         return self.loss_and_terms(logits, labels, image)[0]
 
     def observe(self, logits: Tensor, labels: Tensor) -> None:
@@ -289,26 +293,24 @@ class Objective(nn.Module):
         """Let every term forget what it observed since its last update.
 
         Raises:
-            ValueError: labels that a GPU has seen since were wrong.
+            ValueError: wrong labels that a GPU has seen since the last check.
         """
         raise_wrong_labels()
         for term in self._terms().values():
             term.start_pass()
 
     def dual_step(self, reduce: Reduce | None = None) -> dict[str, DualStep]:
-        """Let every term update what it learns; return what they did, by name.
+        """Let every term update what it learns, and return the updates by name.
 
-        A term whose weight in force is 0 goes on learning, so that it is ready when a schedule lets
-        it act; its notes then say that it does not.
+        A term whose weight is 0 at present goes on learning, so that it is ready when a schedule
+        raises its weight; its notes then say that it has no effect.
         """
         found = {}
         for name, term in self._terms().items():
             if (step := term.dual_step(reduce)) is None:
                 continue
             if not self.in_force.get(name, 1.0):
-                notes = [
-                    f"{note}; its weight is 0 now, so nothing comes of it" for note in step.notes
-                ]
+                notes = [f"{note}; its weight is 0 now, so it has no effect" for note in step.notes]
                 step = replace(step, notes=notes)
             found[name] = step
         return found
@@ -318,23 +320,22 @@ class Objective(nn.Module):
 
 
 class TwoHeads(Objective):
-    """An objective of a network of two heads, see :mod:`segcal.heads`.
+    """The objective of a network with two heads (:mod:`segcal.heads`).
 
-    ``L = sum of the decision's terms of the first K channels + sum of the probability's terms of
-    the other K``. Multipliers are of the probability head, which is what :meth:`observe` shows
-    their penalties, unless a penalty stands among the decision's terms.
+    L is the sum of the decision's terms on the first K channels plus the sum of the probability's
+    terms on the other K channels. Each penalty learns from the head that it belongs to.
 
     Args:
         decision: objective of the first K channels.
         probability: objective of the other K channels.
 
     Attributes:
-        heads: both, by name.
-        weights: of all terms, whose names begin with that of their head:
+        heads: both objectives, by the name of their head.
+        weights: weights of all terms, whose names begin with the name of their head, such as
             ``probability/confidence``.
 
     Raises:
-        ValueError: a term that compares two views, for which there is no such form.
+        ValueError: a term that compares two views, which is not possible with two heads.
     """
 
     num_heads = 2
@@ -352,7 +353,7 @@ class TwoHeads(Objective):
 
     @property
     def terms(self) -> dict[str, Term]:  # type: ignore[override]
-        """All terms, by names that begin with that of their head."""
+        """All terms, by names that begin with the name of their head."""
         return self._terms()
 
     @property
@@ -366,16 +367,16 @@ class TwoHeads(Objective):
         return _named({head: one.in_force for head, one in self._objectives().items()})
 
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
-        """Set the factors of the schedules of both heads, see :meth:`Objective.advance`."""
+        """Set the factors of the schedules of both heads, as :meth:`Objective.advance` does."""
         return _named({h: one.advance(progress, dice) for h, one in self._objectives().items()})
 
     def see_gap(self, gap: float) -> None:
-        """Take in the generalisation gap, see :meth:`Objective.see_gap`."""
+        """Take in the generalisation gap, as :meth:`Objective.see_gap` does."""
         for one in self._objectives().values():
             one.see_gap(gap)
 
     def weigh(self, factors: Mapping[str, float]) -> dict[str, float]:
-        """Set factors on the weights of both heads, see :meth:`Objective.weigh`."""
+        """Set factors on the weights of both heads, as :meth:`Objective.weigh` does."""
         found = {}
         for head, one in self._objectives().items():
             start = f"{head}/"
@@ -410,7 +411,7 @@ class TwoHeads(Objective):
         return totals[0] + totals[1], _named(values)
 
     def observe(self, logits: Tensor, labels: Tensor) -> None:
-        """Hand a validation batch ``(N, 2 K, *S)`` to the terms, each its head's."""
+        """Hand the channels of each head of a validation batch ``(N, 2 K, *S)`` to its terms."""
         for one, of_head in zip(self._objectives().values(), self.by_head(logits), strict=True):
             one.observe(of_head, labels)
 
@@ -422,7 +423,7 @@ Value = TypeVar("Value")
 
 
 def _named(by_head: Mapping[Head, Mapping[str, Value]]) -> dict[str, Value]:
-    """What belongs to the terms of heads, by names that begin with that of the head."""
+    """Values of the terms of both heads, by names that begin with the name of the head."""
     return {f"{head}/{name}": v for head, of in by_head.items() for name, v in of.items()}
 
 
@@ -438,11 +439,11 @@ def two_view_loss(
     """Return ``(L(view 1) + L(view 2) + w L_con) / (2 + w alpha)``, and its terms by name.
 
     Args:
-        name: of the term.
-        term: L_con, alpha being its own factor.
+        name: name of the term.
+        term: term that computes L_con, with its own factor alpha.
         weight: w.
-        views: what the model saw.
-        logits: of both views, ``(N, K, *S)`` each, as the model gave them.
+        views: the two views that the model saw.
+        logits: logits of both views, ``(N, K, *S)`` each, as the model returned them.
         labels: ``(N, *S)`` in the original frame.
         losses: L of both views and its terms by name, whose means over the views are returned.
     """
@@ -455,7 +456,7 @@ def two_view_loss(
 
 
 def __getattr__(name: str) -> Any:
-    """Let ``build`` be had from here, too; it stands in :mod:`segcal.recipes`, which loads yaml."""
+    """Offer ``build`` here too; it is defined in :mod:`segcal.recipes`, which loads yaml."""
     if name == "build":
         return resolve_name("segcal.recipes:build")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

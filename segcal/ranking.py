@@ -15,13 +15,14 @@ Ties = Literal["grouped", "reversed"]
 def average_precision(
     scores: NDArray[np.floating], relevant: NDArray[np.bool_], *, ties: Ties = "grouped"
 ) -> float:
-    """Mean of the precision at the ranks of what is relevant, scores descending.
+    """Mean precision at the ranks of the relevant entries, in descending order of the scores.
 
     Args:
-        scores: ``(n,)``; infinite ones are allowed.
+        scores: ``(n,)``; infinite scores are allowed.
         relevant: bool ``(n,)``.
-        ties: ``grouped`` gives equal scores one rank, the last of theirs, so that the order of
-            the entries has no effect (as scikit-learn); ``reversed`` ranks the later entry first.
+        ties: ``grouped`` gives equal scores one rank, the last of their ranks, so that the order of
+            the entries has no effect (as in scikit-learn); ``reversed`` ranks the later entry
+            first.
 
     Returns:
         a fraction of 1; NaN when nothing is relevant.

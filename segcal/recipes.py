@@ -1,9 +1,9 @@
-"""The registry of methods: YAML in, terms and objectives out, for every road.
+"""The registry of methods, which builds losses, penalties and objectives from YAML files.
 
 A method is one file, ``configs/losses/NAME.yaml`` or ``configs/penalties/NAME.yaml``; a recipe,
-``configs/recipes/NAME.yaml``, is a weighted sum of them. Losses of multi-label classification are
-``configs/multilabel/NAME.yaml``, post-hoc methods ``configs/posthoc/NAME.yaml``. An argument may be
-a target with arguments of its own.
+``configs/recipes/NAME.yaml``, is a weighted sum of losses and penalties, which are called its
+terms. Losses of multi-label classification are ``configs/multilabel/NAME.yaml``, post-hoc methods
+``configs/posthoc/NAME.yaml``. An argument may be a target with arguments of its own.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class HeadTerms(Strict):
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weights of all."""
+        """Weights of all losses and penalties."""
         return {**self.base, **self.penalties}
 
 
 class Schedule(Strict):
-    """A factor on the weight of a term, see :class:`segcal.schedule.Ramp`.
+    """A factor on a term's weight that changes during training (:class:`segcal.schedule.Ramp`).
 
-    ``{from: 1, to: 0, start: 0.1, end: 0.5}`` hands a term over between a tenth and a half of the
-    epochs; with ``dice: 0.8`` shares of the epochs count from where validation reaches that Dice.
-    ``{from: 0, to: 1, gap: [0.1, 0.5]}`` lets a term act as far as validation falls behind
+    ``{from: 1, to: 0, start: 0.1, end: 0.5}`` fades a term out between a tenth and a half of the
+    epochs; with ``dice: 0.8`` these shares count from the epoch in which validation reaches that
+    Dice. ``{from: 0, to: 1, gap: [0.1, 0.5]}`` raises a term's weight as validation falls behind
     training.
     """
 
@@ -73,7 +73,7 @@ class Schedule(Strict):
 
     @property
     def ramp(self) -> Ramp:
-        """The schedule as the objective has it."""
+        """The schedule in the form that an objective takes."""
         return Ramp(self.first, self.last, self.start, self.end, self.dice, self.gap)
 
     @model_validator(mode="after")
@@ -85,11 +85,11 @@ class Schedule(Strict):
 class Recipe(Strict):
     """A training objective: weights of base losses and of penalties, by config name.
 
-    ``args`` holds arguments of a term where they differ from those of its config; ``trainer``
-    names nnU-Net's trainer of it: ``nnUNetTrainer`` + this. With ``probability`` the network has
-    two heads (:mod:`segcal.heads`): ``base`` and ``penalties`` are those of the decision, and the
-    names of all terms begin with that of their head (``probability/svls``). ``schedule`` changes
-    weights while training goes on, by the name of the term. With ``temperature`` the last layer of
+    ``args`` holds arguments of a term where they differ from its config. nnU-Net's trainer of the
+    recipe is called ``nnUNetTrainer`` + ``trainer``. With ``probability`` the network has two heads
+    (:mod:`segcal.heads`): ``base`` and ``penalties`` then belong to the decision head, and the
+    names of all terms begin with the name of their head (``probability/svls``). ``schedule``
+    changes weights during training, by the name of the term. With ``temperature`` the last layer of
     the trained network is divided by the temperature that fits validation best
     (:mod:`segcal.posthoc.folding`).
     """
@@ -107,23 +107,23 @@ class Recipe(Strict):
     @model_validator(mode="after")
     def _one_kind(self) -> Recipe:
         if self.multilabel and (self.base or self.penalties or self.probability):
-            raise ValueError("multilabel: losses of labels do not add up with those of classes")
+            raise ValueError("multilabel: cannot be combined with base, penalties or probability")
         if self.multilabel and self.temperature:
-            raise ValueError("temperature: is that of classes, not of labels")
+            raise ValueError("temperature: cannot be combined with multilabel")
         for name in self.schedule:
             self.full_names(name)
         return self
 
     @property
     def heads(self) -> dict[Head, HeadTerms]:
-        """Terms by head; a recipe of one head is all decision."""
+        """Terms by head; a recipe with one head has only the decision head."""
         decision = HeadTerms(base=self.base, penalties=self.penalties)
         found: dict[Head, HeadTerms] = {"decision": decision}
         return found if self.probability is None else {**found, "probability": self.probability}
 
     @property
     def kinds(self) -> dict[str, ComponentKind]:
-        """What every term is, by its name."""
+        """Kind of every term, by its name."""
         found: dict[str, ComponentKind] = dict.fromkeys(self.multilabel, "multilabel")
         for head, terms in self.heads.items():
             found |= {self._name(head, name): "losses" for name in terms.base}
@@ -144,10 +144,10 @@ class Recipe(Strict):
         return {name: one.ramp for name, one in self.by_full_name(self.schedule).items()}
 
     def full_names(self, name: str) -> list[str]:
-        """Names of the terms that a user means by `name`: of two heads, those of both.
+        """Names of the terms that a user means by `name`, of both heads if there are two.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such term.
         """
         found = [full for full in self.kinds if name in (full, component_of(full))]
         if not found:
@@ -157,7 +157,7 @@ class Recipe(Strict):
         return found
 
     def by_full_name(self, given: Mapping[str, Value]) -> dict[str, Value]:
-        """What is given for terms, by their full names.
+        """The values given for terms, by the terms' full names.
 
         Raises:
             ValueError: a name of no term.
@@ -169,7 +169,7 @@ class Recipe(Strict):
 
 
 def component_of(name: str) -> str:
-    """Name of the config of a term, without that of its head."""
+    """Name of the config of a term, without the name of its head."""
     return name.rpartition("/")[2]
 
 
@@ -188,7 +188,7 @@ def load_component(kind: ComponentKind, name: str) -> Component:
 
 
 def load_recipe(recipe: str | Path) -> Recipe:
-    """Load a recipe by name, or from a YAML file of the user's.
+    """Load a recipe by name, or from a user's YAML file.
 
     Raises:
         ValueError: no recipe of that name, or one that does not fit, with its path.
@@ -200,12 +200,12 @@ def load_recipe(recipe: str | Path) -> Recipe:
 
 
 def load_objective(name: str | PathLike[str], *, multilabel: bool = False) -> Recipe:
-    """Load a recipe by name or path; or make one of a single loss or penalty.
+    """Load a recipe by name or path, or make a recipe of a single loss or penalty.
 
     Args:
-        name: of a recipe, else of a penalty, else of a loss; ``losses/NAME`` and
-            ``penalties/NAME`` name those alone.
-        multilabel: `name` is that of a loss of labels, of any number to a sample.
+        name: name of a recipe, else of a penalty, else of a loss; ``losses/NAME`` and
+            ``penalties/NAME`` always mean the loss and the penalty.
+        multilabel: whether `name` is the name of a multi-label loss.
 
     Raises:
         ValueError: nothing of that name, or a recipe that does not fit, with its path.
@@ -223,7 +223,7 @@ def load_objective(name: str | PathLike[str], *, multilabel: bool = False) -> Re
     if Path(name).suffix in (".yaml", ".yml"):
         return load_recipe(Path(name))
     raise ValueError(
-        f"no recipe, penalty or loss is called {str(name)!r}, and no YAML file: there are "
+        f"no recipe, penalty or loss is called {str(name)!r}, and it is no YAML file; there are "
         + "; ".join(
             f"{kind} {', '.join(names(kind))}" for kind in ("recipes", "penalties", "losses")
         )
@@ -242,7 +242,7 @@ def resolve_terms(
         overrides: arguments of a term, by its name.
 
     Returns:
-        components by name, their weights being those of the recipe.
+        components by name; their weights are in the recipe.
 
     Raises:
         ValueError: an override for a term that the recipe lacks, or no config of a name.
@@ -265,16 +265,16 @@ def build_terms(
     only: Collection[str] | None = None,
     **runtime: Any,
 ) -> dict[str, Term]:
-    """Build a recipe's losses and penalties: the reading of a recipe that all roads share.
+    """Build a recipe's losses and penalties, in the same way for every framework.
 
     Args:
         recipe: what to build.
         overrides: arguments of a term, by its name.
-        only: terms that are built, where a host has the others itself; None builds all.
-        runtime: what is known only now, see :func:`segcal.components.build_component`.
+        only: names of the terms to build, where a framework has the others itself; None builds all.
+        runtime: arguments known only now, as in :func:`segcal.components.build_component`.
 
     Returns:
-        terms by name, their weights being those of the recipe.
+        terms by name; their weights are in the recipe.
 
     Raises:
         ValueError: an unknown term or argument, with what there is instead; a target that is no
@@ -294,9 +294,8 @@ def objective_of(recipe: Recipe, terms: Mapping[str, Term]) -> Objective:
     """Put a recipe's terms together with its weights and schedules.
 
     Args:
-        recipe: what they are of.
-        terms: of :func:`build_terms`, or those of them that are wanted; of two heads, some of
-            each.
+        recipe: the recipe that the terms belong to.
+        terms: terms from :func:`build_terms`, all or some; with two heads, some of each head.
     """
     weights = recipe.weights
     ramps = recipe.ramps
@@ -336,22 +335,21 @@ def build(
         objective.dual_step()                   # once after the last
 
     Args:
-        name: of a shipped recipe; of a loss or penalty (``losses/NAME`` or ``penalties/NAME`` where
-            a recipe has the same name); or a YAML file with a recipe.
+        name: name of a shipped recipe; name of a loss or penalty (``losses/NAME`` or
+            ``penalties/NAME`` where a recipe has the same name); or a YAML file with a recipe.
         num_classes: K.
         ignore_index: label that every term leaves out.
-        per_channel: labels ``(N, K, *S)`` of 0 and 1 that may overlap, a sigmoid per channel
-            (nnU-Net's regions); for the methods that have this form.
-        include_background: False leaves class 0 out of all that is summed up by class: Dice and the
-            penalties. Cross-entropy still sees every voxel, or nothing would learn background.
+        per_channel: whether labels are ``(N, K, *S)`` of 0 and 1 that may overlap, with a sigmoid
+            per channel (nnU-Net's regions); only some methods have this form.
+        include_background: False leaves class 0 out of Dice and of the penalties, which are sums
+            over classes. Cross-entropy still sees every voxel, or nothing would learn background.
         **overrides: arguments of a term, by its name. (Weights are those of the recipe; a YAML
-            file of your own sets others.)
+            file of your own can set others.)
 
     Returns:
-        a module with the three verbs ``forward``, ``observe`` and ``dual_step``. Of a recipe with
-        two heads (``two_heads_confidence``) it takes logits ``(N, 2 K, *S)``, see
-        :mod:`segcal.heads`. With a schedule, call ``advance(share of the epochs done)`` before
-        every epoch.
+        a module with the methods ``forward``, ``observe`` and ``dual_step``. For a recipe with two
+        heads (``two_heads_confidence``) it takes logits ``(N, 2 K, *S)`` (:mod:`segcal.heads`).
+        With a schedule, call ``advance(share of the epochs done)`` before every epoch.
 
     Raises:
         ValueError: an unknown name, term or argument, with what there is instead; a term without a
@@ -379,13 +377,13 @@ def build(
 
 
 def _check_without_background(terms: Mapping[str, Term]) -> None:
-    """Raise ValueError unless class 0 is out of all terms but cross-entropy."""
+    """Raise ValueError unless all terms but cross-entropy leave class 0 out."""
     by_class = {n: t for n, t in terms.items() if not isinstance(t, CrossEntropy)}
     whole = [n for n, t in by_class.items() if t.include_background]
     if whole or not by_class:
         raise ValueError(
             f"include_background: {', '.join(whole or terms)} cannot leave class 0 out; choose a "
-            "method that can, or keep it"
+            "method that can, or keep class 0"
         )
 
 

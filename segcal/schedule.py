@@ -12,7 +12,7 @@ from torch import Tensor, nn
 __all__ = ["Ramp", "Schedules", "generalisation_gap"]
 
 MEMORY = 0.7
-"""Of the running mean of the gap: about the last three epochs."""
+"""Weight of the past in the running mean of the gap, which spans about three epochs."""
 
 
 def generalisation_gap(train: float, validation: float) -> float:
@@ -20,11 +20,11 @@ def generalisation_gap(train: float, validation: float) -> float:
 
     Args:
         train: mean loss of an epoch, a likelihood such as cross-entropy.
-        validation: of the validation pass after it.
+        validation: mean of the same loss in the validation pass after it.
 
     Returns:
-        in [0, 1]; 0 where validation is not behind, as with few steps or much augmentation; NaN of
-        NaN.
+        the gap in [0, 1]; 0 where validation is not behind, as with few steps or much augmentation;
+        NaN where a loss is NaN.
     """
     if math.isnan(train) or math.isnan(validation):
         return math.nan
@@ -35,7 +35,7 @@ def generalisation_gap(train: float, validation: float) -> float:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A factor that goes along a straight line from one value to another.
+    """A factor that changes linearly from one value to another.
 
     Before `start` it is `first`, after `end` it is `last`. Both are shares of the epochs: 0 is the
     beginning of the training and 1 its end, so that a schedule fits a training of any length.
@@ -43,15 +43,15 @@ class Ramp:
     With `dice` the clock of the ramp starts when the Dice of a validation pass first reaches this
     value: `start` and `end` then count from there.
 
-    With `gap` it follows the :func:`generalisation_gap` and not the epochs: `first` up to the
-    lower of two gaps, `last` from the upper on. So a term acts as far as a network learns its cases
-    by heart. Where nobody tells the gap, it is `last`.
+    With `gap` the factor follows the :func:`generalisation_gap` and not the epochs: it is `first`
+    up to the lower of two gaps, and `last` from the upper gap on. So a term takes effect as far as
+    a network learns its cases by heart. Where the gap is unknown, the factor is `last`.
 
     Args:
         first: factor at the beginning.
         last: factor at the end.
-        start: share of the epochs at which it begins to change.
-        end: share of the epochs at which it has changed.
+        start: share of the epochs at which the factor begins to change.
+        end: share of the epochs at which the factor stops changing.
         dice: validation Dice, mean over the foreground classes, that the ramp waits for; None
             waits for nothing.
         gap: generalisation gaps between which the factor changes; None goes by the epochs.
@@ -95,8 +95,9 @@ class Ramp:
 
         Args:
             progress: share of the epochs that are done.
-            began: where the validation Dice was first reached, as such a share; NaN: not yet.
-            gap: generalisation gap; NaN: unknown.
+            began: share of the epochs at which the validation Dice was first reached; NaN for not
+                yet.
+            gap: generalisation gap; NaN for unknown.
         """
         if self.gap is not None:
             low, high = self.gap
@@ -111,14 +112,15 @@ class Ramp:
 
 
 class Schedules(nn.Module):
-    """Ramps by the name of their terms, and what of validation some of them go by.
+    """Ramps by the name of their terms, and the validation results that some of them depend on.
 
     Args:
-        ramps: by name.
+        ramps: ramps by name.
 
     Attributes:
-        began: share of the epochs at which the Dice was reached, per ramp; NaN: not yet.
-        gap: running mean of the generalisation gap, since a single epoch's is noisy; NaN: unknown.
+        began: share of the epochs at which the Dice was reached, per ramp; NaN for not yet.
+        gap: running mean of the generalisation gap, because the gap of a single epoch is noisy; NaN
+            for unknown.
     """
 
     began: Tensor
@@ -134,13 +136,13 @@ class Schedules(nn.Module):
 
     @property
     def by_gap(self) -> bool:
-        """Whether a ramp goes by the generalisation gap, which :meth:`see_gap` then must tell."""
+        """Whether a ramp depends on the generalisation gap, which :meth:`see_gap` must then set."""
         return any(ramp.gap is not None for ramp in self.ramps.values())
 
     def see_gap(self, gap: float) -> None:
         """Take in the generalisation gap of the epoch just done; 0 before the first.
 
-        One that is NaN changes nothing.
+        A gap of NaN changes nothing.
         """
         if not self.by_gap or math.isnan(gap):
             return
@@ -148,11 +150,11 @@ class Schedules(nn.Module):
         self.gap.copy_(MEMORY * self.gap + (1 - MEMORY) * gap if known else torch.tensor(gap))
 
     def factors(self, progress: float, dice: float = math.nan) -> dict[str, float]:
-        """Return the factors for what is trained next, by name.
+        """Return the factors for the next epoch, by name.
 
         Args:
             progress: share of the epochs that are done, in [0, 1].
-            dice: of the validation pass just done, mean over the foreground classes; NaN: none.
+            dice: Dice of the last validation pass, mean over the foreground classes; NaN for none.
         """
         found = {}
         gap = float(self.gap) if self.by_gap else math.nan

@@ -1,11 +1,11 @@
 """The loop of :mod:`segcal.metrics.structure_sums` over voxels, compiled.
 
-Voxels go by the block, whose two largest probabilities stay in a fast cache. Each structure takes a
-loop over the block without branches, so that it becomes vector instructions. Sums may be added in
-the order that suits those (``reassoc``), always the same one: a block's, then a piece's in the
-order of blocks, whichever thread did it. A structure that adds nothing to a block is passed over:
-its probability is 0 there, no voxel was decided to be it, and none is undecided against 0. Of many
-classes nearly all are passed over nearly everywhere.
+Voxels are processed in blocks, whose two largest probabilities stay in a fast cache. Each structure
+takes a loop over the block without branches, so that it becomes vector instructions. The compiler
+may choose the order of the additions in a block (``reassoc``), but it is always the same: first
+within a block, then over the blocks of a piece, whichever thread did it. A structure that adds
+nothing to a block is skipped: its probability is 0 there, no voxel was predicted as it, and none is
+undecided against 0. Of many classes nearly all are skipped nearly everywhere.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
     Args:
         p: probabilities ``(K, n)``, float32 or float64, contiguous.
         decided: labels int32 ``(n,)``.
-        channels: int64 ``(structures,)``.
-        labels: int32 ``(structures, most)``, shorter ones filled up by repetition.
-        regions: whether the rival of a structure is not to be in it; else the strongest class.
-        ends: above which p is counted as POSSIBLY and as SURELY.
-        tie: difference of p and its rival up to which a voxel is undecided.
+        channels: channel of every structure, int64 ``(structures,)``.
+        labels: labels of every structure, int32 ``(structures, most)``, filled up by repetition.
+        regions: whether the rival of a structure is to be outside it; else the strongest class.
+        ends: bounds above which p is counted as POSSIBLY and as SURELY.
+        tie: largest difference of p and its rival at which a voxel is undecided.
         sums: float64 ``(structures, 9)``.
     """
     k, n = p.shape

@@ -6,11 +6,11 @@ of two axes. Distances run between voxel centres.
 
 Memory
 ------
-Images are looked at as (z, y, x), with axes of length 1 in front where there are fewer than three.
+Images are treated as (z, y, x), with axes of length 1 in front where there are fewer than three.
 A *row* is all x at one (z, y). A surface is kept as in a sparse matrix
-(:class:`segcal.nearest.VoxelRows`): the x of its voxels, ascending, row after row, and where every
-row starts; and for every plane z the box around what it holds. Its order is that of the flattened
-image.
+(:class:`segcal.nearest.VoxelRows`): the x of its voxels, ascending, row after row, the position at
+which every row starts, and for every plane z the box around its voxels. The order is that of the
+flattened image.
 
 The distances themselves are found in :mod:`segcal.nearest`.
 
@@ -39,7 +39,7 @@ Box = tuple[slice, ...]
 FIRST, LAST = 0, 1
 """Slots of the extent of a label along an axis."""
 SPARE = 4096
-"""Surface voxels that there is room for at first."""
+"""Number of surface voxels that there is room for at first."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,10 @@ class SurfaceDistances:
     """Directed distances between two surfaces, in mm, one per surface voxel, in no order.
 
     Attributes:
-        prediction_to_reference: from each surface voxel of the prediction to the nearest of the
-            reference; empty if either mask is.
-        reference_to_prediction: the other way.
+        prediction_to_reference: distance from each surface voxel of the prediction to the nearest
+            surface voxel of the reference; empty if either mask is empty.
+        reference_to_prediction: distance from each surface voxel of the reference to the nearest
+            surface voxel of the prediction; empty if either mask is empty.
         prediction_empty: whether the predicted mask has no voxel.
         reference_empty: whether the reference mask has no voxel.
     """
@@ -60,7 +61,7 @@ class SurfaceDistances:
     reference_empty: bool
 
     def undefined(self) -> float | None:
-        """NaN if both masks are empty, inf if one is, None where distances exist."""
+        """NaN if both masks are empty, inf if one mask is empty, None where distances exist."""
         if self.prediction_empty and self.reference_empty:
             return float("nan")
         if self.prediction_empty or self.reference_empty:
@@ -73,8 +74,8 @@ def surface_distances(
 ) -> SurfaceDistances:
     """Directed distances between the surfaces of two masks.
 
-    Works on the box around both masks, row by row: of the other surface, only the rows that can
-    hold a voxel nearer than the nearest found so far are searched.
+    This works on the box around both masks, row by row: of the other surface, only the rows that
+    can hold a voxel nearer than the nearest found so far are searched.
 
     Args:
         prediction: bool ``(*S)``, 1 to 3 axes; one of length 1 takes no part, as in one slice.
@@ -114,12 +115,13 @@ def surface_distances(
 def label_boxes(label_maps: Sequence[ArrayLike], labels: Iterable[int]) -> dict[int, Box]:
     """Smallest box around each label in all maps together, in one pass over each map.
 
-    Cut to its box, a label keeps its surface and its distances: outside is background. Only a side
-    of one voxel must be made longer where the map is, or its axis would take no part in surfaces.
+    A label that is cut to its box keeps its surface and its distances, because outside is
+    background. Only a side of one voxel must be made longer where the map is longer, or its axis
+    would take no part in surfaces.
 
     Args:
-        label_maps: integer ``(*S)``, 1 to 3 axes; at least one, all of one shape.
-        labels: the labels to find; one that is in no map gets an empty box.
+        label_maps: integer ``(*S)``, 1 to 3 axes; at least one map, all of the same shape.
+        labels: the labels to find; a label that is in no map gets an empty box.
 
     Raises:
         ValueError: maps that are not of integers or differ in shape.
@@ -155,7 +157,7 @@ def _mask(name: str, value: ArrayLike) -> NDArray[np.bool_]:
 
 
 def _box(p: NDArray[np.bool_], r: NDArray[np.bool_]) -> Box:
-    """Smallest box around both masks. Cutting there loses nothing: outside is background."""
+    """Smallest box around both masks. Cutting there loses nothing, as outside is background."""
     box = [slice(None)] * p.ndim
     for axis in range(p.ndim):
         others = tuple(a for a in range(p.ndim) if a != axis)
@@ -227,7 +229,7 @@ def _surface_rows(
 def _extents(label_map: NDArray[Any], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """FIRST and LAST index ``(labels, 3, 2)`` of each of the ascending values; -1 last for none.
 
-    Labels come in runs along x, so values are looked up once a run.
+    Labels come in runs along x, so values are looked up once per run.
     """
     Z, Y, X = label_map.shape
     extents = np.empty((values.size, 3, 2), np.int64)

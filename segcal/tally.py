@@ -1,13 +1,14 @@
-"""Everything calibration metrics need of a case, as sums, in one compiled pass over its voxels.
+"""Tally of a case: all the sums that calibration metrics need, in one pass over its voxels.
 
 Cells
 -----
 Confidences fall into F cells of equal width, 2^16 or a few more, so that the edges of the M bins
-are among theirs. A cell counts its predictions, those that came true, and the distances of the
-confidences from its lower edge in units of 2^-40, all in int64. Integers may be added in any order:
-the result is the same for every order of the voxels and number of threads, cases merge by adding
-arrays, and for float32 values of at least 2^-17 it is exact. :mod:`segcal.counting` says how cells
-are found and where they lie in memory. The sum of the confidences of a cell is, in units::
+are edges of cells. A cell counts its predictions and its hits (right predictions), and sums the
+distances of the confidences from its lower edge in units of 2^-40, all in int64. Integers may be
+added in any order: the result is the same for every order of the voxels and number of threads,
+cases are merged by adding arrays, and for float32 values of at least 2^-17 the sums are exact.
+:mod:`segcal.counting` describes how cells are found and where they lie in memory. The sum of the
+confidences of a cell is, in units::
 
     predictions * cell * floor(2^40 / F) + distances
 
@@ -15,19 +16,21 @@ and is rounded once, to float64. Bins are sums of cells.
 
 Scopes, zones, pieces
 ---------------------
-A voxel can be in several of up to seven scopes. Each set of scopes that occurs is a *zone*; every
-voxel is in one zone at most, so that the pass over the voxels counts it once, and the cells of a
-scope are the sum of those of its zones. Threads share out *pieces* of 2^17 voxels: what is copied
-of the probabilities (to a type that is compiled for) is small at any time, and as float sums are
-kept by the piece and added in the order of pieces, they do not depend on the number of threads.
+A *scope* is a set of voxels over which calibration is measured, such as all voxels or the voxels
+near a boundary. A voxel can be in several of up to seven scopes. Each set of scopes that occurs is
+a *zone*; every voxel is in at most one zone, so that the pass over the voxels counts it once, and
+the cells of a scope are the sums of the cells of its zones. Threads share *pieces* of 2^17 voxels.
+So only a small part of the probabilities is copied (to a type that is compiled for) at any time,
+and float sums, which are kept per piece and added in the order of pieces, do not depend on the
+number of threads.
 
 Groups of equal mass
 --------------------
-The cells are a histogram, whose groups are those of predictions moved by at most a cell's width
-(:class:`segcal.binning.MassHistogram` bounds what that does). To be exact for one case, a second
+The cells are a histogram, whose groups are the groups of predictions moved by at most a cell's
+width (:class:`segcal.binning.MassHistogram` bounds the effect). To be exact for one case, a second
 pass over the voxels (:meth:`Voxels.equal_mass_groups`) looks into the few cells that a cut goes
-through, at most R - 1 a scope, and replaces each by its distinct values: every other cell lies
-whole in a group, wherever within it the values are. float64 has too many values and is sorted.
+through, at most R - 1 per scope, and replaces each of them by its distinct values; every other cell
+lies entirely in one group. float64 has too many values and is sorted.
 """
 
 from __future__ import annotations
@@ -75,15 +78,15 @@ from segcal.threads import in_threads, threads_for
 __all__ = ["Tally", "Voxels", "predicted_classes"]
 
 FINEST = 2**16
-"""Cells there are at least."""
+"""Smallest number of cells."""
 MAX_SCOPES = 7
-"""Scopes of a case at most: their sets are then fewer than 128, and a zone's number an int8."""
+"""Largest number of scopes of a case; their sets are then fewer than 128, and a zone is an int8."""
 OUTSIDE = -1
 """Zone of the voxels that are in no scope."""
 PIECE = 2**17
-"""Voxels that one call of compiled code looks at."""
+"""Number of voxels that one call of compiled code processes."""
 REFINED = 2**22
-"""Values that the second pass can tell apart; where there are more, all are sorted."""
+"""Number of values that the second pass can tell apart; if there are more, all are sorted."""
 
 Cells = NDArray[np.int64]
 Piece = tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int8]]
@@ -95,20 +98,20 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over the voxels of a scope; those of cases add up.
+    """Sums over the voxels of a scope, which can be added up over cases.
 
     Attributes:
         cells: int64 ``(1 + K, F + 1, 3)``: per channel (the top label, then every class) and cell
-            its predictions [PREDICTIONS], those that came true [HITS], and the sum of their
+            its number of predictions [PREDICTIONS] and of hits [HITS], and the sum of their
             distances from the lower edge in units of 2^-40 [DISTANCES]. In the channels of the
-            classes, the last cell takes from the one that the threshold lies in what is above the
-            threshold.
-        extremes: float64 ``(F + 1, 2)``: of the top labels of a cell the smallest confidence, and
-            the largest times -1; infinity in an empty one.
+            classes, the last cell takes what is above the threshold from the cell that the
+            threshold lies in.
+        extremes: float64 ``(F + 1, 2)``: the smallest confidence of the top labels of a cell, and
+            the largest times -1; infinity in an empty cell.
         bins: M equal-width bins; each is F / M cells.
         threshold: probabilities of a class up to this are left out of TACE.
-        nll_sum: nats, probabilities floored at 1e-12.
-        brier_sum: squared errors, summed over the classes.
+        nll_sum: sum of the negative log-likelihoods in nats, with probabilities floored at 1e-12.
+        brier_sum: sum of the squared errors, summed over the classes.
     """
 
     cells: Cells
@@ -119,7 +122,7 @@ class Tally:
     brier_sum: float
 
     def __add__(self, other: Tally) -> Tally:
-        """Sums over both.
+        """Sums over the voxels of both tallies.
 
         Raises:
             ValueError: other classes, bins or threshold.
@@ -145,7 +148,7 @@ class Tally:
 
     @property
     def voxels(self) -> int:
-        """How many there are."""
+        """Number of voxels."""
         return int(self.cells[TOP, :, PREDICTIONS].sum())
 
     @cached_property
@@ -160,7 +163,7 @@ class Tally:
 
     @property
     def kept(self) -> list[BinStatistics]:
-        """As :attr:`classes`, of the probabilities above the threshold alone."""
+        """As :attr:`classes`, for the probabilities above the threshold alone."""
         return [self._bins(1 + k, kept=True) for k in range(self.num_classes)]
 
     @property
@@ -176,20 +179,20 @@ class Tally:
     def equal_mass_groups(self, groups: int) -> list[BinStatistics]:
         """Groups of equal mass, of the top label, then of every class, from the cells.
 
-        They are those of probabilities moved by at most the width of a cell;
-        :meth:`Voxels.equal_mass_groups` gives them exactly.
+        They are the groups of probabilities moved by at most the width of a cell;
+        :meth:`Voxels.equal_mass_groups` gives the exact groups.
 
         Args:
-            groups: R of them.
+            groups: R, number of groups.
         """
         return [mass.groups(groups) for mass in (self.top_mass, *self.class_mass)]
 
     def mass(self, channel: int) -> MassHistogram:
-        """Histogram of a channel: 0 the top label, 1 + k class k above the threshold.
+        """Histogram of a channel: 0 is the top label, 1 + k is class k above the threshold.
 
-        Cells of the top label are as wide as their predictions lie apart, so that ties show. What
-        the tolerances of edges and of probabilities add to the width of some cells of a class, at
-        most a hundredth for those within [0, 1], is not in its width.
+        Cells of the top label are as wide as the range of their predictions, so that ties show. The
+        width of a class's cell leaves out what the tolerances of edges and of probabilities add to
+        it, at most a hundredth for cells within [0, 1].
         """
         order = self.by_confidence(channel)
         width = np.full(len(order), 1 / self.fine)
@@ -200,8 +203,8 @@ class Tally:
     def by_confidence(self, channel: int) -> NDArray[np.int64]:
         """Indices of the cells of :meth:`mass`, in its order.
 
-        For a class: what of the edge is above the threshold, which has the last index, then the
-        cells above the edge.
+        For a class these are the part of the edge cell above the threshold, which has the last
+        index, and then the cells above the edge.
         """
         if channel == TOP:
             return np.arange(self.fine)
@@ -243,7 +246,7 @@ class Tally:
 
     @property
     def fine(self) -> int:
-        """F, cells of equal width; also the index of the last, for what is above the threshold."""
+        """F, the number of cells of equal width, and the index of the cell above the threshold."""
         return self.cells.shape[1] - 1
 
     @property
@@ -252,7 +255,7 @@ class Tally:
         return int(cell_of(self.threshold, self.bins, self.fine // self.bins))
 
     def _statistics(self, channel: int, order: NDArray[np.int64]) -> BinStatistics:
-        """Of cells in some order; their confidences are the cells' edges plus the distances."""
+        """Statistics of cells in some order; confidences are the cells' edges plus distances."""
         cells = self.cells[channel, order]
         count = cells[:, PREDICTIONS]
         lower = np.where(order == self.fine, self.edge, order) * (UNITS // self.fine)
@@ -286,11 +289,11 @@ class Voxels:
         """Check and prepare; nothing of the size of the probabilities is copied.
 
         Args:
-            probs: probabilities ``(K, *S)``, floating (array or tensor); with one channel that of
-                label 1, the rest being 0's.
+            probs: probabilities ``(K, *S)``, floating (array or tensor); a single channel is the
+                probability of label 1, and the rest is the probability of label 0.
             labels: integer ``(*S)``.
-            scopes: bool ``(*S)`` by name, at most seven, as a mapping or as pairs; None as a value
-                takes every voxel. None instead of the mapping is ``{"all": None}``.
+            scopes: masks bool ``(*S)`` by name, at most seven, as a mapping or as pairs; None as a
+                mask takes every voxel. None instead of the mapping means ``{"all": None}``.
             ignore_index: label to leave out.
 
         Raises:
@@ -304,7 +307,7 @@ class Voxels:
             )
         if y.size >= 2**31:
             raise ValueError(
-                f"labels: expected less than 2^31 voxels, got {y.size}; add tallies up"
+                f"labels: expected less than 2^31 voxels, got {y.size}; add the tallies of parts"
             )
         if scopes is None or isinstance(scopes, Mapping):
             scopes = (scopes or {"all": None}).items()
@@ -365,17 +368,17 @@ class Voxels:
     def equal_mass_groups(
         self, tallies: Mapping[str, Tally], groups: int, channels: Iterable[int] | None = None
     ) -> dict[str, list[BinStatistics]]:
-        """Groups of equal mass, exact, by scope.
+        """Exact groups of equal mass, by scope.
 
-        See :func:`segcal.binning.equal_mass_statistics`.
+        They are the groups of :func:`segcal.binning.equal_mass_statistics`.
 
         Args:
-            tallies: what :meth:`tally` returned, all of it.
-            groups: R.
+            tallies: all that :meth:`tally` returned.
+            groups: R, number of groups.
             channels: 0 for the top label, 1 + k for class k; None takes all.
 
         Raises:
-            ValueError: tallies that are not those of these voxels, where that shows.
+            ValueError: tallies of other voxels, where that shows.
         """
         found: dict[str, list[BinStatistics]] = {name: [] for name in tallies}
         for channel in range(self._num_classes + 1) if channels is None else channels:
@@ -429,7 +432,7 @@ class Voxels:
     def _distinct(
         self, channel: int, which: NDArray[np.int64], tallies: Mapping[str, Tally]
     ) -> dict[int, Values] | None:
-        """Distinct values in some cells, and how many there are of each; None if too many."""
+        """Distinct values in some cells, and the number of each; None if there are too many."""
         some = next(iter(tallies.values()))
         most = sum(one.cells[channel, which, PREDICTIONS] for one in tallies.values())
         low, high = _bit_range(np.where(which == some.fine, some.edge, which), some.fine, some.bins)
@@ -468,7 +471,7 @@ class Voxels:
         }
 
     def _sorted(self, scope: str, channel: int, threshold: float, groups: int) -> BinStatistics:
-        """Groups of equal mass the long way, a copy of the channel and a sort."""
+        """Groups of equal mass by copying and sorting the channel."""
         classes = _classes(channel)
         parts = []
         for i in range(self._pieces):
@@ -490,7 +493,7 @@ def _classes(channel: int) -> slice:
 def _membership(
     scopes: Iterable[tuple[str, Any]], shape: tuple[int, ...]
 ) -> tuple[list[str], NDArray[np.uint8]]:
-    """Names of the scopes, and for each voxel which it is in, a bit a scope from the lowest on."""
+    """Names of the scopes, and for each voxel its scopes, one bit per scope from the lowest on."""
     names: list[str] = []
     member = np.zeros(math.prod(shape), np.uint8)
     for name, mask in scopes:
@@ -509,8 +512,8 @@ def _membership(
 def _zones(member: NDArray[np.uint8]) -> tuple[list[int], NDArray[np.int8]]:
     """Sets of scopes that occur, as bits, and for each voxel the index of its own, or OUTSIDE.
 
-    They take the place of `member`, which is of the size of an image: what is made in between is
-    made by the piece.
+    They overwrite `member`, which has the size of an image; everything in between is computed piece
+    by piece.
     """
     parts = [slice(i, i + PIECE) for i in range(0, len(member), PIECE)]
     used = sum(np.bincount(member[part], minlength=256) for part in parts)
@@ -557,7 +560,7 @@ def _of_tables(done: Sequence[Found], rows: slice, low: int) -> Values:
 
 
 def predicted_classes(probs: NDArray[Any]) -> NDArray[Any]:
-    """Most likely class of every voxel, the lowest of equals.
+    """Most likely class of every voxel, the lowest of equally likely classes.
 
     Args:
         probs: floating ``(K, *S)``.
@@ -587,7 +590,7 @@ def _widened(p: NDArray[Any], classes: slice = slice(None)) -> NDArray[Any]:
 def _on_threads(
     work: Callable[[range], Result], pieces: int, most: int | None = None
 ) -> list[Result]:
-    """Share out the pieces; compiled code lets go of the interpreter's lock."""
+    """Share the pieces among threads; compiled code releases the interpreter's lock."""
     threads = threads_for(min(pieces, most or pieces))
     shares = [range(t, pieces, threads) for t in range(threads)]
     return in_threads(work, shares)

@@ -1,4 +1,4 @@
-"""Shapes, checks, one-hot and masks: the vocabulary of the maths.
+"""Shapes, checks, one-hot encoding and masks, which all other modules share.
 
 Canonical layouts, everywhere in segcal: ``logits`` and ``probs`` are floating ``(N, K, *S)``,
 ``labels`` integer ``(N, *S)``, ``mask`` bool ``(N, *S)``; ``S`` has 1 to 3 axes, or none for
@@ -24,11 +24,11 @@ HALF = (torch.float16, torch.bfloat16)
 PROBABILITY_TOLERANCE = 1e-3
 """How far outside [0, 1] a probability may lie."""
 SUMS_TO_ONE = 1e-2
-"""Channels whose sums are this close to one in every voxel went through a softmax (in bfloat16)."""
+"""Largest distance to 1 of a voxel's sum of probabilities after a softmax (in bfloat16)."""
 MANY = 1000
-"""So many probabilities show of what kind they are."""
+"""Number of probabilities that is enough to see whether they are masks or doubly normalised."""
 UNKNOWN = -1
-"""Target of a label of which nobody knows whether it applies."""
+"""Target of a label of which it is unknown whether it applies."""
 Reduction = Literal["mean", "sum", "none"]
 ClassReduction = Literal["mean", "sum"]
 
@@ -49,10 +49,10 @@ def double_needed(what: str) -> Iterator[None]:
     """Say what to do where a device such as Apple's ``mps`` has no float64.
 
     Args:
-        what: what is being moved there.
+        what: what is being moved to the device.
 
     Raises:
-        ValueError: in place of torch's TypeError.
+        ValueError: instead of torch's TypeError.
     """
     try:
         yield
@@ -69,12 +69,12 @@ def double_needed(what: str) -> Iterator[None]:
 def check_logits_labels(
     logits: Tensor, labels: Tensor, num_classes: int | None = None, ignore_index: int | None = None
 ) -> None:
-    """Check that `logits` ``(N, K, *S)`` and `labels` ``(N, *S)`` belong together.
+    """Check that `logits` ``(N, K, *S)`` and `labels` ``(N, *S)`` match.
 
     Args:
         logits: floating, ``(N, K, *S)``.
         labels: integer, ``(N, *S)``, values in ``[0, K)`` or `ignore_index`; on a GPU a later call
-            may be the one that raises, see :mod:`segcal.late_checks`.
+            may raise the error (:mod:`segcal.late_checks`).
         num_classes: the K that is expected; None takes it from `logits`.
         ignore_index: label of voxels to leave out; None when there are none.
 
@@ -86,7 +86,7 @@ def check_logits_labels(
 
 
 def check_shapes(logits: Tensor, labels: Tensor, num_classes: int | None = None) -> None:
-    """Check `logits` ``(N, K, *S)`` and `labels` ``(N, *S)``, but for the values of the labels.
+    """Check `logits` ``(N, K, *S)`` and `labels` ``(N, *S)``, except for the values of the labels.
 
     Args:
         logits: floating.
@@ -271,7 +271,8 @@ def check_label_values(labels: Tensor, num_classes: int, ignore_index: int | Non
 def check_labels_of_step(labels: Tensor, num_classes: int, ignore_index: int | None) -> None:
     """Raise ValueError as :func:`check_label_values` does; on a GPU in a later call.
 
-    What it lets through there must not be an index: take :func:`label_index`.
+    On a GPU wrong labels may pass, so labels must not be used as an index; take
+    :func:`label_index`.
     """
     if labels.device.type not in LATE_DEVICES or torch.compiler.is_compiling():
         check_label_values(labels, num_classes, ignore_index)
@@ -286,8 +287,8 @@ def check_labels_of_step(labels: Tensor, num_classes: int, ignore_index: int | N
 def label_index(labels: Tensor, valid: Tensor, num_classes: int) -> Tensor:
     """Return int64 like `labels`, 0 where `valid` is False, that can be used as an index.
 
-    A wrong label is one of the classes in it, where :func:`check_labels_of_step` has let it through
-    for now: indices outside the bounds end a program on a GPU.
+    A wrong label that :func:`check_labels_of_step` has let through for now becomes one of the
+    classes, because an index out of bounds would end a program on a GPU.
     """
     index = torch.where(valid, labels, 0).long()
     return index.clamp_(0, num_classes - 1) if labels.device.type in LATE_DEVICES else index
@@ -340,7 +341,7 @@ def reduce_voxels(values: Tensor, mask: Tensor, reduction: Reduction = "mean") -
 def reduce_classes(values: Tensor, reduction: ClassReduction) -> Tensor:
     """Mean or sum of `values` ``(N, K, *S)`` over K, giving ``(N, *S)``.
 
-    Published weights of penalties on logits belong to the mean, the papers print the sum.
+    The published weights of penalties on logits belong to the mean, while the papers print the sum.
 
     Raises:
         ValueError: an unknown reduction.
@@ -363,8 +364,8 @@ def reduce_labels(
         values: one per sample and label.
         known: entries that count.
         reduction: as in :func:`reduce_voxels`.
-        class_reduction: what a mean does with the labels: ``mean`` divides by the entries,
-            ``sum`` by the samples that have one, as papers print it.
+        class_reduction: how the mean is taken: ``mean`` divides by the number of entries, ``sum``
+            by the number of samples that have an entry, as papers print it.
 
     Raises:
         ValueError: an unknown reduction.
@@ -384,14 +385,14 @@ def is_softmax(x: Tensor) -> bool:
 
 
 def check_logits(x: Tensor, *, per_channel: bool = False) -> None:
-    """Refuse probabilities in place of logits ``(N, K, *S)``, where that is certain.
+    """Refuse probabilities in place of logits ``(N, K, *S)``, where this is certain.
 
     Args:
-        x: what is given.
-        per_channel: every channel is a sigmoid of its own, of which only a warning can be given.
+        x: the logits to check.
+        per_channel: whether every channel is a sigmoid of its own; this can only give a warning.
 
     Raises:
-        ValueError: what has gone through a softmax.
+        ValueError: values that have gone through a softmax.
     """
     if is_softmax(x) and (x.numel() >= MANY or bool(((x > 0) & (x < 1)).any())):
         raise ValueError(  # a few zeros and ones may be logits
@@ -411,7 +412,7 @@ def check_logits(x: Tensor, *, per_channel: bool = False) -> None:
 def holds_masks(x: Any) -> bool:
     """Whether probabilities ``(K, ...)``, array or tensor, are 0 and 1 alone, both in a channel.
 
-    No softmax or sigmoid gives these at the border of what it finds; one-hot masks do.
+    A softmax or sigmoid does not give this at the border of a structure; one-hot masks do.
     """
     few = x.reshape(len(x), -1)[:, :MANY]  # which settles it for most
     if not all(bool(((part == 0) | (part == 1)).all()) for part in (few, x)):
@@ -420,14 +421,14 @@ def holds_masks(x: Any) -> bool:
 
 
 def applied_twice(low: float, high: float, num_classes: int, *, regions: bool = False) -> str:
-    """Say that probabilities look as if they had gone through softmax, or sigmoid, twice; or "".
+    """Return a message if probabilities look like softmax, or sigmoid, applied twice; else "".
 
     The second softmax of K classes gives at least ``1 / (e + K - 1)`` and at most ``e / (e + K -
-    1)``, the second sigmoid 1/2 to .7311; one alone makes most voxels surer than that.
+    1)``, the second sigmoid 1/2 to .7311; a single one makes most voxels more confident than that.
 
     Args:
         low: smallest probability of a case.
-        high: its largest.
+        high: largest probability of the case.
         num_classes: K.
         regions: whether every channel is a sigmoid of its own.
     """
@@ -496,7 +497,8 @@ def select_voxels(
     Args:
         probs: ``(N, K, *S)`` with labels ``(N, *S)`` or ``(N, 1, *S)``; or, without a batch axis,
             ``(K, *S)`` with labels ``(*S)``. Where both readings fit (N = K), the class axis is
-            the one along which the sums are closer to one; if they are alike, the batch form.
+            the axis along which the sums are closer to 1; if they are alike, the batch form is
+            taken.
         labels: integers.
         mask: bool like `labels`; False leaves a voxel out. None keeps all.
         ignore_index: label to leave out.
@@ -505,8 +507,8 @@ def select_voxels(
         probs ``(K, n)`` in their own dtype (half is promoted to float32) and labels ``(n,)`` int64.
 
     Raises:
-        ValueError: shapes that do not belong together, labels outside [0, K), values that are
-            not probabilities, or do not sum to 1 over the classes.
+        ValueError: shapes that do not match, labels outside [0, K), values that are not
+            probabilities, or do not sum to 1 over the classes.
     """
     probs, labels = as_tensor(probs), as_tensor(labels)
     if not probs.is_floating_point() or probs.ndim < 2:
@@ -547,10 +549,10 @@ def select_voxels(
 def check_distribution(probs: Tensor) -> None:
     """Check that the columns of ``(K, n)`` are probabilities of K classes that exclude each other.
 
-    A warning says where they look like masks, or as if a softmax were applied twice.
+    It warns if they look like masks, or as if a softmax were applied twice.
 
     Raises:
-        ValueError: values that are no probabilities, columns whose sum is not 1.
+        ValueError: values that are no probabilities, or columns whose sum is not 1.
     """
     low, high = check_probabilities(probs)
     k, n = probs.shape
@@ -560,8 +562,8 @@ def check_distribution(probs: Tensor) -> None:
     if least < 1 - SUMS_TO_ONE or most > 1 + SUMS_TO_ONE:
         raise ValueError(
             f"probs: expected classes that sum to 1 in every voxel, got sums of {least:.4g} to "
-            f"{most:.4g}; of channels that may overlap, evaluate each beside 1 - p, and leave out "
-            "what padding made 0"
+            f"{most:.4g}; if channels may overlap, evaluate each together with 1 - p, and leave "
+            "out voxels that padding set to 0"
         )
     said = applied_twice(low, high, k) if n >= MANY else ""
     if not said and n >= MANY and holds_masks(probs):
@@ -571,7 +573,7 @@ def check_distribution(probs: Tensor) -> None:
 
 
 def check_probabilities(probs: Tensor) -> tuple[float, float]:
-    """Raise ValueError unless all values lie in [0, 1], but for rounding; return their bounds."""
+    """Raise ValueError unless all values lie in [0, 1] up to rounding; return their bounds."""
     if probs.numel() == 0:
         return 0.0, 1.0
     low, high = (float(x) for x in torch.aminmax(probs))

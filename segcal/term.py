@@ -1,4 +1,4 @@
-"""What a loss or a penalty is to its host: three verbs, and a declaration of what it needs."""
+"""Common interface of losses and penalties (terms): three methods, and what a term needs."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ Reduce = Callable[[Tensor], Tensor]
 
 STATE_VERSION = 2
 SLACK = 1e-6
-"""How far a state may lie outside its range, of the range's ends: it may have been float32."""
+"""Share of a range's ends by which a state may lie outside, because it may have been float32."""
 
 
 FINITE = (-1e300, 1e300)
-"""Range of numbers of a state that have no other."""
+"""Range of the numbers of a state that have no range of their own."""
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Sum of `x` over the ranks of the default process group; `x` itself where there is none."""
+    """Sum of `x` over the ranks of the default process group; `x` itself without a group."""
     if not (dist.is_available() and dist.is_initialized()):
         return x
     on_gpu = "nccl" in dist.get_backend() and not x.is_cuda  # which sums nothing else
@@ -52,9 +52,9 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def _device_of_rank() -> torch.device:
-    """The GPU of this process: of its group, that it has chosen, or of its place on the machine.
+    """The GPU of this process: of its group, chosen by it, or by its number on the machine.
 
-    Two processes that sum on one GPU wait for each other for ever.
+    Two processes that sum on the same GPU would wait for each other for ever.
     """
     bound = getattr(dist.group.WORLD, "bound_device_id", None)
     if bound is not None:
@@ -67,17 +67,17 @@ def _device_of_rank() -> torch.device:
 
 @dataclass(frozen=True)
 class DualStep:
-    """What one update of the multipliers did, as nested lists ready for JSON.
+    """Result of one update of the multipliers (learned weights), as nested lists ready for JSON.
 
     Attributes:
-        step: how many updates there have been, this one included.
+        step: number of updates so far, including this one.
         lam: multipliers after the update, ``[region][class]``.
         rho: penalty parameters after the update, ``[region][class]``.
-        constraint: constraint of the validation pass, ``[region][class]``: the region's sum over
-            all valid voxels, or over its own (``average="region"``).
-        count: voxels seen per region.
-        notes: sentences a user should read (an empty region, a multiplier at its bound).
-        quantity: what `constraint` is, in words for logs and figures.
+        constraint: constraint in the validation pass, ``[region][class]``: the region's sum divided
+            by all valid voxels, or by its own (``average="region"``).
+        count: number of voxels seen per region.
+        notes: sentences that a user should read (an empty region, a multiplier at its bound).
+        quantity: name of `constraint` for logs and figures.
     """
 
     step: int
@@ -90,15 +90,16 @@ class DualStep:
 
 
 class Capabilities(Protocol):
-    """What a term declares, as hosts read it.
+    """What a term declares to the framework that trains with it, its host.
 
-    Hosts ask through this protocol, so that mypy knows every name: a module answers for any.
+    Hosts ask through this protocol, so that mypy knows every name; a torch module accepts any name.
 
     Attributes:
-        needs_image: ``forward`` takes the image ``(N, C, *S)`` after the labels.
-        two_views: ``forward`` compares two views of a batch, see :class:`TwoViewTerm`.
-        include_background: whether class 0 takes part in what is summed up by class.
-        per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap, a sigmoid per channel.
+        needs_image: whether ``forward`` takes the image ``(N, C, *S)`` after the labels.
+        two_views: whether ``forward`` compares two views of a batch, as in :class:`TwoViewTerm`.
+        include_background: whether class 0 takes part in sums over classes.
+        per_channel: whether labels are ``(N, K, *S)`` of 0 and 1 that may overlap, with a sigmoid
+            per channel.
         ignore_index: label of voxels that are left out, or None.
     """
 
@@ -117,17 +118,17 @@ CAPABILITIES = ("swept", *get_annotations(Capabilities))
 
 
 class Term(nn.Module):
-    """A loss or a penalty: three verbs, and what a host must know of it.
+    """A loss or a penalty, with three methods and declarations for its host.
 
-    ``forward(logits, labels)`` gives a scalar; ``observe(logits, labels)`` is called on every
-    validation batch, ``dual_step()`` once after the last one. A term that learns nothing inherits
-    verbs that do nothing.
+    ``forward(logits, labels)`` returns a scalar; ``observe(logits, labels)`` is called on every
+    validation batch, and ``dual_step()`` once after the last batch. A term that learns nothing
+    inherits methods that do nothing.
 
-    What it declares are class attributes, or attributes that its constructor sets, with the names
+    Its declarations are class attributes, or attributes that its constructor sets, with the names
     and meanings of :class:`Capabilities`.
 
     Raises:
-        TypeError: a subclass declares what is nearly the name of a capability.
+        TypeError: a subclass declares a name that is nearly the name of a capability.
     """
 
     needs_image: bool = False
@@ -148,24 +149,24 @@ class Term(nn.Module):
         return None
 
     def observe(self, logits: Tensor, labels: Tensor) -> None:
-        """Take in one validation batch. Nothing to do where nothing is learned."""
+        """Take in one validation batch; a term that learns nothing does nothing."""
 
     def dual_step(self, reduce: Reduce | None = None) -> DualStep | None:
-        """Update what is learned from validation; None when nothing is."""
+        """Update what is learned from validation; None when nothing is learned."""
         return None
 
     def start_pass(self) -> None:
-        """Forget what was observed since the last update: a pass that was broken off."""
+        """Forget what was observed since the last update, such as a pass that was interrupted."""
 
 
 class OtherTerm(Term):
-    """A module of another library as a term: called with ``(logits, labels)``, it learns nothing.
+    """A module of another library as a term, which is called with ``(logits, labels)``.
 
     Args:
-        module: returns a scalar.
+        module: returns a scalar; it learns nothing from validation.
 
     Raises:
-        ValueError: a module that wants more of its host, which only a :class:`Term` can say.
+        ValueError: a module that declares further needs, which only a :class:`Term` can do.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -201,11 +202,11 @@ class View(Protocol):
 class TwoViewTerm(Term):
     """A term that compares the logits of two views of a batch, for which the model is called twice.
 
-    ``forward(first, second, labels, inside)`` takes both in the original frame, and the voxels that
-    both views saw.
+    ``forward(first, second, labels, inside)`` takes the logits of both views in the original frame,
+    and the voxels that both views saw.
 
     Attributes:
-        alpha: the term's own factor on what it compares.
+        alpha: the term's own factor on the comparison.
     """
 
     two_views = True
@@ -217,21 +218,21 @@ class TwoViewTerm(Term):
 
 
 class LearnedTerm(Term):
-    """A term whose weights are learned, and whose saved state says what it is the state of.
+    """A term whose weights are learned, and whose saved state names the term it belongs to.
 
     The state of another method or of other settings, as named by :meth:`identity`, is refused.
     """
 
     def identity(self) -> dict[str, Any]:
-        """What a state must have in common with this penalty to be loaded."""
+        """Settings that a state must have in common with this penalty to be loaded."""
         return {"method": type(self).__name__}
 
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Lowest and highest value that a state may hold, by the name of its buffer."""
+        """Lowest and highest value that a state may hold, by the name of the buffer."""
         return {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the state with the module, but keep its types: half precision cannot sum it.
+        """Move the state with the module, but keep its types, as half precision cannot sum it.
 
         Raises:
             ValueError: a device that has no float64.
@@ -251,7 +252,7 @@ class LearnedTerm(Term):
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Nothing to do: the state has been compared before it was loaded."""
+        """Do nothing, as the state has been compared before it was loaded."""
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any
@@ -266,7 +267,7 @@ class LearnedTerm(Term):
             self._check_identity(state_dict[key])
         elif f"{prefix}lam" in state_dict:
             raise ValueError(
-                f"{prefix}lam: the state of an older segcal, which does not say of what penalty; "
+                f"{prefix}lam: the state of an older segcal, which does not name its penalty; "
                 "start the multipliers anew"
             )
         self._check_values(state_dict, prefix)
@@ -302,8 +303,9 @@ class LearnedTerm(Term):
             )
         if saved.get("version") != here["version"]:
             raise ValueError(
-                f"not a state of this version: {saved.get('version')!r}, here {here['version']}; "
-                f"the state of an older segcal, start the multipliers of {type(self).__name__} anew"
+                f"not a state of this version: {saved.get('version')!r}, here {here['version']}. "
+                "It is the state of an older segcal; start the multipliers of "
+                f"{type(self).__name__} anew"
             )
         differences = [
             f"{name} {saved.get(name)!r}, here {here.get(name)!r}"

@@ -1,4 +1,4 @@
-"""Work that is shared out among threads: compiled code lets go of the interpreter's lock."""
+"""Work that is shared among threads, because compiled code releases the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def threads_for(items: int) -> int:
-    """How many threads so many items are worth: as many as torch has, and at least one."""
+    """Number of threads for this many items: at most as many as torch has, and at least one."""
     return max(1, min(torch.get_num_threads(), items))
 
 
@@ -23,8 +23,8 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
     """Results of the work on every item, in their order.
 
     Args:
-        work: may be called from several threads at once.
-        items: of like effort; a single one is worked on in the thread that calls.
+        work: function that may be called from several threads at once.
+        items: items of similar effort; a single item is processed in the calling thread.
     """
     threads = threads_for(len(items))
     if threads == 1:

@@ -169,6 +169,6 @@ def test_notes_of_what_does_not_act_say_so():
             notes[gap] += step.notes
         assert step.lam[0][1] > 0
     assert notes[0.0] == [
-        f"{note}; its weight is 0 now, so nothing comes of it" for note in notes[0.5]
+        f"{note}; its weight is 0 now, so it has no effect" for note in notes[0.5]
     ]
     assert "bound" in notes[0.5][0]

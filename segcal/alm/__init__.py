@@ -1,4 +1,4 @@
-"""Augmented Lagrangian: functions of a constraint, and multipliers that validation updates."""
+"""Augmented Lagrangian: functions of a constraint, and weights updated in validation."""
 
 from segcal.alm.functions import FUNCTIONS, p2, p3, phr, relu
 from segcal.alm.lagrangian import AugmentedLagrangian

@@ -1,8 +1,8 @@
-"""Functions P of a constraint z <= 0, their multipliers lam and parameters rho.
+"""Functions P of a constraint z <= 0 with multipliers lam and penalty parameters rho.
 
-An objective with constraints is ``L + mean_i sum P(z_i; lam, rho)``; Liu et al., CALS, Alg. 2 and
-eq. 9; Birgin and Martínez, "Practical augmented Lagrangian methods". Each returns P and its
-derivative in z.
+An objective with constraints is ``L + mean_i sum P(z_i; lam, rho)`` (Liu et al., CALS, Alg. 2 and
+eq. 9; Birgin and Martínez, "Practical augmented Lagrangian methods"). Each function returns P and
+its derivative in z.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Function = Callable[[Tensor, Weight, Weight], tuple[Tensor, Tensor]]
 def phr(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     """Powell-Hestenes-Rockafellar function and its derivative in z.
 
-    ``lam z + rho z^2 / 2`` where ``lam + rho z >= 0``, else ``-lam^2 / (2 rho)``; derivative
-    ``max(0, lam + rho z)``.
+    P is ``lam z + rho z^2 / 2`` where ``lam + rho z >= 0``, else ``-lam^2 / (2 rho)``; its
+    derivative is ``max(0, lam + rho z)``.
 
     Args:
         z: constraint values, float32 or float64, any shape.
         lam: multipliers >= 0, numbers or broadcastable to z.
-        rho: penalty parameters >= 0, likewise; with 0 the value is ``lam z``.
+        rho: penalty parameters >= 0, numbers or broadcastable to z; with 0 the value is ``lam z``.
 
     Returns:
         value and derivative, both like z.
@@ -51,8 +51,8 @@ def phr(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
 def p2(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     """Function P2 and its derivative in z.
 
-    z >= 0: ``lam z + lam rho z^2 + rho^2 z^3 / 6``; z < 0: ``lam z / (1 - rho z)``.
-    Arguments and result as in :func:`phr`.
+    P is ``lam z + lam rho z^2 + rho^2 z^3 / 6`` for z >= 0 and ``lam z / (1 - rho z)`` for z < 0.
+    Arguments and result are as in :func:`phr`.
     """
     lam, rho = _like(z, lam), _like(z, rho)
     inside, beyond = _split(z)
@@ -74,8 +74,9 @@ def p2(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
 def p3(z: Tensor, lam: Weight, rho: Weight) -> tuple[Tensor, Tensor]:
     """Function P3 and its derivative in z.
 
-    z >= 0: ``lam z + lam rho z^2``; z < 0: ``lam z / (1 - rho z)``. Its multiplier update is
-    multiplicative, so it hardly leaves a tiny initial lam. Arguments and result as in :func:`phr`.
+    P is ``lam z + lam rho z^2`` for z >= 0 and ``lam z / (1 - rho z)`` for z < 0. Its update
+    multiplies the multipliers, so a tiny initial lam hardly grows. Arguments and result are as in
+    :func:`phr`.
     """
     lam, rho = _like(z, lam), _like(z, rho)
     inside, beyond = _split(z)
@@ -101,7 +102,7 @@ def _split(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sides(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Z where >= 0 and z where < 0, else 0; the slope at 0 is 1 on the first (clamp's is 0)."""
+    """Positive and negative part of z; the positive part has slope 1 at 0 (clamp has 0 there)."""
     return torch.where(z >= 0, z, 0.0), torch.where(z < 0, z, 0.0)
 
 

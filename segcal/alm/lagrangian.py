@@ -1,9 +1,10 @@
 """Augmented Lagrangian: multipliers of a constraint and their update in validation.
 
-A penalised objective is ``L + mean_i sum P(z_i; lam, rho)`` where z is a constraint that should
-not be positive. The multipliers lam grow where the constraint is violated on the validation set;
-rho sharpens the penalty where the violation does not shrink (Liu et al., CALS, Alg. 2; CRaC, Alg.
-1; Birgin & Martínez, "Practical augmented Lagrangian methods").
+A penalised objective, a loss L with a penalty added, is ``L + mean_i sum P(z_i; lam, rho)``, where
+z is a constraint that should not be positive. The multipliers lam are weights of the penalty, which
+grow where the constraint is violated on the validation set; rho sharpens the penalty where the
+violation does not shrink (Liu et al., CALS, Alg. 2; CRaC, Alg. 1; Birgin & Martínez, "Practical
+augmented Lagrangian methods").
 """
 
 from __future__ import annotations
@@ -28,48 +29,52 @@ __all__ = ["AugmentedLagrangian"]
 Average = Literal["all", "region"]
 
 MET = 1e-5
-"""A mean constraint up to this is met: about what float32 rounds off logits of tens."""
+"""A mean constraint up to this is met; it is about the rounding of float32 logits above 10."""
 LAMBDA_SUSPICIOUS = (10.0, 100.0)
-"""A multiplier above these says that the constraint may not be met; the user is told each time."""
+"""Multipliers which suggest that the constraint cannot be met; the user is told at each of them."""
 
 
 class AugmentedLagrangian(LearnedTerm):
     """A penalty whose weights, one per region and class, are learned on the validation set.
 
-    A subclass gives :meth:`constraints`: z ``(N, K, *S)`` and an integer region map ``(N, *S)``
-    in ``[0, R)`` with -1 for voxels that do not count; and, where it can be swept, :meth:`swept`,
-    which says the same to the fast path. The state is all in buffers, so ``state_dict`` carries it
-    and a resumed training continues exactly: ``lam``, ``rho``, ``previous`` (last pass's mean
-    constraint, ``(R, K)``), ``has_previous`` ``(R, 1)``, ``step``, and the sums of a pass that is
-    under way. The state also says what it is the state of, and is refused by another penalty.
+    A subclass defines :meth:`constraints`, which returns z ``(N, K, *S)`` and an integer region map
+    ``(N, *S)`` in ``[0, R)`` with -1 for voxels that do not count. Where value and gradient can be
+    computed in a single pass over the voxels (:mod:`segcal.sweep`), it also defines :meth:`swept`,
+    which describes the same constraint to that fast path.
+
+    The whole state is in buffers, so ``state_dict`` carries it and a resumed training continues
+    exactly: ``lam``, ``rho``, ``previous`` (last pass's mean constraint, ``(R, K)``),
+    ``has_previous`` ``(R, 1)``, ``step``, and the sums of a pass that is under way. The state also
+    names the penalty that it belongs to, and a different penalty refuses it.
 
     With z >= 0, as in CRaC, every P' is at least lam, so multipliers can only grow.
 
     Args:
         num_classes: K.
         num_regions: R.
-        per_channel: every channel has regions of its own: the region map is ``(N, K, *S)``.
-        function: P of :mod:`segcal.alm.functions`: ``phr``, ``p2``, ``p3`` or ``relu`` for
-            z <= 0.
+        per_channel: whether every channel has regions of its own; the region map is then
+            ``(N, K, *S)``.
+        function: P, one of ``phr``, ``p2``, ``p3`` and ``relu`` of :mod:`segcal.alm.functions`.
         lambda0: initial multipliers; None starts at the lower bound.
         rho0: initial penalty parameter, also its lower bound.
         rho_max: upper bound of rho (in the published code, not in the paper).
         gamma: factor by which rho grows.
-        tau: rho grows where the constraint exceeds `tau` times that of the previous pass, and more
-            than rounding (1e-5).
-        rho_period: rho is looked at every so many passes (comparing with the pass just before, as
-            the published code does; the paper's algorithm looks at every pass).
-        lambda_bounds: multipliers are clipped to these.
-        average: ``all`` divides a region's sum by all valid voxels, the voxels of other regions
-            keeping lam as it is (published code and poster); ``region`` divides by the region's
-            own voxels, the textbook estimate, which lets a small region grow 1/f_r times faster.
+        tau: rho grows where the constraint exceeds both `tau` times the constraint of the previous
+            pass, and rounding (1e-5).
+        rho_period: rho is updated every so many passes (by comparing with the pass just before, as
+            the published code does; the paper's algorithm updates it at every pass).
+        lambda_bounds: bounds (low, high) to which multipliers are clipped.
+        average: ``all`` divides a region's sum by all valid voxels, where the voxels of other
+            regions keep lam as it is (published code and poster). ``region`` divides by the
+            region's own voxels, the textbook estimate, which lets the multipliers of a region with
+            the share f_r of the voxels grow 1/f_r times faster.
         clamp_elementwise: clip every P' to `lambda_bounds` before averaging, as the published
             code does (changes lam by 1e-6 at most while no P' exceeds the upper bound).
-        include_background: whether class 0 is penalised; if not, its multipliers stay and its z
-            are neither in the sum nor in the number of classes that it is divided by.
+        include_background: whether class 0 is penalised; if not, its multipliers stay, and neither
+            the sum nor the number of classes in the mean includes it.
         start_epoch: passes to wait; until then the penalty is 0 and nothing is updated.
-        fused: compute value and gradient in one sweep where that is possible (see
-            :mod:`segcal.sweep`); False keeps to ordinary torch operations, which can be
+        fused: compute value and gradient in one sweep, a single pass over the voxels, where that is
+            possible (:mod:`segcal.sweep`); False keeps to ordinary torch operations, which can be
             differentiated twice.
 
     Raises:
@@ -158,7 +163,7 @@ class AugmentedLagrangian(LearnedTerm):
         if self.function == "relu":
             warnings.warn(
                 "function relu never raises its multipliers, whose update is the mean of lam or 0: "
-                f"they stay at lambda0 = {lambda0:g} or fall; use phr to learn them",
+                f"they stay at lambda0 = {lambda0:g} or fall; use phr to learn multipliers",
                 stacklevel=3,
             )
 
@@ -181,7 +186,7 @@ class AugmentedLagrangian(LearnedTerm):
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return z ``(N, K, *S)`` and the region map ``(N, *S)`` in [0, R), -1 = does not count.
 
-        `logits` come in at least float32, outside autocast.
+        `logits` are at least float32, outside autocast.
         """
 
     def swept(self) -> Residual | None:
@@ -189,7 +194,7 @@ class AugmentedLagrangian(LearnedTerm):
         return None
 
     def identity(self) -> dict[str, Any]:
-        """Shape, function, and whether channels are on their own."""
+        """Shape, function, and whether every channel has regions of its own."""
         return {
             **super().identity(),
             "num_classes": self.num_classes,
@@ -211,8 +216,8 @@ class AugmentedLagrangian(LearnedTerm):
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the penalty: the mean of P over valid voxels, classes and regions.
 
-        Every voxel belongs to one region; the other regions' slots count as 0, so the sum is
-        divided by N K R (as the published code does by averaging over 2K channels).
+        Every voxel belongs to one region and adds 0 to the other regions, so the sum is divided by
+        N K R (as the published code does by averaging over 2K channels).
 
         Args:
             logits: floating ``(N, K, *S)``.
@@ -233,7 +238,7 @@ class AugmentedLagrangian(LearnedTerm):
             return kept.sum() / (entries.clamp(min=1) * self.num_regions)
 
     def weights_in_force(self) -> tuple[Tensor, Tensor]:
-        """Return lam and rho ``(R, K)``; zeros before `start_epoch`, and where nothing counts."""
+        """Return lam and rho ``(R, K)``; zeros before `start_epoch`, and in classes left out."""
         factor: Tensor | None = None
         if self.start_epoch:
             factor = self.step >= self.start_epoch  # on its device: the host does not wait
@@ -247,7 +252,7 @@ class AugmentedLagrangian(LearnedTerm):
         return torch.arange(self.num_classes, device=self.lam.device) >= first
 
     def _evaluate(self, z: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
-        """P and P' with the weights of every voxel's region."""
+        """P and P' with the weights of the region that each voxel belongs to."""
         index = region.clamp(min=0)
         index = index if self.per_channel else index.unsqueeze(1)
         k = torch.arange(self.num_classes, device=z.device).view(-1, *(1,) * (z.ndim - 2))
@@ -303,15 +308,15 @@ class AugmentedLagrangian(LearnedTerm):
     def dual_step(self, reduce: Reduce | None = None) -> DualStep:
         """Update lam, then rho, from the pass just observed, and start a new pass.
 
-        Both use statistics gathered with the old values. A region without a voxel keeps its row;
-        a pass without any voxel changes nothing and does not count as a pass.
+        Both updates use statistics gathered with the old values. A region without voxels keeps its
+        row; a pass without any voxel changes nothing and does not count as a pass.
 
         Args:
             reduce: sums a float64 vector over ranks (``all_reduce`` with SUM); None for one rank.
                 Sums and counts are reduced, never means, so uneven ranks agree with one process.
 
         Returns:
-            the new state and what is worth saying about it.
+            the new state, and notes for the user about it.
         """
         derivative_sum, constraint_sum, n = self._sums(reduce)
         seen = n > 0
@@ -354,7 +359,7 @@ class AugmentedLagrangian(LearnedTerm):
         return derivative, constraint, n
 
     def _learn(self, derivative: Tensor, constraint: Tensor, seen: Tensor) -> list[str]:
-        """Move lam to the mean P', then rho where the constraint is stuck; say what is wrong."""
+        """Move lam to the mean P', then rho where the constraint is stuck; return warnings."""
         moves = seen & self._penalised()
         before = self.lam.clone()
         self.lam.copy_(torch.where(moves, derivative.clamp(*self.lambda_bounds), self.lam))

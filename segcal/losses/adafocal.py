@@ -21,45 +21,46 @@ from segcal.term import DualStep, LearnedTerm, Reduce
 __all__ = ["AdaFocal"]
 
 CELLS_PER_OCTAVE, OCTAVES = 40, 24
-"""Cells into which probabilities are sorted: 40 each time that the distance to 1 halves, down to
-float32's smallest. Most voxels of a segmentation lie very near to 1."""
+"""Probabilities are sorted into 40 cells each time that their distance to 1 halves, down to the
+smallest distance in float32. Most voxels of a segmentation lie very near to 1."""
 SLOPE_GUARD = 1e-12
-"""Added to 1 - p, as the slope of a small power of it is infinite at p = 1."""
+"""Added to 1 - p, because the slope of a small power of 1 - p is infinite at p = 1."""
 
 
 class AdaFocal(LearnedTerm):
     """Focal loss with a gamma per bin of probability, learned on the validation set.
 
     ``L = -(1/N) sum_i (1 - p_y)^gamma log p_y`` where gamma > 0, else the inverse focal loss
-    ``-(1/N) sum_i (1 + p_y)^|gamma| log p_y``; gamma is that of the bin of ``p_y``, and no gradient
-    flows through the choice. After each validation pass, ``gap_b`` being the mean confidence less
-    the accuracy in bin b::
+    ``-(1/N) sum_i (1 + p_y)^|gamma| log p_y``. Every voxel takes the gamma of the bin that holds
+    its ``p_y``, and no gradient flows through this choice. After each validation pass, with
+    ``gap_b`` the mean confidence minus the accuracy in bin b::
 
         gamma_b <- gamma_b exp(rate gap_b), with -rate where gamma_b < 0
         gamma_b <- -switch or switch, where |gamma_b| has fallen below it from above or below 0
         gamma_b <- clip(gamma_b, low, high)
 
-    so that an overconfident bin is regularised more and an underconfident one less, at last not at
-    all (Ghosh et al. 2022, "AdaFocal: Calibration-aware Adaptive Focal Loss"). Bins hold equal
-    shares of the validation voxels, sorted by their confidence, and move with every pass; before
-    the first they are of equal width. Settings are those of the published code.
+    so that an overconfident bin is regularised more, and an underconfident bin less and in the end
+    not at all (Ghosh et al. 2022, "AdaFocal: Calibration-aware Adaptive Focal Loss"). The bins hold
+    equal shares of the validation voxels, sorted by confidence, and are cut anew after every pass;
+    before the first pass they have equal widths. The defaults are those of the published code.
 
-    There a bin's bounds are interpolated between sorted confidences; here voxels are sorted into
-    960 narrow cells, a cell going whole to the bin of its middle, so that the sums of batches and
-    of processes add up. The code sums over samples, ours is a mean. In a segmentation nearly all
-    voxels are background and sure, which leaves few bins to the others.
+    The published code interpolates the bounds of a bin between sorted confidences. Here voxels are
+    sorted into 960 narrow cells, and a whole cell goes to the bin that holds its middle, so that
+    the sums of batches and of processes can be added. The published code sums the loss over
+    samples, ours is the mean. In a segmentation nearly all voxels are background and confident,
+    which leaves few bins to the other voxels.
 
     :class:`segcal.term.DualStep` reports, by predicted class, the mean gamma of the validation
     voxels as ``lam`` and their gap as ``constraint``.
 
     Args:
         num_classes: K.
-        bins: number of gammas.
-        rate: how fast they follow the gaps.
-        gamma0: gamma to begin with, of a size of `switch` or more.
-        gamma_bounds: low <= -switch and high >= switch.
-        switch: where focal and inverse focal loss meet.
-        ignore_index: label to leave out, of the loss and of the gaps.
+        bins: number of bins, each with its gamma.
+        rate: how fast the gammas follow the gaps.
+        gamma0: gamma to begin with; its absolute value is at least `switch`.
+        gamma_bounds: the bounds (low, high) of every gamma, low <= -switch and high >= switch.
+        switch: absolute value of gamma below which the loss changes between focal and inverse.
+        ignore_index: label to leave out of the loss and of the gaps.
 
     Raises:
         ValueError: options out of range.
@@ -151,9 +152,9 @@ class AdaFocal(LearnedTerm):
 
     @torch.no_grad()
     def dual_step(self, reduce: Reduce | None = None) -> DualStep:
-        """Move the gammas by the pass just observed, and start a new pass.
+        """Move the gammas by the gaps of the pass just observed, and start a new pass.
 
-        A pass without a voxel changes nothing, nor does a bin without one.
+        A pass without voxels changes nothing, and neither does a bin without voxels.
 
         Args:
             reduce: sums a float64 vector over ranks; None for one rank.
@@ -179,7 +180,7 @@ class AdaFocal(LearnedTerm):
         )
 
     def _learn(self, mass: Tensor, gap: Tensor) -> None:
-        """Cut the cells into bins anew, and move the gammas by the gaps of those."""
+        """Cut the cells into bins anew, and move the gammas by the gaps of these bins."""
         bins = len(self.gamma)
         middle = mass.cumsum(0) - mass / 2
         self.bin_of_cell.copy_((middle * bins / mass.sum()).long().clamp(max=bins - 1))
@@ -217,5 +218,6 @@ def _check(
         )
     if not (low <= gamma0 <= high and abs(gamma0) >= switch):
         raise ValueError(
-            f"gamma0: expected a number of {bounds} of a size of {switch} or more, got {gamma0}"
+            f"gamma0: expected a number within {bounds} with an absolute value of at least "
+            f"{switch}, got {gamma0}"
         )

@@ -33,11 +33,11 @@ def cpc(
 
     ``BDC = (1/N) sum_i mean_{j != y} softplus(l_j - l_y)``;
     ``BEC = (1/N) sum_i mean_{j != j', both != y} softplus(l_j' - l_j) / 2`` (Cheng and Vasconcelos
-    2022, as CALS writes it). The code of CALS counts the constant pairs j = j', too, and divides
-    by zero for K = 2; here they are left out and BEC is 0 for K = 2. The weights are the paper's
-    (CALS App. C); its released configuration has 0.1 and 1.
+    2022, as the CALS paper writes them). The code of CALS also counts the constant pairs j = j',
+    and divides by zero for K = 2; here these pairs are left out and BEC is 0 for K = 2. The default
+    weights are those of the CALS paper (App. C); its released configuration has 0.1 and 1.
 
-    Pairs are summed one class at a time, so memory is that of the logits.
+    Pairs are summed one class at a time, so the loss needs about as much memory as the logits.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.

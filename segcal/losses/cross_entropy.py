@@ -33,16 +33,18 @@ def cross_entropy(
 ) -> Tensor:
     """Mean negative log-probability of the labelled class.
 
-    ``L = -sum_i w_{y_i} log p_{i, y_i} / sum_i w_{y_i}`` over the valid voxels. Against shares s of
-    the raters, ``L = -sum_i sum_k w_k s_ik log p_ik / sum_i sum_k w_k s_ik``, their mean over the
-    raters, which is smallest at p = s.
+    ``L = -sum_i w_{y_i} log p_{i, y_i} / sum_i w_{y_i}`` over the valid voxels. Where several
+    raters labelled the image, s_ik is the share of raters who gave voxel i the label k, and
+    ``L = -sum_i sum_k w_k s_ik log p_ik / sum_i sum_k w_k s_ik``. This is the mean over the raters,
+    and it is smallest at p = s.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``; or shares, see :func:`segcal.tensors.check_shares`.
-        class_weight: ``(K,)``; None weighs all classes 1.
-        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; binary cross-entropy
-            of a sigmoid per channel, averaged over the valid voxels of all channels.
+        labels: integer ``(N, *S)``; or the raters' shares, floating ``(N, K, *S)``.
+        class_weight: ``(K,)``; with None all classes have the weight 1.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap. The loss is then the
+            binary cross-entropy of a sigmoid per channel, averaged over the valid voxels of all
+            channels.
         ignore_index: label to leave out (the published NACL and CRaC code leaves out -100
             whatever the user asks for).
 

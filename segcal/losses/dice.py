@@ -1,4 +1,4 @@
-"""Soft Dice loss. Dice + CE is the sum of two terms, see the ``dice_ce`` recipe."""
+"""Soft Dice loss. The recipe ``dice_ce`` adds cross-entropy to it."""
 
 from __future__ import annotations
 
@@ -40,41 +40,45 @@ def soft_dice_loss(
     """One minus the soft Dice of softmax probabilities, averaged over samples and classes.
 
     ``D = (2 sum_i p t + s) / (sum_i p + sum_i t + s)``, ``L = mean_{b,k} (1 - D_{b,k})``
-    (Milletari et al., V-Net, 2016, without squares); the defaults are MONAI's. (The published
-    margin code means to leave the background out; its Dice wrapper never passes that on, its
-    combined loss does. nnU-Net's leaves it out and sums over the batch as the plan says.)
+    (Milletari et al., V-Net, 2016, without squares), where t is 1 for the labelled class and 0
+    otherwise. The defaults are MONAI's. (The published margin code means to leave the background
+    out: its combined loss does so, but its Dice wrapper never passes the option on. nnU-Net leaves
+    the background out, and sums over the batch where the plan says so.)
 
-    Two remedies for its overconfidence, which a step towards 0 and 1 always pays:
+    Dice makes a model overconfident, because it always rewards a step towards 0 or 1. There are two
+    remedies:
 
     `gamma` > 1 is Dice++ (Yeung et al. 2023, "Calibrating the Dice loss to handle neural network
     overconfidence for biomedical image segmentation"), ``D = (2 TP + s) / (2 TP + FP + FN + s)``
-    with ``TP = sum_i p t`` and ``FP + FN = sum_i |p - t|^gamma``: small errors cost less. gamma = 1
-    is the form above. The published code, with gamma 2, has s = 2e-7 and moves p and t away from 0
-    and 1 by 1e-7, which we do not.
+    with ``TP = sum_i p t`` and ``FP + FN = sum_i |p - t|^gamma``, so that small errors cost less.
+    With gamma = 1 this is the form above. The published code has gamma 2 and s = 2e-7; it also
+    moves p and t away from 0 and 1 by 1e-7, which we do not.
 
     `surgery` changes the gradient alone, not the value (Lux et al. 2026, "Beyond scalar losses:
     calibrating segmentation models via gradient vector field surgery"): the partial derivative
     with respect to every p is multiplied by ``|p - t|``, so that voxels which are nearly right are
-    let alone. What follows is no gradient of any function; no difference quotient can check it.
+    left alone. The result is not the gradient of any function, so no difference quotient can check
+    it.
 
-    Of shares of the raters ``p + t - 2 p t`` is not 0 at p = t, and the first form is smallest at 0
-    and 1 whatever the shares. Against them it is therefore the second, with gamma 1 as well:
-    ``D = (2 TP + s) / (2 TP + sum_i |p - t| + s)``, the same for labels, and smallest at p = t
-    (the Dice semimetric loss of Wang et al. 2023, "Dice semimetric losses: optimizing the Dice
-    score with soft labels").
+    Where t are the shares of several raters, ``p + t - 2 p t`` is not 0 at p = t, and the loss of
+    the first form is smallest at 0 and 1 whatever the shares. Against shares the second form is
+    therefore used, with gamma 1 too: the loss of ``D = (2 TP + s) / (2 TP + sum_i |p - t| + s)`` is
+    the same for labels, and smallest at p = t (the Dice semimetric loss of Wang et al. 2023, "Dice
+    semimetric losses: optimizing the Dice score with soft labels").
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``; or shares, see :func:`segcal.tensors.check_shares`.
+        labels: integer ``(N, *S)``; or the raters' shares, floating ``(N, K, *S)``.
         include_background: whether class 0 takes part.
         batch: sum over the batch before the ratio, as nnU-Net does for small patches.
         smooth: s, in voxels.
-        gamma: exponent of the errors, see above; 1 is Dice, 2 Dice++ as published.
-        surgery: multiply the gradient by the error, see above.
-        skip_empty: leave out (sample, class) pairs without a labelled voxel; none left gives 0.
-            Otherwise an absent class costs about 1 as soon as it has any probability mass.
-        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap, probabilities a
-            sigmoid per channel; no channel is the background.
+        gamma: exponent of the errors; 1 is Dice, 2 is Dice++ as published.
+        surgery: multiply the gradient by the error ``|p - t|``.
+        skip_empty: leave out (sample, class) pairs without a labelled voxel; the loss is 0 if no
+            pair is left. Otherwise an absent class costs about 1 as soon as it has any probability
+            mass.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap, and the probabilities
+            are a sigmoid per channel; no channel is the background.
         ignore_index: label to leave out.
 
     Returns:
@@ -136,7 +140,7 @@ def _of_sums(
 
 
 def _scaled_by_error(p: Tensor, t: Tensor) -> Tensor:
-    """Return `p`, whose gradient is multiplied by ``|p - t|`` on its way back."""
+    """Return `p`; its gradient is multiplied by ``|p - t|`` in the backward pass."""
     held = p.detach()
     return held + (p - held) * (held - t).abs()
 
@@ -144,8 +148,8 @@ def _scaled_by_error(p: Tensor, t: Tensor) -> Tensor:
 class SoftDiceLoss(Term):
     """Module form of :func:`soft_dice_loss`.
 
-    In an objective with a cross-entropy it can be swept (:mod:`segcal.sweep`), unless `gamma` or
-    `surgery` ask for more than sums of overlaps.
+    In an objective with a cross-entropy, both can be computed in one pass over the voxels
+    (:mod:`segcal.sweep`), unless `gamma` or `surgery` need more than sums of overlaps.
 
     Raises:
         ValueError: options out of range.
@@ -180,7 +184,7 @@ class SoftDiceLoss(Term):
         self.fused = fused
 
     def swept(self) -> OverlapTerm | None:
-        """Describe the loss to :mod:`segcal.sweep`; None where it is more than sums of overlaps."""
+        """Describe the loss to :mod:`segcal.sweep`; None where it needs more than overlap sums."""
         if not self.fused or self.per_channel or self.gamma != 1 or self.surgery:
             return None
         return OverlapTerm(self.num_classes, self._of_overlaps, self.ignore_index)

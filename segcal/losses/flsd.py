@@ -37,15 +37,15 @@ def flsd(
 ) -> Tensor:
     """Focal loss whose gamma depends on the probability of the label.
 
-    ``L = -(1/N) sum_i (1 - p_{y_i})^{gamma_i} log p_{y_i}``, where gamma_i is that of the first
-    threshold above ``p_{y_i}`` (strictly), else `gamma`; no gradient flows through the choice
-    (Mukhoti et al. 2020, whose code has the same steps).
+    ``L = -(1/N) sum_i (1 - p_{y_i})^{gamma_i} log p_{y_i}``, where gamma_i belongs to the first
+    threshold strictly above ``p_{y_i}``, or is `gamma` where no threshold is. No gradient flows
+    through this choice (Mukhoti et al. 2020, whose code has the same steps).
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
         labels: integer ``(N, *S)``.
         thresholds: (probability, gamma) pairs with rising probabilities and gammas >= 1.
-        gamma: for probabilities at or above the last threshold, >= 1.
+        gamma: gamma of probabilities at or above the last threshold, >= 1.
         reduction: ``mean``, ``sum``, or ``none`` for ``(N, *S)``.
         ignore_index: label to leave out.
 

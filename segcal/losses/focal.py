@@ -35,8 +35,8 @@ def focal(
 ) -> Tensor:
     """Cross-entropy weighted by ``(1 - p_y)^gamma``.
 
-    ``L = -(1/N) sum_i (1 - p_y)^gamma log p_y`` (Lin et al. 2017; Mukhoti et al. 2020 for
-    calibration, whose code sums by default). gamma = 0 is cross-entropy.
+    ``L = -(1/N) sum_i (1 - p_y)^gamma log p_y`` (Lin et al. 2017; Mukhoti et al. 2020 use it for
+    calibration, and their code sums by default). With gamma = 0 it is cross-entropy.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.

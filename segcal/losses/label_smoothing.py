@@ -24,7 +24,7 @@ def label_smoothing(
     """Cross-entropy against ``(1 - alpha) one_hot + alpha / K``.
 
     ``L = (1 - alpha) CE + alpha mean_k(-log p_k)``, averaged over the valid voxels (Szegedy et
-    al. 2016). 0.1 in the segmentation papers, 0.05 in CALS.
+    al. 2016). The segmentation papers have alpha = 0.1, CALS has 0.05.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.

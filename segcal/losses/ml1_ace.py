@@ -41,30 +41,32 @@ def ml1_ace(
     ignore_index: int | None = None,
     fused: bool = True,
 ) -> Tensor:
-    """Mean over images and classes of the unweighted gap over non-empty bins.
+    """Mean over images and classes of the unweighted calibration gap of the non-empty bins.
 
-    ``L = mean_{b,k} (1 / M+) sum_m |conf_m - acc_m|`` with ``conf_m = sum_i w_im p_i / sum_i w_im``
-    the mean ``p_k`` and ``acc_m``, likewise, the share of label k in bin m of image b. It is a
-    companion of Dice or cross-entropy, not a loss on its own.
+    ``L = mean_{b,k} (1 / M+) sum_m |conf_m - acc_m|``, where M+ counts the non-empty bins. In bin m
+    of image b, ``conf_m = sum_i w_im p_i / sum_i w_im`` is the mean ``p_k``, and ``acc_m`` is the
+    share of label k, weighted likewise. It is a companion of Dice or cross-entropy, not a loss on
+    its own.
 
     ``hard`` bins (Barfoot et al. 2024, ACE-DLIRIS): w is 1 in the voxel's bin and constant, so each
-    voxel's gradient is ``sign(conf - acc) / n_m``. Bins are (lo, hi], as the published code has
-    them (its docstring says otherwise).
+    voxel's gradient is ``sign(conf - acc) / n_m``. Bins are (lo, hi], as in the published code
+    (its docstring says otherwise).
 
     ``soft`` bins (Barfoot et al. 2025, "Average Calibration Losses for Reliable Uncertainty in
     Medical Image Segmentation"): ``w_im = max(0, 1 - M |p_i - c_m|)`` with centres
     ``c_m = (m + 1/2) / M``, so that a voxel is shared by the two nearest bins, and the gradient
-    flows through w, too; below the first centre and above the last a voxel is all in that bin. Its
-    published runs have `skip_empty`. We differ from the published code by rounding alone: its last
-    edge is 1 + 1.2e-7, its memberships at the ends are 1 - 1e-4 at least, its sums are float32.
+    also flows through w. A voxel below the first centre or above the last belongs wholly to the
+    first or last bin. The published runs have `skip_empty`. We differ from the published code by
+    rounding alone: its last edge is 1 + 1.2e-7, its memberships at the ends are at least 1 - 1e-4,
+    and its sums are float32.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
         labels: integer ``(N, *S)``, or see `per_channel`.
         bins: M.
         binning: ``hard`` or ``soft``.
-        empty_weight: soft bins of a smaller total weight, in voxels, count as empty.
-        skip_empty: the gap of a class that an image does not hold counts as 0.
+        empty_weight: soft bins with a smaller total weight, in voxels, count as empty.
+        skip_empty: whether a class without a labelled voxel in an image counts as a gap of 0.
         include_background: whether class 0 takes part.
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; p is the sigmoid
             of every channel, none of which is background.
@@ -73,7 +75,7 @@ def ml1_ace(
             the readable version, which has a second derivative.
 
     Returns:
-        scalar; an image without a valid voxel has no part in it, 0 if none has one.
+        scalar; images without a valid voxel are left out; 0 if no image has a valid voxel.
 
     Raises:
         ValueError: shapes, label values or options that do not fit.
@@ -115,7 +117,7 @@ def _sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight of every bin, and its sums of probability and of hits: float64 ``(N, K, M)`` each.
 
-    Of classification, where logits are ``(N, K)``, the batch is the image.
+    In classification, where logits are ``(N, K)``, the whole batch counts as one image.
     """
     valid = valid_mask(labels, ignore_index)
     if per_channel:

@@ -32,21 +32,23 @@ def mmce(
     """Squared MMCE of the top label's confidence.
 
     ``(1/N^2) sum_ij (c_i - r_i)(c_j - r_j) exp(-|r_i - r_j| / 0.4)``, r the largest probability and
-    c whether it is the label's (Kumar et al. 2018). The published code adds the square, without
-    the root. `weighted` is MMCE_w, ``sum_{right pairs} (1-r)(1-r')k / m^2 + sum_{wrong pairs} r r'
-    k / n^2 - 2 sum_{right, wrong} (1-r) r' k / (m n)``, 0 when all are right or all wrong; the
+    c whether its class is the label (Kumar et al. 2018). The published code adds the square,
+    without the root. `weighted` is MMCE_w,
+    ``sum_{right pairs} (1-r)(1-r')k / m^2 + sum_{wrong pairs} r r' k / n^2
+    - 2 sum_{right, wrong} (1-r) r' k / (m n)``, where k is the exponential above, and m and n count
+    the right and the wrong voxels. It is 0 when all are right or all are wrong. The
     published code normalises it twice, which we do not copy.
 
-    Cost is quadratic in the voxels, so a random subset is taken of more than `max_samples`.
+    The cost grows with the square of the number of voxels, so at most `max_samples` are used.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
         labels: integer ``(N, *S)``.
         weighted: MMCE_w instead of MMCE.
         sqrt: return the root (not smooth at 0).
-        max_samples: voxels at most, drawn uniformly from the valid ones.
+        max_samples: largest number of voxels; of more, a random subset is drawn uniformly.
         ignore_index: label to leave out.
-        generator: of the draw; None takes torch's global one.
+        generator: random generator of the draw; None takes torch's global generator.
 
     Returns:
         scalar; 0 with zero gradient when no voxel is valid.
@@ -81,14 +83,16 @@ def mmce(
 
 
 class MMCE(Term):
-    """Module form of :func:`mmce`; weigh it 0.1 beside cross-entropy (CALS; its code has 1).
+    """Module form of :func:`mmce`, to be added to cross-entropy.
+
+    The CALS paper weighs it by 0.1, its code by 1.
 
     Args:
         num_classes: K.
-        weighted: see :func:`mmce`, as the next three.
-        sqrt: see there.
-        max_samples: see there.
-        ignore_index: see there.
+        weighted: MMCE_w instead of MMCE.
+        sqrt: return the root (not smooth at 0).
+        max_samples: largest number of voxels; of more, a random subset is drawn uniformly.
+        ignore_index: label to leave out.
     """
 
     def __init__(

@@ -45,20 +45,20 @@ def svls(
 
     ``L = -(1/N) sum_i sum_k q_k(i) log p_k(i)``, where the soft label q is the class proportion
     under a Gaussian whose centre has half the weight (Islam and Glocker 2021). The published code
-    finds the centre of kernels of size 3 only, in two dimensions ignores the size, and has no
+    finds the centre of kernels of size 3 only, ignores the size in two dimensions, and has no
     ignore label; ours takes any odd size.
 
     Args:
         logits: floating ``(N, K, *S)``, S of 1 to 3 axes; half precision is promoted to float32.
         labels: integer ``(N, *S)``, or ``(N, R, *S)`` of R raters, whose soft labels are averaged
-            (a voxel is left out where any rater left it out); or their shares ``(N, K, *S)``,
+            (a voxel is left out where any rater left it out); or the raters' shares ``(N, K, *S)``,
             floating, which are smoothed likewise (:func:`segcal.tensors.check_shares`).
         kernel_size: odd size of the patch, one number or one per spatial axis.
-        sigma: of the Gaussian in voxels; shifts weight among the neighbours.
-        padding: see :func:`segcal.neighbourhood.class_proportions`.
+        sigma: standard deviation of the Gaussian, in voxels; shifts weight among the neighbours.
+        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`).
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; every channel is
-            smoothed as the two classes it makes, and compared with its sigmoid.
-        ignore_index: label to leave out, of voxels and of neighbourhoods.
+            smoothed as two classes, 0 and 1, and compared with its sigmoid.
+        ignore_index: label to leave out of the loss and of the neighbourhoods.
 
     Returns:
         scalar; 0 with zero gradient when no voxel is valid.

@@ -1,1 +1,1 @@
-"""Metrics: numbers of one case, on arrays."""
+"""Metrics of one case, computed from arrays."""

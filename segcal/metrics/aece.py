@@ -15,14 +15,15 @@ def aece(
 ) -> float:
     """``sum_m (n_m / n) |accuracy_m - confidence_m|`` over groups of equal size.
 
-    Groups are as in :func:`segcal.binning.equal_mass_statistics`: exact, ties shared pro rata.
+    The groups are exact, and voxels of equal confidence are shared between groups in proportion
+    (:func:`segcal.binning.equal_mass_statistics`).
 
     Args:
-        probs: as in :func:`segcal.metrics.ece.ece`.
-        labels: see there.
+        probs: probabilities ``(N, K, *S)`` (array or tensor), or ``(K, *S)`` with labels ``(*S)``.
+        labels: integer ``(N, *S)``.
         bins: M.
-        mask: see there.
-        ignore_index: see there.
+        mask: bool like `labels`, the voxels to count; None counts all.
+        ignore_index: label to leave out.
 
     Returns:
         a fraction of 1; NaN when no voxel counts.

@@ -1,4 +1,4 @@
-"""Selective prediction: the risk of what is kept, the most confident first, and its area."""
+"""Selective prediction: the risk of the most confident items, and the area under its curve."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Numbers = NDArray[np.float64]
 def aurc(confidence: Any, loss: Any, *, counts: Any = None) -> float:
     """Area under the risk-coverage curve: ``1/n sum_k (mean loss of the k most confident)``.
 
-    Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks" (2017). What is equally
-    confident stands in no order: the mean over all orders is taken, exactly. Where confidence tells
-    nothing the area is the mean loss.
+    Geifman, El-Yaniv, "Selective Classification for Deep Neural Networks" (2017). For items of
+    equal confidence the mean over all their orders is taken, exactly. Where confidence tells
+    nothing, the area is the mean loss.
 
     Args:
-        confidence: ``(n,)``; of each item.
-        loss: ``(n,)``, finite; 1 - DSC of cases, or 0 and 1 of right and wrong voxels.
-        counts: ``(n,)``, how many items each entry stands for (all of that confidence and that mean
-            loss); None: one.
+        confidence: ``(n,)``, of each item.
+        loss: ``(n,)``, finite, of each item; 1 - DSC of cases, or 0 and 1 of right and wrong
+            voxels.
+        counts: ``(n,)``, how many items each entry stands for, all with its confidence and with its
+            loss as their mean; None counts each entry once.
 
     Returns:
-        in the unit of the loss, lower is better; NaN without items.
+        the area in the unit of the loss, lower is better; NaN without items.
 
     Raises:
         ValueError: lengths that differ, values that are not finite, negative counts.
@@ -48,15 +49,16 @@ def aurc(confidence: Any, loss: Any, *, counts: Any = None) -> float:
 
 
 def excess_aurc(confidence: Any, loss: Any, *, counts: Any = None) -> float:
-    """AURC less that of the ideal order, by the loss itself; 0 is the best there is.
+    """AURC minus the AURC of the ideal order, which sorts by the loss itself; 0 is best.
 
     Geifman, Uziel, El-Yaniv, "Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers"
     (2019).
 
     Args:
-        confidence: see :func:`aurc`.
-        loss: see there; entries that stand for many are of one loss each (0 or 1).
-        counts: see there.
+        confidence: ``(n,)``, of each item.
+        loss: ``(n,)``, finite, of each item. Where an entry stands for several items, all of them
+            must have this loss (0 or 1, say).
+        counts: ``(n,)``, how many items each entry stands for; None counts each entry once.
 
     Raises:
         ValueError: as :func:`aurc`.
@@ -65,15 +67,16 @@ def excess_aurc(confidence: Any, loss: Any, *, counts: Any = None) -> float:
 
 
 def risk_coverage(confidence: Any, loss: Any, *, counts: Any = None) -> tuple[Numbers, Numbers]:
-    """Coverage and risk (mean loss of what is kept) where the confidence changes.
+    """Coverage (share of items kept) and risk (their mean loss) wherever the confidence changes.
 
     Args:
-        confidence: see :func:`aurc`.
-        loss: see there.
-        counts: see there.
+        confidence: ``(n,)``, of each item.
+        loss: ``(n,)``, finite, of each item.
+        counts: ``(n,)``, how many items each entry stands for; None counts each entry once.
 
     Returns:
-        shares of the items kept, ascending to 1, and the mean loss of those; empty without items.
+        shares of the items kept, ascending to 1, and the mean loss of the items kept; empty without
+        items.
 
     Raises:
         ValueError: as :func:`aurc`.
@@ -85,7 +88,7 @@ def risk_coverage(confidence: Any, loss: Any, *, counts: Any = None) -> tuple[Nu
 
 @dataclass(frozen=True)
 class _Ties:
-    """Items of one confidence together, the most confident first: how many, and their mean loss."""
+    """Number and mean loss of the items of each confidence, the most confident first."""
 
     count: Numbers
     loss: Numbers

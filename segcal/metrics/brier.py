@@ -17,7 +17,7 @@ __all__ = ["BrierParts", "brier", "brier_parts", "soft_brier"]
 def brier(probs: Any, labels: Any, *, mask: Any = None, ignore_index: int | None = None) -> float:
     """Mean over voxels of ``sum_k (p_k - 1[y = k])^2``, between 0 and 2 (Brier 1950).
 
-    Arguments and errors as in :func:`segcal.metrics.ece.ece`.
+    Arguments and errors are as in :func:`segcal.metrics.ece.ece`.
 
     Returns:
         the score; NaN when no voxel counts.
@@ -36,8 +36,8 @@ class BrierParts(MurphyParts):
     """``brier = reliability - resolution + uncertainty + rest``, each summed over the classes.
 
     Attributes:
-        rest: what the bins blur: variance of p within a bin less twice its covariance with the
-            label; 0 where all p of a bin are equal.
+        rest: what is lost within the bins, namely the variance of p within a bin minus twice its
+            covariance with the label; 0 where all p of a bin are equal.
     """
 
     rest: float
@@ -53,8 +53,8 @@ def brier_parts(
 ) -> BrierParts:
     """Murphy's decomposition of the Brier score over equal-width bins (Murphy 1973).
 
-    Arguments and errors as in :func:`segcal.metrics.ece.ece`; the two within-bin terms of
-    Stephenson et al. 2008 are the rest.
+    Arguments and errors are as in :func:`segcal.metrics.ece.ece`. The rest holds the two within-bin
+    terms of Stephenson et al. 2008.
     """
     p, y = select_voxels(probs, labels, mask, ignore_index)
     parts = [equal_width_statistics(pk, y == k, bins).murphy() for k, pk in enumerate(p)]
@@ -78,16 +78,16 @@ def soft_brier(
 ) -> float:
     """Mean over voxels of ``sum_k (p_k - tau_k)^2``, tau the class proportions of the patch.
 
-    What the published CRaC evaluation reports as Brier score, over foreground-labelled voxels and
-    slice by slice (its labels are padded with 0: ``padding="background"``).
+    The published CRaC evaluation reports this as Brier score, over foreground-labelled voxels and
+    slice by slice (its labels are padded with 0, as with ``padding="background"``).
 
     Args:
-        probs: ``(N, K, *S)``.
+        probs: probabilities ``(N, K, *S)``.
         labels: integer ``(N, *S)``.
-        kernel_size: see :func:`segcal.neighbourhood.class_proportions`.
-        padding: see there.
+        kernel_size: odd size of the patch, one number or one per spatial axis.
+        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`).
         mask: bool like `labels`, the voxels to count; None counts all.
-        ignore_index: label to leave out, of voxels and of neighbourhoods.
+        ignore_index: label to leave out of the score and of the neighbourhoods.
 
     Returns:
         the score; NaN when no voxel counts.

@@ -1,4 +1,4 @@
-"""Calibration error of every class on its own: expected, average (ACE) or maximum (MCE)."""
+"""Calibration error of every single class: expected (ECE), average (ACE) or maximum (MCE)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ def calibration_error(
 ) -> NDArray[np.float64]:
     """Gap between ``p_k`` and the frequency of ``y = k``, for every class of a case.
 
-    ``expected`` weighs bins by their voxels, ``average`` (ACE) takes the mean of the non-empty
-    bins, ``maximum`` (MCE) the largest (Barfoot et al. 2024; MONAI's CalibrationError with 20
-    bins, whose counters are float32).
+    ``expected`` weighs bins by their voxels, ``average`` (ACE) takes the mean gap of the non-empty
+    bins, and ``maximum`` (MCE) the largest gap (Barfoot et al. 2024; MONAI's CalibrationError with
+    20 bins, whose counters are float32).
 
     Args:
-        probs: as in :func:`segcal.metrics.ece.ece`, of one case.
-        labels: see there.
-        reduction: over the bins.
+        probs: probabilities of one case, ``(N, K, *S)`` (array or tensor), or ``(K, *S)`` with
+            labels ``(*S)``.
+        labels: integer ``(N, *S)``.
+        reduction: how the gaps of the bins become one number.
         bins: M.
         include_background: whether class 0 takes part.
-        mask: see there.
-        ignore_index: see there.
+        mask: bool like `labels`, the voxels to count; None counts all.
+        ignore_index: label to leave out.
 
     Returns:
         ``(K,)``, or ``(K - 1,)`` without the background; NaN when no voxel counts.

@@ -18,14 +18,14 @@ def classwise_ece(
     """Mean over classes of the binary ECE of ``p_k`` against ``y = k``.
 
     ``(1/K) sum_k sum_m (n_mk / n) |frequency_mk - confidence_mk|`` over all K classes of the model
-    (Kull et al. 2019, "classwise-ECE"). Bins as in :func:`segcal.metrics.ece.ece`.
+    (Kull et al. 2019, "classwise-ECE"). The bins are those of :func:`segcal.metrics.ece.ece`.
 
     Args:
-        probs: as in :func:`segcal.metrics.ece.ece`.
-        labels: see there.
+        probs: probabilities ``(N, K, *S)`` (array or tensor), or ``(K, *S)`` with labels ``(*S)``.
+        labels: integer ``(N, *S)``.
         bins: M.
-        mask: see there.
-        ignore_index: see there.
+        mask: bool like `labels`, the voxels to count; None counts all.
+        ignore_index: label to leave out.
 
     Returns:
         a fraction of 1; NaN when no voxel counts.

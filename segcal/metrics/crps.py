@@ -16,15 +16,15 @@ __all__ = ["crps_empirical", "crps_gaussian"]
 def crps_gaussian(mean: float, sd: float, value: float) -> float:
     """``integral (F(y) - 1[y >= v])^2 dy`` of a normal distribution F, in the unit of v.
 
-    In closed form, with ``z = (v - mean) / sd`` and the normal distribution's Phi and phi::
+    In closed form, with ``z = (v - mean) / sd`` and the standard normal Phi and phi, it is::
 
         sd (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))
 
     (Gneiting and Raftery 2007, section 4.2). Without a spread it is ``|v - mean|``.
 
     Args:
-        mean: of F.
-        sd: its standard deviation, 0 or more.
+        mean: mean of F.
+        sd: standard deviation of F, 0 or more.
         value: v.
 
     Raises:
@@ -40,7 +40,7 @@ def crps_gaussian(mean: float, sd: float, value: float) -> float:
 
 
 def crps_empirical(members: Any, value: float) -> float:
-    """The same of the distribution that puts equal weight on every member; exact.
+    """CRPS of the distribution that gives every member the same weight; exact.
 
     ``mean_r |x_r - v| - mean_rs |x_r - x_s| / 2`` (Gneiting and Raftery 2007, equation 20). The
     sum over all pairs follows from the sorted members.
@@ -50,7 +50,7 @@ def crps_empirical(members: Any, value: float) -> float:
         value: v.
 
     Raises:
-        ValueError: no member.
+        ValueError: no members.
     """
     x = np.sort(np.asarray(as_array(members), dtype=np.float64).reshape(-1))
     r = len(x)

@@ -21,8 +21,8 @@ def dice(prediction: Any, reference: Any, label: int, *, mask: Any = None) -> fl
         mask: bool, same shape; False leaves a voxel out. None keeps all.
 
     Returns:
-        a fraction of 1. NaN when the label is in neither map (the published evaluation counts 1),
-        0 when it is in one of them.
+        a fraction of 1. NaN when the label is in neither map (the published evaluation counts this
+        as 1), 0 when it is in one map only.
 
     Raises:
         ValueError: shapes differ.

@@ -15,9 +15,10 @@ def ece(
 ) -> float:
     """Top-label ECE: ``sum_m (n_m / n) |accuracy_m - confidence_m|``.
 
-    Confidence is the largest probability of a voxel, a hit that its class is the label's (ties go
-    to the lowest class). Bins are (lo, hi] of equal width, 0 in the first; a value within 1e-6
-    bin widths above an edge counts as on it (Guo et al. 2017; 15 bins as in CALS and CRaC).
+    The confidence of a voxel is its largest probability; the accuracy of a bin is the share of its
+    voxels whose class of largest probability is the label (ties go to the lowest class). Bins are
+    (lo, hi] of equal width, and 0 is in the first bin; a value within 1e-6 bin widths above an edge
+    counts as on the edge (Guo et al. 2017; 15 bins as in CALS and CRaC).
 
     Args:
         probs: probabilities ``(N, K, *S)`` (array or tensor), or ``(K, *S)`` with labels ``(*S)``.
@@ -39,9 +40,9 @@ def ece(
 def reliability(
     probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None
 ) -> BinStatistics:
-    """Bin statistics behind :func:`ece` and the reliability diagram; those of cases add up.
+    """Bin statistics behind :func:`ece` and the reliability diagram, which cases can add up.
 
-    Arguments and errors as in :func:`ece`.
+    Arguments and errors are as in :func:`ece`.
     """
     p, y = select_voxels(probs, labels, mask, ignore_index)
     confidence, predicted = p.max(dim=0)

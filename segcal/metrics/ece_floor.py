@@ -1,4 +1,4 @@
-"""Floor of ECE: what probabilities that are perfectly calibrated score by chance."""
+"""Floor of ECE: the ECE that perfectly calibrated probabilities have by chance."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from segcal.tensors import select_voxels
 __all__ = ["EceFloor", "ece_floor", "floor_of_cells", "floor_over_cases"]
 
 DRAWS = 1999
-"""Data sets that are simulated; p-values are multiples of 1 / (DRAWS + 1)."""
+"""Number of data sets that are simulated; p-values are multiples of 1 / (DRAWS + 1)."""
 CELLS = 1024
-"""Groups of like confidence, over all bins, whose hits are drawn together."""
+"""Number of groups of similar confidence, over all bins, whose hits are drawn together."""
 Float = NDArray[np.float64]
 
 
@@ -26,12 +26,12 @@ class EceFloor:
     """Expected calibration error, and what it would be if the probabilities were calibrated.
 
     Attributes:
-        ece: of the data.
-        expected: its mean over data whose labels are drawn from the stated confidences.
-        q95: its 95 % quantile over them.
-        p: share of such data whose ECE is at least that of the data; small where the model is
-            miscalibrated, NaN where nothing tells.
-        independent: as `expected`, if every prediction came true or not on its own.
+        ece: ECE of the data.
+        expected: mean ECE of simulated data for which the stated confidences are calibrated.
+        q95: 95 % quantile of the ECE of such data.
+        p: share of such data whose ECE is at least `ece`; small where the model is miscalibrated,
+            NaN without predictions and for fewer than two cases.
+        independent: `expected` if all predictions were independent of each other.
         spread: standard deviation of a bin's accuracy about its confidence, ``(M,)``; NaN where
             the bin is empty.
     """
@@ -45,9 +45,9 @@ class EceFloor:
 
     @property
     def effective_share(self) -> float:
-        """Share of the predictions that would do, if they were independent, for this floor.
+        """Share of the predictions that would have this floor if they were independent.
 
-        The floor falls with the root of their number: ``(independent / expected)^2``.
+        The floor falls with the root of their number, so this is ``(independent / expected)^2``.
         """
         return (self.independent / self.expected) ** 2 if self.expected > 0 else float("nan")
 
@@ -61,18 +61,18 @@ def ece_floor(
     ignore_index: int | None = None,
     seed: int = 0,
 ) -> EceFloor:
-    """Floor of the top-label ECE of independent predictions, such as those of classified images.
+    """Floor of the top-label ECE of independent predictions, such as classes of whole images.
 
-    ECE is a mean of absolute values, and so above 0 for true probabilities, too. Voxels of an image
-    are not independent: :func:`floor_over_cases` is for them.
+    ECE is a mean of absolute values, and so above 0 even for true probabilities. Voxels of an image
+    are not independent; use :func:`floor_over_cases` for them.
 
     Args:
-        probs: as in :func:`segcal.metrics.ece.ece`.
-        labels: see there.
+        probs: probabilities ``(N, K, *S)`` (array or tensor), or ``(K, *S)`` with labels ``(*S)``.
+        labels: integer ``(N, *S)``.
         bins: M.
-        mask: see there.
-        ignore_index: see there.
-        seed: of the simulation.
+        mask: bool like `labels`, the predictions to count; None counts all.
+        ignore_index: label to leave out.
+        seed: random seed of the simulation.
 
     Raises:
         ValueError: as :func:`segcal.metrics.ece.ece`.
@@ -86,13 +86,14 @@ def ece_floor(
 def floor_of_cells(cells: BinStatistics, bins: int, *, seed: int = 0) -> EceFloor:
     """Floor of the ECE of independent predictions, from narrow cells of their confidence.
 
-    Simulated: hits of a group of n predictions of mean confidence p are binomial(n, p). Where many
-    fall into a bin its mean gap is half-normal, ``sqrt(2 / pi) sqrt(sum p (1 - p)) / n``.
+    In the simulation, the hits of a group of n predictions of mean confidence p are binomial(n, p).
+    Where many predictions fall into a bin its gap is half-normal, with the mean
+    ``sqrt(2 / pi) sqrt(sum p (1 - p)) / n``.
 
     Args:
-        cells: of equal width, a multiple of `bins` of them.
+        cells: statistics of cells of equal width, whose number is a multiple of `bins`.
         bins: M.
-        seed: of the simulation.
+        seed: random seed of the simulation.
 
     Returns:
         the floor; NaN without predictions.
@@ -125,24 +126,26 @@ def floor_of_cells(cells: BinStatistics, bins: int, *, seed: int = 0) -> EceFloo
 def floor_over_cases(
     cells: BinStatistics, cases: Sequence[BinStatistics], *, seed: int = 0
 ) -> EceFloor:
-    """Floor of the pooled ECE of cases, of which only whole ones are independent.
+    """Floor of the pooled ECE, the ECE of all voxels of all cases together.
 
-    The voxels of a case are right or wrong together, so the gap of a bin (hits less promises)
-    varies far more from case to case than if they were independent. With g the gaps ``(C, M)`` of
-    C cases and n their counts, a wild bootstrap over the cases draws signs s and takes::
+    Cases are independent of each other, the voxels of a case are not: they are right or wrong
+    together, so the gap of a bin (hits minus summed confidence) varies far more from case to case
+    than the gap of independent voxels. With g the gaps ``(C, M)`` of C cases and n their counts, a
+    wild bootstrap over the cases draws signs s and takes::
 
         sum_m |sum_c s_c e_cm| sqrt(C / (C - 1)) / n
         e_cm = g_cm - n_cm (sum_c g_cm / sum_c n_cm)
 
-    as the ECE of calibrated data, whose gaps vary as these do about a mean of 0. It is never below
-    that of independent predictions, which is all there is for a single case. The test takes
+    as the ECE of calibrated data, whose gaps vary as these do about a mean of 0. The floor is never
+    below the floor of independent predictions, which is used for a single case. The test takes
     ``|sum_c s_c g_cm|``: under calibration a case's gap is as likely as its opposite, so p is valid
-    for few cases, too, and never below ``2^(1 - C)`` (Wu 1986; Cameron, Gelbach and Miller 2008).
+    for few cases too, and never below ``2^(1 - C)`` (Wu 1986; Cameron, Gelbach and Miller
+    2008).
 
     Args:
-        cells: of all cases together, see :func:`floor_of_cells`.
+        cells: cells of equal width with the voxels of all cases, as for :func:`floor_of_cells`.
         cases: equal-width bins of every case.
-        seed: of the simulation.
+        seed: random seed of the simulation.
 
     Returns:
         the floor; p is NaN for fewer than two cases.
@@ -170,7 +173,7 @@ def floor_over_cases(
 
 
 def _p_value(drawn: Float, ece: float) -> float:
-    """Share of the drawn that are as large, the data among them; ties by rounding are equal."""
+    """Share of the drawn values that are as large, counting the data; equal up to rounding."""
     return float((1 + np.sum(drawn >= ece * (1 - 1e-9))) / (1 + len(drawn)))
 
 
@@ -193,7 +196,7 @@ def _bins(cells: BinStatistics, bins: int) -> BinStatistics:
 
 
 def _grouped(values: NDArray[Any], bins: int) -> NDArray[Any]:
-    """Sums of the cells of each bin ``(M, groups)``, in which confidences are nearly alike."""
+    """Sums over groups of cells ``(M, groups)``, in which confidences are nearly alike."""
     rows = values.reshape(bins, -1)
     step = max(1, rows.shape[1] // _per_bin(bins))
     return np.add.reduceat(rows, np.arange(0, rows.shape[1], step), axis=1)

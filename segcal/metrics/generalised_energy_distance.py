@@ -1,4 +1,4 @@
-"""Generalised energy distance: how samples of a model are spread against the raters."""
+"""Generalised energy distance between the samples of a model and the masks of the raters."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Masks = Sequence[NDArray[np.bool_]]
 
 
 def generalised_energy_distance(samples: Masks, raters: Masks) -> float:
-    """``2 E d(S, Y) - E d(S, S') - E d(Y, Y')`` with ``d = 1 - IoU``, squared distance, 0 to 2.
+    """Squared distance ``2 E d(S, Y) - E d(S, S') - E d(Y, Y')`` with ``d = 1 - IoU``, 0 to 2.
 
-    S and S' are independent samples of the model, Y and Y' of the raters, so that a mask is paired
-    with itself, too: it is 0 where both distributions are the same (Kohl et al. 2018, equation 4;
-    Szekely and Rizzo 2013). Two empty masks are alike: d = 0.
+    S and S' are drawn independently from the samples of the model, Y and Y' from the raters, so
+    that a mask is also paired with itself. The distance is 0 where both distributions are the same
+    (Kohl et al. 2018, equation 4; Szekely and Rizzo 2013). For two empty masks d = 0.
 
     Args:
-        samples: bool ``(*S)``, one or more.
-        raters: bool, same shape, one or more.
+        samples: masks of the model, bool ``(*S)``, one or more.
+        raters: masks of the raters, bool, same shape, one or more.
 
     Raises:
-        ValueError: none of either.
+        ValueError: no samples or no raters.
     """
     if not len(samples) or not len(raters):
         raise ValueError(
@@ -35,7 +35,7 @@ def generalised_energy_distance(samples: Masks, raters: Masks) -> float:
 
 
 def _within(masks: Masks) -> float:
-    """Mean distance of two of them, each drawn from all."""
+    """Mean distance of two masks, each drawn from all."""
     pairs = [_distance(a, b) for i, a in enumerate(masks) for b in masks[i + 1 :]]
     return 2 * float(np.sum(pairs)) / len(masks) ** 2
 

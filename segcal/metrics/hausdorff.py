@@ -1,4 +1,4 @@
-"""Hausdorff distance, its percentile, average and normalised surface distance; millimetres."""
+"""Hausdorff distance and its percentiles, average and normalised surface distance, in mm."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def hausdorff(
         reference: bool, same shape.
         spacing_mm: voxel size along each axis of the arrays, in their order.
         percentile: None takes the maximum; 95 gives HD95 (linear interpolation).
-        definition: of a percentile. ``pooled`` takes it of all distances of both directions
-            together (medpy); ``max_directed`` takes the larger of the two directions'
-            percentiles (MONAI). They differ by tens of mm on outliers, so name the one you use.
+        definition: definition of a percentile. ``pooled`` takes it of all distances of both
+            directions together (medpy); ``max_directed`` takes the larger of the two directions'
+            percentiles (MONAI). The two differ by tens of mm on outliers, so name the one you use.
 
     Returns:
         mm; inf when one mask is empty, NaN when both are.
@@ -55,7 +55,7 @@ def hausdorff_of(
     percentile: float | None = None,
     definition: Definition = "pooled",
 ) -> float:
-    """Summarise distances that are already there; see :func:`hausdorff`.
+    """Hausdorff distance from surface distances; the options are those of :func:`hausdorff`.
 
     Raises:
         ValueError: options out of range.
@@ -79,7 +79,7 @@ def nsd(
     spacing_mm: Sequence[float] | ArrayLike,
     tolerance_mm: float,
 ) -> float:
-    """Normalised surface distance: share of both surfaces within a tolerance of the other.
+    """Normalised surface distance: share of each surface within a tolerance of the other.
 
     ``(|{d_PG <= t}| + |{d_GP <= t}|) / (|surface P| + |surface G|)`` over surface voxels (Nikolov
     et al. 2018 weigh by surface area instead).
@@ -101,7 +101,7 @@ def nsd(
 
 
 def nsd_of(distances: SurfaceDistances, *, tolerance_mm: float) -> float:
-    """Summarise distances that are already there; see :func:`nsd`.
+    """Normalised surface distance, as in :func:`nsd`, from surface distances.
 
     Raises:
         ValueError: a tolerance below 0.
@@ -128,7 +128,7 @@ def assd(
         reference: bool, same shape.
         spacing_mm: voxel size along each axis of the arrays, in their order.
         definition: ``pooled`` is the mean of all distances of both directions (medpy 0.5);
-            ``mean_of_means`` the mean of the two directions' means.
+            ``mean_of_means`` is the mean of the two directions' means.
 
     Returns:
         mm; inf when one mask is empty, NaN when both are.
@@ -142,7 +142,7 @@ def assd(
 
 
 def assd_of(distances: SurfaceDistances, *, definition: AssdDefinition = "pooled") -> float:
-    """Summarise distances that are already there; see :func:`assd`.
+    """Average surface distance from surface distances; the options are those of :func:`assd`.
 
     Raises:
         ValueError: an unknown definition.

@@ -22,7 +22,7 @@ def confusion_matrix(
     mask: Any = None,
     ignore_index: int | None = None,
 ) -> Confusion:
-    """Voxels by reference label (rows) and predicted label (columns); cases add up.
+    """Count voxels by reference label (rows) and predicted label (columns); cases can be added.
 
     Args:
         prediction: integer label map, any shape (array or tensor).
@@ -69,7 +69,8 @@ def mean_iou(confusion: Confusion, *, include_background: bool = False) -> float
     """Mean of :func:`iou` over the classes that occur; NaN when none does.
 
     Args:
-        confusion: see :func:`iou`. The published model selection pools the validation set.
+        confusion: :func:`confusion_matrix` of one case, or summed over many (pooled). The published
+            model selection sums it over the validation set.
         include_background: whether class 0 takes part.
     """
     values = iou(confusion)[0 if include_background else 1 :]
@@ -78,14 +79,14 @@ def mean_iou(confusion: Confusion, *, include_background: bool = False) -> float
 
 
 def mean_dice(confusion: Confusion, *, include_background: bool = False) -> float:
-    """Mean over the classes that occur of the Dice coefficient, ``2 TP / (2 TP + FP + FN)``.
+    """Mean Dice coefficient ``2 TP / (2 TP + FP + FN)`` over the classes that occur.
 
     Args:
-        confusion: see :func:`iou`.
+        confusion: :func:`confusion_matrix` of one case, or summed over many (pooled).
         include_background: whether class 0 takes part.
 
     Returns:
-        NaN when no class occurs.
+        a fraction of 1; NaN when no class occurs.
     """
     values = iou(confusion)[0 if include_background else 1 :]
     values = values[~np.isnan(values)]

@@ -1,4 +1,4 @@
-"""Calibration error without bins: distance to the isotonic fit of what came true."""
+"""Calibration error without bins: distance of confidence to its isotonic recalibration."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["isotonic_ece", "isotonic_error"]
 def isotonic_ece(
     probs: Any, labels: Any, *, mask: Any = None, ignore_index: int | None = None
 ) -> float:
-    """Top-label ECE without bins, see :func:`isotonic_error`.
+    """Top-label ECE without bins, by :func:`isotonic_error`.
 
-    Arguments and errors as in :func:`segcal.metrics.ece.ece`.
+    Arguments and errors are as in :func:`segcal.metrics.ece.ece`.
     """
     p, y = select_voxels(probs, labels, mask, ignore_index)
     confidence, predicted = p.max(dim=0)
@@ -30,15 +30,16 @@ def isotonic_ece(
 
 
 def isotonic_error(cells: BinStatistics) -> float:
-    """``sum_i n_i |c(p_i) - p_i| / n``, c the increasing curve nearest to what came true.
+    """``sum_i n_i |c(p_i) - p_i| / n``, c the increasing curve nearest to the observed hits.
 
-    The pools that adjacent violators form take the place of bins: their number and width follow
-    from the data (CORP, Dimitriadis, Gneiting and Jordan 2021). Beside ECE it shows how much the
-    choice of bins matters. The curve is fitted to the same data, so that like ECE this is above 0
-    for calibrated probabilities; accuracy that falls with confidence is taken as constant.
+    The curve is constant on stretches (the pools of the pool-adjacent-violators algorithm), which
+    take the place of bins; their number and width follow from the data (CORP, Dimitriadis, Gneiting
+    and Jordan 2021). Compared with ECE it shows how much the choice of bins matters. The curve is
+    fitted to the same data, so that like ECE this is above 0 for calibrated probabilities; where
+    accuracy falls with confidence, the curve is constant.
 
     Args:
-        cells: predictions in the order of their confidence, alike within a cell.
+        cells: predictions sorted by confidence, which is nearly equal within a cell.
 
     Returns:
         a fraction of 1; NaN without predictions.

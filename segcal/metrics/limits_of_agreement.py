@@ -1,4 +1,4 @@
-"""Limits of agreement of two measurements of one thing (Bland and Altman)."""
+"""Limits of agreement of two measurements of the same quantity (Bland and Altman)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Limits(NamedTuple):
 
     Attributes:
         bias: mean difference.
-        low: bias less 1.96 standard deviations.
-        high: bias and 1.96 standard deviations.
+        low: bias minus 1.96 standard deviations.
+        high: bias plus 1.96 standard deviations.
     """
 
     bias: float
@@ -38,7 +38,8 @@ def limits_of_agreement(measured: Any, reference: Any) -> Limits:
         reference: ``(n,)``, finite.
 
     Returns:
-        of measured less reference; limits are NaN of fewer than two, all of none.
+        bias and limits of measured minus reference. The limits are NaN for fewer than two
+        measurements, and all three values are NaN without measurements.
 
     Raises:
         ValueError: lengths that differ, values that are not finite.

@@ -18,11 +18,11 @@ Average = Literal["class", "sample"]
 def mean_average_precision(scores: Any, targets: Any, *, average: Average = "class") -> float:
     """Mean over classes (mAP@class) or samples (mAP@sample) of the average precision.
 
-    ``AP = (1/P) sum over positives of the precision at their rank``, scores descending; equal
-    scores share a rank. A class (sample) without a positive is left out of the mean.
+    ``AP = (1/P) sum over positives of the precision at their rank``, in descending order of the
+    scores; equal scores share a rank. A class (sample) without a positive is left out of the mean.
 
     Args:
-        scores: floating ``(B, T)``, anything that ranks: logits or probabilities.
+        scores: floating ``(B, T)`` that rank, such as logits or probabilities.
         targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is left out of the ranking.
         average: ``class`` ranks the samples of each class, ``sample`` the labels of each sample.
 
@@ -42,8 +42,7 @@ def average_precisions(
 ) -> NDArray[np.float64]:
     """Average precision of every class ``(T,)`` or sample ``(B,)``; NaN without a positive.
 
-    Arguments and errors as in :func:`mean_average_precision`; ties as in
-    :func:`segcal.ranking.average_precision`.
+    Arguments and errors are as in :func:`mean_average_precision`.
     """
     check_choice("average", average, get_args(Average))
     check_choice("ties", ties, get_args(Ties))

@@ -14,15 +14,15 @@ __all__ = ["multilabel_calibration_error", "multilabel_reliability"]
 
 
 def multilabel_reliability(probs: Any, targets: Any, *, bins: int = 10) -> BinStatistics:
-    """Bin statistics of all (sample, label) pairs pooled; those of batches add up.
+    """Bin statistics of all (sample, label) pairs together, which batches can add up.
 
-    Confidence is the posterior of the label, a hit that the label applies.
+    The confidence of a pair is the posterior of the label; it is a hit where the label applies.
 
     Args:
-        probs: posteriors ``(B, T)``, floating (array or tensor); see
+        probs: posteriors ``(B, T)``, floating (array or tensor), as from
             :meth:`segcal.losses.multilabel.posterior.MultiLabelLoss.probabilities`.
         targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is left out.
-        bins: M, (lo, hi] of equal width, 0 in the first.
+        bins: M; bins are (lo, hi] of equal width, and 0 is in the first bin.
 
     Raises:
         ValueError: shapes, targets or probabilities that do not fit.
@@ -41,16 +41,16 @@ def multilabel_calibration_error(
 ) -> float:
     """Gap between posterior and frequency over the bins: ACE, MCE or ECE.
 
-    ``average`` (ACE) is the mean over the bins that are not empty, ``maximum`` (MCE) the largest,
-    ``expected`` (ECE) weighs bins by their entries.
+    ``average`` (ACE) is the mean gap of the bins that are not empty, ``maximum`` (MCE) the largest
+    gap, and ``expected`` (ECE) weighs the gaps by the number of entries.
 
     Args:
-        probs: see :func:`multilabel_reliability`, as the next.
-        targets: see there.
-        reduction: over the bins.
+        probs: posteriors ``(B, T)``, floating (array or tensor).
+        targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is left out.
+        reduction: how the gaps of the bins become one number.
         bins: M.
-        classwise: bin every label on its own and take the mean over those that have a known
-            entry, instead of pooling all pairs.
+        classwise: bin every label on its own and take the mean over the labels that have a known
+            entry, instead of binning all pairs together.
 
     Returns:
         a fraction of 1; NaN when nothing is known.

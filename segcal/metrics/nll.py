@@ -22,12 +22,12 @@ def nll(
     """Mean of ``-log p_y`` in nats.
 
     Args:
-        probs: as in :func:`segcal.metrics.ece.ece`.
-        labels: see there.
-        floor: probabilities below count as this, since a stored 0 has no logarithm (nnU-Net
-            writes exact zeros outside its crop).
-        mask: see there.
-        ignore_index: see there.
+        probs: probabilities ``(N, K, *S)`` (array or tensor), or ``(K, *S)`` with labels ``(*S)``.
+        labels: integer ``(N, *S)``.
+        floor: smaller probabilities count as this value, because a stored 0 has no logarithm
+            (nnU-Net writes exact zeros outside its crop).
+        mask: bool like `labels`, the voxels to count; None counts all.
+        ignore_index: label to leave out.
 
     Returns:
         nats; NaN when no voxel counts.

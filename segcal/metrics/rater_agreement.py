@@ -1,4 +1,4 @@
-"""Several raters: what most of them say, and how a prediction does where they agree and not."""
+"""Several raters: their majority vote, and how a prediction does where they agree or disagree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Labels = NDArray[np.integer[Any]]
 
 
 def majority(raters: Sequence[Labels]) -> Labels:
-    """Label that most raters give a voxel; of several such, the smallest.
+    """Label that most raters give a voxel; the smallest label where several are tied.
 
     Args:
         raters: label maps ``(*S)``, one or more.
@@ -37,8 +37,8 @@ def majority(raters: Sequence[Labels]) -> Labels:
 def rater_disagreement(raters: Sequence[Labels]) -> NDArray[np.float32]:
     """Probability that two raters, each drawn from all, label a voxel differently, ``(*S)``.
 
-    ``1 - sum_k s_k^2`` of the proportions s: what the Brier score against a rater is, on average,
-    above that against the proportions.
+    This is ``1 - sum_k s_k^2`` of the raters' shares s. By as much is the mean Brier score against
+    single raters above the Brier score against their shares.
 
     Args:
         raters: label maps ``(*S)``, one or more.
@@ -53,20 +53,20 @@ def rater_disagreement(raters: Sequence[Labels]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class RaterSums:
-    """Sums of one structure of one case over the voxels, as its raters see it.
+    """Sums over the voxels of a case, for one structure that several raters labelled.
 
     Attributes:
-        volumes: voxels of every rater ``(R,)``.
-        inside: voxels that all raters put in the structure.
-        hits: those of them that are predicted.
-        predicted: predicted voxels on which all raters agree.
-        disagreed: voxels on which they do not.
-        inside_sum: sum of its probability p over `inside`.
+        volumes: number of voxels that every rater put in the structure ``(R,)``.
+        inside: number of voxels that all raters put in the structure.
+        hits: number of voxels that all raters put in the structure and that are predicted.
+        predicted: number of predicted voxels on which all raters agree.
+        disagreed: number of voxels on which raters disagree.
+        inside_sum: sum of the structure's probability p over `inside`.
         confidence_sum: sum of ``max(p, 1 - p)`` over `disagreed`.
         gap_sum: sum of ``|p - share of the raters|`` over `disagreed`.
         total: sum of p over all voxels.
-        variance: sum of ``p (1 - p)``.
-        voxel_ml: size of a voxel.
+        variance: sum of ``p (1 - p)`` over all voxels.
+        voxel_ml: volume of a voxel in ml.
     """
 
     volumes: NDArray[np.int64]
@@ -83,7 +83,7 @@ class RaterSums:
 
     @property
     def dsc_agreed(self) -> float:
-        """DSC over the voxels on which all raters agree; NaN without any."""
+        """DSC over the voxels on which all raters agree; NaN without such voxels in either mask."""
         return _ratio(2 * self.hits, self.predicted + self.inside)
 
     @property
@@ -113,17 +113,17 @@ def rater_sums(
 
     Args:
         probability: p ``(*S)``.
-        mask: predicted, bool, same shape.
-        raters: their masks, bool, same shape, one or more.
-        voxel_ml: size of a voxel.
+        mask: predicted mask, bool, same shape.
+        raters: masks of the raters, bool, same shape, one or more.
+        voxel_ml: volume of a voxel in ml.
 
     Raises:
         ValueError: shapes that differ, no rater.
     """
     if not raters or any(one.shape != probability.shape for one in (mask, *raters)):
         raise ValueError(
-            f"raters: expected one or more masks of {probability.shape} as of the prediction, got "
-            f"{[one.shape for one in raters]} and {mask.shape}"
+            f"raters: expected one or more masks of the shape {probability.shape} of the "
+            f"probability, got {[one.shape for one in raters]}, and {mask.shape} of the mask"
         )
     sums = np.zeros(9)
     volumes = np.zeros(len(raters), np.int64)

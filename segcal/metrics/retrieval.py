@@ -23,15 +23,15 @@ __all__ = [
 ]
 
 IMPOSSIBLE = -1e30
-"""Stands for log 0 in sums; no finite log-odds come near."""
+"""Stands for log 0 in sums; no finite log-odds come near this value."""
 
 
 class Queries(NamedTuple):
     """Conjunctive queries: labels that must apply, and labels that must not.
 
     Attributes:
-        wanted: bool ``(Q, T)``.
-        unwanted: bool ``(Q, T)``, apart from `wanted`.
+        wanted: labels that must apply, bool ``(Q, T)``.
+        unwanted: labels that must not apply, bool ``(Q, T)``; no label is in both.
     """
 
     wanted: Tensor
@@ -41,14 +41,16 @@ class Queries(NamedTuple):
 def query_log_scores(log_odds: Any, wanted: Any, unwanted: Any) -> Tensor:
     """Log of the probability that a sample meets all conditions of a query.
 
-    ``log s = sum_{wanted} log eta_t + sum_{unwanted} log(1 - eta_t)``, labels independent given
-    the sample (Cheng & Vasconcelos 2024, eqs. 22 and 23). Taken from log-odds it loses no
-    posterior to rounding; its exponential is the probability. A query without conditions has 0.
+    ``log s = sum_{wanted} log eta_t + sum_{unwanted} log(1 - eta_t)``, where labels count as
+    independent given the sample (Cheng & Vasconcelos 2024, eqs. 22 and 23). It is computed from
+    log-odds, so no posterior is rounded to 0 or 1; its exponential is the probability. A query
+    without conditions has the value 0.
 
     Args:
-        log_odds: floating ``(B, T)``, of calibrated posteriors; infinite ones are allowed.
-        wanted: 0 and 1, or bool ``(Q, T)``.
-        unwanted: the same; no label is in both.
+        log_odds: log-odds of calibrated posteriors, floating ``(B, T)``; infinite values are
+            allowed.
+        wanted: labels that must apply, 0 and 1, or bool ``(Q, T)``.
+        unwanted: labels that must not apply, likewise; no label is in both.
 
     Returns:
         float64 ``(Q, B)``.
@@ -71,12 +73,12 @@ def query_log_scores(log_odds: Any, wanted: Any, unwanted: Any) -> Tensor:
 def query_relevance(targets: Any, wanted: Any, unwanted: Any) -> Tensor:
     """Whether each sample meets all conditions of each query: 1, 0, or -1 where unknown.
 
-    A sample with an unknown label is irrelevant if a known one breaks a condition.
+    A sample with an unknown label is irrelevant if a known label breaks a condition.
 
     Args:
         targets: ``(B, T)`` of 0, 1 and -1.
-        wanted: see :func:`query_log_scores`.
-        unwanted: see there.
+        wanted: labels that must apply, 0 and 1, or bool ``(Q, T)``.
+        unwanted: labels that must not apply, likewise; no label is in both.
 
     Returns:
         int64 ``(Q, B)``.
@@ -96,14 +98,14 @@ def query_relevance(targets: Any, wanted: Any, unwanted: Any) -> Tensor:
 def retrieval_map(log_odds: Any, targets: Any, wanted: Any, unwanted: Any) -> float:
     """Mean over queries of the average precision of the samples that meet them.
 
-    Queries that no sample meets are left out, and from a query the samples of which nobody knows
-    whether they meet it.
+    Queries that no sample meets are left out. From the ranking of a query, samples are left out for
+    which it is unknown whether they meet it.
 
     Args:
-        log_odds: see :func:`query_log_scores`.
+        log_odds: log-odds of calibrated posteriors, floating ``(B, T)``.
         targets: ``(B, T)`` of 0, 1 and -1.
-        wanted: see :func:`query_log_scores`.
-        unwanted: see there.
+        wanted: labels that must apply, 0 and 1, or bool ``(Q, T)``.
+        unwanted: labels that must not apply, likewise; no label is in both.
 
     Returns:
         a fraction of 1; NaN when no query is met.
@@ -127,19 +129,21 @@ def retrieval_map(log_odds: Any, targets: Any, wanted: Any, unwanted: Any) -> fl
 
 
 def draw_queries(targets: Any, conditions: int, count: int, *, seed: int = 0) -> Queries:
-    """Draw queries of `conditions` labels that at least one sample meets, at least one wanted.
+    """Draw queries of `conditions` labels, one or more wanted, that at least one sample meets.
 
-    A sample is drawn, then how many labels are wanted (as many as it allows are equally likely),
-    then these among those that apply to it and the rest among those that do not.
+    First a sample is drawn, then the number of wanted labels (all numbers that the sample allows
+    are equally likely). The wanted labels are drawn from the labels that apply to the sample, the
+    unwanted ones from the labels that do not.
 
     Args:
         targets: ``(B, T)`` of 0, 1 and -1.
         conditions: labels per query, wanted and unwanted together, at least 1.
-        count: draws; a query that is drawn twice is kept once.
-        seed: of the draws.
+        count: number of draws; a query that is drawn twice is kept once.
+        seed: random seed of the draws.
 
     Returns:
-        bool ``(Q, T)`` both, ``Q <= count``; none when no sample has enough known labels.
+        wanted and unwanted labels, bool ``(Q, T)`` each, ``Q <= count``; Q is 0 when no sample has
+        enough known labels.
 
     Raises:
         ValueError: shapes, targets or numbers that do not fit.
@@ -176,14 +180,14 @@ def retrieval_curve(
     """Retrieval mAP against the number of conditions, over queries drawn from the targets.
 
     Args:
-        log_odds: see :func:`query_log_scores`.
+        log_odds: log-odds of calibrated posteriors, floating ``(B, T)``.
         targets: ``(B, T)`` of 0, 1 and -1.
         conditions: numbers of labels per query.
-        count: draws per number, see :func:`draw_queries`.
-        seed: of the draws; two models are compared on the same queries.
+        count: number of queries drawn per number of labels, by :func:`draw_queries`.
+        seed: random seed of the draws, so that two models are compared on the same queries.
 
     Returns:
-        by number of conditions, see :func:`retrieval_map`.
+        the value of :func:`retrieval_map` by number of conditions.
 
     Raises:
         ValueError: shapes, values or numbers that do not fit.

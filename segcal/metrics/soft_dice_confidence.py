@@ -1,4 +1,4 @@
-"""Soft Dice confidence: the Dice coefficient that a mask can expect, without a reference."""
+"""Soft Dice confidence: the Dice coefficient that is expected of a mask, without a reference."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["soft_dice_confidence", "soft_dice_of"]
 
 
 def soft_dice_confidence(p: Any, mask: Any = None) -> float:
-    """``2 sum_{mask} p / (sum p + |mask|)``: what the DSC of a mask is expected to be, about.
+    """Approximate expected DSC of a mask, ``2 sum_{mask} p / (sum p + |mask|)``.
 
     Borges, Pacheco, Silva, "Soft Dice Confidence: A Near-Optimal Confidence Estimator for Selective
     Prediction in Semantic Segmentation" (arXiv 2402.10665). It is the ratio of the expectations of
     numerator and denominator of the DSC, which is near the expectation of the ratio where the
-    labels of voxels are independent given the image; it has nothing to tune. It is honest as far as
-    the probabilities are.
+    labels of voxels are independent given the image. There is nothing to tune. It can be trusted as
+    far as the probabilities are calibrated.
 
     Args:
         p: floating ``(*S)``, probability of one structure (array or tensor).
-        mask: bool, same shape: the voxels that were decided to be it; None takes ``p > 0.5``.
+        mask: bool, same shape: the voxels predicted as the structure; None takes ``p > 0.5``.
 
     Returns:
-        a fraction of 1. NaN where the mask is empty and every probability is 0 (as the DSC of a
-        label that is in neither map), 0 where the mask alone is empty.
+        a fraction of 1. NaN where the mask is empty and every probability is 0 (like the DSC of a
+        label that is in neither map), 0 where only the mask is empty.
 
     Raises:
         ValueError: a mask that is not bool or of another shape.
@@ -49,7 +49,7 @@ def soft_dice_of(in_mask: float, total: float, mask_voxels: int) -> float:
         mask_voxels: size of the mask.
 
     Returns:
-        see :func:`soft_dice_confidence`.
+        a fraction of 1, as :func:`soft_dice_confidence`.
     """
     both = total + mask_voxels
     return 2 * in_mask / both if both > 0 else float("nan")

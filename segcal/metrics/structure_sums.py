@@ -1,4 +1,4 @@
-"""Sums over the voxels of a structure that its confidence and its volume are made of."""
+"""Sums over the voxels of a structure, from which its confidence and volume are computed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["StructureSums", "structure_sums"]
 
 
 PIECE = 2**17
-"""Voxels at least that one call of compiled code looks at, in whole slices."""
+"""Smallest number of voxels of one call of compiled code, which takes whole slices."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,20 @@ class StructureSums:
     """Sums of one structure of one case.
 
     Attributes:
-        mask_voxels: voxels that were decided to be it.
-        total: sum of its probability p.
+        mask_voxels: number of voxels in the mask, the voxels predicted as the structure.
+        total: sum of the structure's probability p over all voxels.
         in_mask: sum of p in the mask.
-        variance: sum of ``p (1 - p)``.
+        variance: sum of ``p (1 - p)`` over all voxels.
         largest: largest p.
-        surely: voxels whose p is above ``(1 + level) / 2``.
-        possibly: voxels whose p is above ``(1 - level) / 2``.
-        undecided_inside: voxels of the mask within the tie of the strongest rival.
-        undecided_outside: such voxels beside the mask.
-        shell_voxels: voxels of the mask's shell, whose ``3^d`` patch is partly in the mask.
-        shell_bits: sum of the binary entropy of p there, in bits.
-        voxel_ml: size of a voxel.
+        surely: number of voxels whose p is above ``(1 + level) / 2``.
+        possibly: number of voxels whose p is above ``(1 - level) / 2``.
+        undecided_inside: number of undecided voxels in the mask, where p and the probability of the
+            strongest rival differ by `tie` or less.
+        undecided_outside: number of undecided voxels outside the mask.
+        shell_voxels: number of voxels in the mask's shell, whose ``3^d`` patch is partly in the
+            mask.
+        shell_bits: sum of the binary entropy of p over the shell, in bits.
+        voxel_ml: volume of a voxel in ml.
     """
 
     mask_voxels: int
@@ -70,19 +72,19 @@ class StructureSums:
 
     @property
     def shell_entropy(self) -> float:
-        """Mean entropy in the shell; NaN of an empty mask."""
+        """Mean entropy in the shell; NaN for an empty mask."""
         return self.shell_bits / self.shell_voxels if self.shell_voxels else math.nan
 
     @property
     def undecided_share(self) -> float:
-        """Undecided voxels among those of the mask and the undecided; NaN without any."""
+        """Share of undecided voxels among those in the mask or undecided; NaN without any."""
         all_of_it = self.mask_voxels + self.undecided_outside
         undecided = self.undecided_inside + self.undecided_outside
         return undecided / all_of_it if all_of_it else math.nan
 
     @property
     def volume_swing(self) -> float:
-        """Share by which the mask would shrink or grow, whichever is more, by undecided voxels."""
+        """Share of the mask by which undecided voxels could shrink or grow it; the larger one."""
         most = max(self.undecided_inside, self.undecided_outside)
         if not self.mask_voxels:
             return math.inf if most else 0.0
@@ -92,8 +94,9 @@ class StructureSums:
     def range_ml(self) -> tuple[float, float]:
         """Volume if all voxels err together, at both ends of the level.
 
-        Of a number u that is uniform on (0, 1) and the same for all voxels, the structure is where
-        p > u: no dependence of voxels gives a volume of larger variance. Widened to hold sum p.
+        The structure is taken to be where p > u, for a number u that is uniform on (0, 1) and the
+        same for all voxels. No other dependence between voxels gives a volume of larger variance.
+        The range is widened to hold sum p.
         """
         low, high = min(self.surely, self.total), max(self.possibly, self.total)
         return low * self.voxel_ml, high * self.voxel_ml
@@ -115,21 +118,21 @@ def structure_sums(
 
     Args:
         probabilities: floating ``(K, *S)``.
-        prediction: integer ``(*S)``: what was decided.
-        channels: of every structure.
-        labels: in `prediction`, of every structure.
+        prediction: predicted label map, integer ``(*S)``.
+        channels: the channel of every structure in `probabilities`.
+        labels: the labels of every structure in `prediction`.
         spacing_mm: voxel size along S.
-        regions: whether channels are regions that may overlap: the rival of each is not to be in
-            it. Else it is the strongest of the other classes.
+        regions: whether channels are regions that may overlap. The rival of a region is to be
+            outside it, 1 - p; the rival of a class is the strongest of the other classes.
         valid: bool ``(*S)``; False leaves a voxel out. None keeps all.
-        level: of the volume's range.
-        tie: difference of p and its strongest rival up to which a voxel is undecided.
+        level: level of the range of the volume.
+        tie: largest difference of p and its strongest rival at which a voxel is undecided.
 
     Returns:
-        a structure each.
+        the sums of every structure, in their order.
 
     Raises:
-        ValueError: shapes that do not fit each other.
+        ValueError: shapes that do not match.
     """
     if probabilities.shape[1:] != prediction.shape:
         raise ValueError(
@@ -174,7 +177,7 @@ def _summed(
     level: float,
     tie: float,
 ) -> NDArray[np.float64]:
-    """Sums ``(structures, 9)``, see :func:`add_structures`; pieces are added in their order."""
+    """Sums ``(structures, 9)`` by :func:`add_structures`, added piece by piece in order."""
     most = max((len(values) for values in labels), default=1)
     filled = np.array([[*values, *[values[0]] * (most - len(values))] for values in labels])
     filled = filled.astype(np.int32).reshape(len(channels), most)
@@ -207,7 +210,7 @@ def _in(label_map: NDArray[Any], values: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def _around(boxes: Sequence[Box], shape: tuple[int, ...]) -> Box:
-    """Smallest box around boxes, with a voxel more on every side where there is one."""
+    """Smallest box around boxes, with one more voxel on every side within the image."""
     found = [box for box in boxes if all(s.stop > s.start for s in box)] or boxes[:1]
     return tuple(
         slice(max(0, min(s.start for s in sides) - 1), min(n, max(s.stop for s in sides) + 1))

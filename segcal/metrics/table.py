@@ -1,8 +1,10 @@
-"""Every number that is reported, a row each: how it is called, what it means, how it is made.
+"""Table of all reported numbers, with a row for each: its name, its meaning and its function.
 
-Console, CSV, JSON, HTML, Markdown, LaTeX and the definitions in them come from these rows, in their
-order. A new number of a label or region is a row of :data:`STRUCTURE`, a new calibration error one
-of :data:`CALIBRATION`; nothing else has to be told of it.
+Console, CSV, JSON, HTML, Markdown and LaTeX, and the definitions in them, come from these rows, in
+this order. A new number of a label or region is a row of :data:`STRUCTURE`, a new calibration error
+a row of :data:`CALIBRATION`; nothing else needs to change. A scope is a set of voxels over which
+calibration is measured, such as all voxels or the voxels near a boundary. A pooled number is
+computed from the voxels of all cases together.
 """
 
 from __future__ import annotations
@@ -57,25 +59,25 @@ Groups = Sequence[BinStatistics]
 """Groups of equal mass: of the top label, then of every class."""
 Where = Literal["everywhere", "cases", "pooled"]
 IN_PIXELS = {"mm": "px", "ml": "1000 px"}
-"""What a unit is where a voxel has a size of 1 px."""
+"""Units of images without a physical size, whose voxels have a size of 1 px."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """How a number is called, and where it is printed.
+    """Names of a reported number, and where it is printed.
 
     Attributes:
         key: its name in files, and the beginning of the names of its columns.
         meaning: its definition. ``{bins}``, ``{tace_threshold}``, ``{nsd_tolerance_mm}`` and
-            ``{level}`` stand for what was asked for, ``{unit}`` for the unit of lengths.
-            Rows with one meaning are defined together.
+            ``{level}`` stand for the options of the evaluation, ``{unit}`` for the unit of lengths.
+            Rows with the same meaning are defined together.
         heading: its readable name.
-        brief: in the tables of the console, which have 80 columns; empty leaves it out there,
-            unless it is asked for.
+        brief: its name in the tables of the console, which have 80 columns; an empty name leaves it
+            out there, unless it is asked for.
         shown: whether the tables of a report have it without being asked.
-        unit: empty for a fraction of 1.
-        digits: of it in the tables of a report.
-        better: direction of the better values; None where neither is.
+        unit: its unit; empty for a fraction of 1.
+        digits: decimal places in the tables of a report.
+        better: direction of the better values; None where neither direction is better.
         compared: whether a comparison of methods shows it first.
         in_cases: whether the report's table of cases has it.
         only_asked: whether it is left out, unless it is asked for, even where all are listed.
@@ -99,7 +101,7 @@ class Metric:
 
     @property
     def names(self) -> set[str]:
-        """What it is called by who asks for it, in small letters."""
+        """Names by which a user can ask for it, in small letters."""
         key = self.key.removesuffix(f"_{self.unit}")
         return {self.key, key, self.heading.lower(), self.heading.lower().replace(" ", "_")}
 
@@ -107,20 +109,20 @@ class Metric:
         """Whether a table has it.
 
         Args:
-            asked: keys that are asked for; None is what every table has.
+            asked: keys that are asked for; None asks for what every table has.
         """
         return self.shown if asked is None else self.key in asked
 
 
 @dataclass(frozen=True)
 class MaskPair:
-    """Two masks of one label or region: what its numbers are functions of.
+    """Predicted and reference mask of a label or region, from which its numbers are computed.
 
     Attributes:
         prediction: bool ``(*S)``.
         reference: bool, same shape.
         spacing_mm: voxel size along the axes.
-        nsd_tolerance_mm: distance up to which the normalised surface distance lets surfaces agree.
+        nsd_tolerance_mm: distance up to which surfaces agree in the normalised surface distance.
     """
 
     prediction: NDArray[np.bool_]
@@ -144,9 +146,9 @@ class StructureMetric(Metric):
     """A number of one label or region.
 
     Attributes:
-        function: gives it; NaN is undefined, inf a miss or a false alarm.
+        function: computes it; NaN stands for undefined, inf for a miss or a false alarm.
         distance: whether it can be infinite; a summary then counts misses and false alarms, and
-            its mean is over the rest.
+            takes the mean over the rest.
         mean_of_labels: whether a case has its mean over the labels, under the same key.
     """
 
@@ -157,7 +159,7 @@ class StructureMetric(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class PenalisedMean(Metric):
-    """Mean of a distance over the labels of a case, a miss costing the image diagonal.
+    """Mean of a distance over the labels of a case, where a miss costs the image diagonal.
 
     Attributes:
         of: key of the distance.
@@ -171,7 +173,7 @@ class ConfidenceMetric(Metric):
     """A number of one label or region that needs no reference.
 
     Attributes:
-        function: gives it; NaN is undefined.
+        function: computes it; NaN stands for undefined.
     """
 
     function: Callable[[StructureSums], float]
@@ -182,8 +184,8 @@ class RaterMetric(Metric):
     """A number of one label or region that several raters drew.
 
     Attributes:
-        function: gives it; NaN is undefined.
-        of_probabilities: whether it is undefined for a label map.
+        function: computes it; NaN stands for undefined.
+        of_probabilities: whether it needs probabilities and is undefined for a label map.
     """
 
     function: Callable[[RaterSums], float]
@@ -195,9 +197,10 @@ class ScopeMetric(Metric):
     """A number of the voxels of a scope.
 
     Attributes:
-        where: ``cases`` for each case alone, ``pooled`` for all voxels together alone.
-        scope: the one scope that it is reported for, which its column does not name; None is all.
-        show_pooled: whether tables show it of all voxels together, too.
+        where: ``cases`` reports it only for each case, ``pooled`` only for all voxels together.
+        scope: the one scope that it is reported for, which its column does not name; None reports
+            it for every scope.
+        show_pooled: whether tables also show it for all voxels together.
     """
 
     where: Where = "everywhere"
@@ -210,13 +213,13 @@ class ScopeMetric(Metric):
 
     @property
     def ways(self) -> list[bool]:
-        """Columns or lines of it in a table: False of the cases, True of all voxels together."""
+        """Its columns or lines in a table: False for the cases, True for all voxels together."""
         if self.where == "pooled":
             return [True]
         return [False, True] if self.show_pooled and self.where == "everywhere" else [False]
 
     def is_of(self, scope: str, *, pooled: bool = False) -> bool:
-        """Whether it is reported for a scope, of each case or of all voxels together."""
+        """Whether it is reported for a scope, for each case or for all voxels together."""
         return self.scope in (None, scope) and self.where in (
             "everywhere",
             "pooled" if pooled else "cases",
@@ -228,8 +231,8 @@ class CalibrationMetric(ScopeMetric):
     """A number of the voxels of a scope that follows from their sums.
 
     Attributes:
-        function: gives it from the sums over the voxels and their groups of equal mass; NaN is
-            undefined.
+        function: computes it from the sums over the voxels and their groups of equal mass; NaN
+            stands for undefined.
     """
 
     function: Callable[[Tally, Groups], float]
@@ -240,7 +243,7 @@ class FloorMetric(ScopeMetric):
     """A number of all voxels of a scope together that follows from how the cases differ.
 
     Attributes:
-        function: gives it from the floor of ECE; NaN is undefined.
+        function: computes it from the floor of ECE; NaN stands for undefined.
     """
 
     function: Callable[[EceFloor], float]
@@ -254,14 +257,14 @@ def calibration_of(
     groups: int,
     exact: Groups | None = None,
 ) -> dict[str, float]:
-    """Numbers of the voxels of a tally by key; fractions of 1, NLL in nats, NaN without voxels.
+    """Calibration numbers by key; fractions of 1, NLL in nats, NaN without voxels.
 
     Args:
-        tally: sums over the voxels.
+        tally: sums over the voxels from which the numbers are computed.
         metrics: which numbers.
         groups: how many groups of equal mass AECE and TACE have.
-        exact: those groups, see :meth:`segcal.tally.Voxels.equal_mass_groups`; None takes them
-            from the cells, as if probabilities had been moved by at most the width of a cell.
+        exact: the groups, as from :meth:`segcal.tally.Voxels.equal_mass_groups`. None takes them
+            from the cells of the tally, which moves a probability by at most the width of a cell.
     """
     cut = exact or tally.equal_mass_groups(groups)
     return {metric.key: metric.function(tally, cut) for metric in metrics}
@@ -293,7 +296,7 @@ STRUCTURE: tuple[StructureMetric, ...] = (
         key="hd_mm",
         heading="HD",
         brief="HD",
-        meaning="largest surface distance, {unit}; a miss and a false alarm are infinite",
+        meaning="largest surface distance, {unit}; infinite for a miss or a false alarm",
         unit="mm",
         digits=2,
         function=lambda pair: hausdorff_of(pair.distances),
@@ -303,7 +306,7 @@ STRUCTURE: tuple[StructureMetric, ...] = (
         key="hd95_pooled_mm",
         heading="HD95",
         brief="HD95",
-        meaning="95th percentile of both directions' distances together (medpy)",
+        meaning="95th percentile of the distances of both directions together (medpy)",
         unit="mm",
         digits=2,
         function=lambda pair: hausdorff_of(pair.distances, percentile=95),
@@ -325,7 +328,7 @@ STRUCTURE: tuple[StructureMetric, ...] = (
         key="assd_pooled_mm",
         heading="ASSD",
         brief="ASSD",
-        meaning="mean of both directions' distances together (medpy)",
+        meaning="mean of the distances of both directions together (medpy)",
         unit="mm",
         digits=2,
         function=lambda pair: assd_of(pair.distances),
@@ -354,7 +357,7 @@ STRUCTURE: tuple[StructureMetric, ...] = (
     StructureMetric(
         key="volume_difference_ml",
         heading="volume difference",
-        meaning="predicted less reference volume",
+        meaning="predicted minus reference volume",
         unit="ml",
         digits=2,
         better=None,
@@ -366,8 +369,8 @@ STRUCTURE: tuple[StructureMetric, ...] = (
 """Numbers of every label or region."""
 
 _PENALISED = (
-    "mean over the labels of a case of HD95, ASSD (pooled), in which a miss or false "
-    "alarm costs the image diagonal"
+    "mean of HD95 or ASSD (pooled) over the labels of a case, where a miss or a false "
+    "alarm counts as the image diagonal"
 )
 PENALISED: tuple[PenalisedMean, ...] = (
     PenalisedMean(
@@ -390,16 +393,16 @@ PENALISED: tuple[PenalisedMean, ...] = (
         digits=2,
     ),
 )
-"""Means over the labels of a case in which a miss or a false alarm costs the image diagonal."""
+"""Means over the labels of a case, where a miss or a false alarm counts as the image diagonal."""
 
 TIE = 0.1
-"""Difference of a probability and its strongest rival up to which a voxel is undecided."""
+"""Largest difference of a probability and its strongest rival at which a voxel is undecided."""
 
 CONFIDENCE: tuple[ConfidenceMetric, ...] = (
     ConfidenceMetric(
         key="soft_dice_confidence",
         heading="soft Dice confidence",
-        meaning="DSC that the mask M can expect by its probabilities p, 2 sum_M p/(sum p + |M|)",
+        meaning="DSC expected of the mask M by the probabilities p, 2 sum_M p/(sum p + |M|)",
         better="higher",
         digits=3,
         function=lambda sums: soft_dice_of(sums.in_mask, sums.total, sums.mask_voxels),
@@ -445,7 +448,7 @@ CONFIDENCE: tuple[ConfidenceMetric, ...] = (
         heading="independent SD",
         shown=False,
         meaning="sqrt(sum p(1-p)), the standard deviation of the volume if voxels erred "
-        "independently: far too small by itself; fitted intervals are multiples of it",
+        "independently; it is far too small by itself, but fitted intervals are multiples of it",
         unit="ml",
         digits=2,
         better=None,
@@ -462,23 +465,24 @@ CONFIDENCE: tuple[ConfidenceMetric, ...] = (
     ConfidenceMetric(
         key="undecided_share",
         heading="undecided",
-        meaning="undecided voxels among those of the mask and the undecided: p and its strongest "
-        f"rival (of a region: 1 - p) differ by {TIE:g} or less",
+        meaning="share of undecided voxels among those in the mask or undecided; a voxel is "
+        f"undecided if p and its strongest rival (for a region: 1 - p) differ by {TIE:g} or less",
         digits=3,
         function=lambda sums: sums.undecided_share,
     ),
     ConfidenceMetric(
         key="shell_entropy",
         heading="entropy in the shell",
-        meaning="mean binary entropy of p in bits, where the 3^d patch of a voxel is partly in the "
-        "mask",
+        meaning="mean binary entropy of p, in bits, over the voxels whose 3^d patch is partly in "
+        "the mask",
         digits=3,
         function=lambda sums: sums.shell_entropy,
     ),
     ConfidenceMetric(
         key="largest_probability",
         heading="largest p",
-        meaning="largest p of all voxels; one less it is how sure an empty mask is, at most",
+        meaning="largest p of all voxels; an empty mask is right with at most the probability "
+        "1 minus this",
         digits=3,
         better=None,
         function=lambda sums: sums.largest,
@@ -486,7 +490,10 @@ CONFIDENCE: tuple[ConfidenceMetric, ...] = (
 )
 """Numbers of every label or region from its probabilities alone."""
 
-_MURPHY = "parts of brier over the bins (Murphy), summed over the classes; small and large are good"
+_MURPHY = (
+    "parts of brier over the bins (Murphy), summed over the classes; a small reliability and a "
+    "large resolution are good"
+)
 CALIBRATION: tuple[CalibrationMetric, ...] = (
     CalibrationMetric(
         key="accuracy",
@@ -509,19 +516,19 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
     CalibrationMetric(
         key="over",
         heading="over",
-        meaning="part of ece from bins that promise too much",
+        meaning="part of ece from bins whose confidence is above their accuracy",
         function=lambda tally, groups: tally.top.overconfidence(),
     ),
     CalibrationMetric(
         key="under",
         heading="under",
-        meaning="part of ece from bins that promise too little",
+        meaning="part of ece from bins whose confidence is below their accuracy",
         function=lambda tally, groups: tally.top.underconfidence(),
     ),
     CalibrationMetric(
         key="aece",
         heading="AECE",
-        meaning="ece of {bins} groups of equal mass, ties shared pro rata",
+        meaning="ece over {bins} groups of equally many voxels; ties are shared in proportion",
         function=lambda tally, groups: groups[0].expected_error(),
     ),
     CalibrationMetric(
@@ -549,7 +556,8 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
         key="tace",
         heading="TACE",
         brief="TACE",
-        meaning="Nixon: {bins} equal-mass ranges a class, p > {tace_threshold:g}",
+        meaning="mean gap of the {bins} equal-mass ranges of each class, p > {tace_threshold:g} "
+        "(Nixon)",
         function=lambda tally, groups: mean_gap(groups[1:]),
         compared=True,
         in_cases=True,
@@ -587,29 +595,31 @@ CALIBRATION: tuple[CalibrationMetric, ...] = (
     CalibrationMetric(
         key="aurc",
         heading="AURC",
-        meaning="share of wrong voxels among those kept, the most confident first, mean over all "
-        "numbers kept; confidence in 2^16 cells, ties in no order; of no use it is 1 - accuracy",
+        meaning="share of wrong voxels among the most confident ones, averaged over how many are "
+        "kept; confidence in 2^16 cells, mean over all orders of ties; 1 - accuracy if confidence "
+        "tells nothing",
         function=lambda tally, groups: _selective(aurc, tally),
     ),
     CalibrationMetric(
         key="aurc_excess",
         heading="excess AURC",
-        meaning="aurc less that of the order in which all wrong voxels come last",
+        meaning="aurc minus the aurc of the ideal order, in which all wrong voxels come last",
         function=lambda tally, groups: _selective(excess_aurc, tally),
     ),
     CalibrationMetric(
         key="aece_bound",
         heading="AECE bound",
         shown=False,
-        meaning="how far the pooled aece can be from that of single voxels",
+        meaning="how far the pooled aece can be from the aece of unrounded probabilities",
         function=lambda tally, groups: tally.top_mass.error_bound(len(groups[0].count)),
         where="pooled",
     ),
     CalibrationMetric(
         key="ece_isotonic",
         heading="ECE without bins",
-        meaning="top label, mean |c - confidence|, c the increasing curve that fits best what came "
-        "true (isotonic regression): beside the pooled ece it shows what bins matter",
+        meaning="top label, mean |c - confidence|, where c is the increasing curve that best fits "
+        "whether the label is right (isotonic regression); compared with the pooled ece it shows "
+        "how much the choice of bins matters",
         function=lambda tally, groups: isotonic_error(tally.top_mass.statistics),
         where="pooled",
     ),
@@ -621,23 +631,24 @@ FLOOR: tuple[FloorMetric, ...] = (
         key="ece_floor",
         heading="ECE floor",
         meaning="pooled ece that calibrated probabilities would have here by chance: mean of a "
-        "wild bootstrap over cases, at least that of independent voxels; too low below 10 cases",
+        "wild bootstrap over cases, at least the value for independent voxels; too low with fewer "
+        "than 10 cases",
         better=None,
         function=lambda floor: floor.expected,
     ),
     FloorMetric(
         key="ece_floor_q95",
         heading="ECE floor, 95 %",
-        meaning="95 % quantile of what ece_floor is the mean of",
+        meaning="95 % quantile of the distribution whose mean is ece_floor",
         better=None,
         function=lambda floor: floor.q95,
     ),
     FloorMetric(
         key="ece_p",
         heading="p if calibrated",
-        meaning="share of calibrated data with at least this pooled ece, signs of the cases' gaps "
-        "drawn; never below 2^(1 - cases). Voxels chosen by their label (fg, union) are not "
-        "calibrated even for true probabilities",
+        meaning="share of calibrated data with at least this pooled ece, by drawing the signs of "
+        "the cases' gaps; never below 2^(1 - cases). Voxels chosen by their label (fg, union) are "
+        "not calibrated even for true probabilities",
         better=None,
         function=lambda floor: floor.p,
     ),
@@ -645,7 +656,7 @@ FLOOR: tuple[FloorMetric, ...] = (
         key="ece_floor_independent",
         heading="ECE floor, independent",
         shown=False,
-        meaning="as ece_floor, if voxels were independent",
+        meaning="ece_floor if voxels were independent",
         better=None,
         function=lambda floor: floor.independent,
     ),
@@ -665,7 +676,7 @@ RATERS: tuple[RaterMetric, ...] = (
     RaterMetric(
         key="dsc_agreed",
         heading="DSC where raters agree",
-        meaning="DSC over the voxels that all raters put in the label, or none",
+        meaning="DSC over the voxels that all raters, or no rater, put in the label",
         better="higher",
         digits=3,
         function=lambda sums: sums.dsc_agreed,
@@ -699,8 +710,8 @@ RATERS: tuple[RaterMetric, ...] = (
     RaterMetric(
         key="crps_raters_ml",
         heading="CRPS",
-        meaning="of the expected volume (sum of p) against the raters' volumes, each of equal "
-        "weight, exact",
+        meaning="CRPS of the expected volume (sum of p) against the raters' volumes, with equal "
+        "weights, exact",
         unit="ml",
         digits=2,
         function=lambda sums: sums.voxel_ml * crps_empirical(sums.volumes, sums.total),
@@ -708,7 +719,7 @@ RATERS: tuple[RaterMetric, ...] = (
     RaterMetric(
         key="crps_gaussian_ml",
         heading="CRPS, Gaussian",
-        meaning="of the expected volume against a normal distribution of the mean and SD "
+        meaning="CRPS of the expected volume against a normal distribution with the mean and SD "
         "(population) of the raters' volumes, closed form",
         unit="ml",
         digits=2,
@@ -721,8 +732,8 @@ RATERS: tuple[RaterMetric, ...] = (
         key="crps_forecast_ml",
         heading="CRPS of the forecast",
         shown=False,
-        meaning="of a normal forecast, the expected volume and its SD if voxels err independently, "
-        "mean over the raters",
+        meaning="CRPS of a normal forecast with the expected volume and its SD if voxels err "
+        "independently, mean over the raters",
         unit="ml",
         digits=2,
         function=lambda sums: (
@@ -744,24 +755,24 @@ RATERS: tuple[RaterMetric, ...] = (
 ENERGY = Metric(
     key="energy_distance",
     heading="energy distance",
-    meaning="generalised energy distance of the samples and the raters, squared, d = 1 - IoU: 0 if "
-    "they are the same masks, and little above for few of one distribution",
+    meaning="squared generalised energy distance of the samples and the raters, d = 1 - IoU; 0 for "
+    "the same masks, slightly above 0 for few masks of the same distribution",
     digits=3,
 )
-"""Of a label or region where there are samples."""
+"""Number of a label or region for which there are samples."""
 
 BRIER_SOFT = ScopeMetric(
     key="brier_soft",
     heading="Brier, soft labels",
-    meaning="mean squared distance to the shares of the raters, summed over classes: brier, which "
-    "is the mean over the raters, less what they disagree among themselves",
+    meaning="mean squared distance to the shares of the raters, summed over classes; equals brier, "
+    "which is averaged over the raters, minus the disagreement among the raters",
     where="cases",
 )
-"""Of a scope of cases that several raters labelled."""
+"""Number of a scope of cases that several raters labelled."""
 
 
 def top_risk(tally: Tally) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Confidence, loss and count of the voxels of a tally: the right ones, then the wrong ones."""
+    """Confidence, loss and count of the voxels of a tally: right voxels, then wrong voxels."""
     cells = tally.top_mass.statistics
     used = cells.count > 0
     right, count = cells.hit_sum[used], cells.count[used]
@@ -776,5 +787,5 @@ def _selective(area: Callable[..., float], tally: Tally) -> float:
 
 
 def _share(total: float, tally: Tally) -> float:
-    """Total a voxel; NaN without voxels."""
+    """Total per voxel; NaN without voxels."""
     return total / tally.voxels if tally.voxels else float("nan")

@@ -19,21 +19,21 @@ def tace(
     mask: Any = None,
     ignore_index: int | None = None,
 ) -> float:
-    """TACE: mean gap over classes and ranges of equal mass, tiny probabilities left out.
+    """TACE: mean gap over classes and ranges of equal mass, without tiny probabilities.
 
     For each class k, the voxels with ``p_k > threshold`` are sorted by ``p_k`` and cut into `bins`
     ranges of equal size; the result is the mean over all non-empty (class, range) pairs of
     ``|frequency of y = k - mean p_k|`` (Nixon et al., "Measuring calibration in deep learning").
-    Tied values are shared pro rata by the ranges they span. A class without a voxel above the
-    threshold contributes nothing.
+    Tied values are shared in proportion by the ranges that they span. A class without a voxel above
+    the threshold contributes nothing.
 
     Args:
-        probs: as in :func:`segcal.metrics.ece.ece`.
-        labels: see there.
+        probs: probabilities ``(N, K, *S)`` (array or tensor), or ``(K, *S)`` with labels ``(*S)``.
+        labels: integer ``(N, *S)``.
         threshold: probabilities up to this are left out.
-        bins: R, ranges per class.
-        mask: see there.
-        ignore_index: see there.
+        bins: number of ranges per class.
+        mask: bool like `labels`, the voxels to count; None counts all.
+        ignore_index: label to leave out.
 
     Returns:
         a fraction of 1; NaN when no voxel counts.

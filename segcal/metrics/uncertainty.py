@@ -1,4 +1,4 @@
-"""Maps of how undecided probabilities are: entropy and confidence of every voxel."""
+"""Maps of uncertainty: entropy and confidence of every voxel."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Float = NDArray[np.float32]
 def entropy_map(probs: Any, *, regions: bool = False) -> Float:
     """Entropy of every voxel as a share of the largest possible: ``-sum_k p_k log p_k / log K``.
 
-    0 where one class is certain, 1 where all are equally likely (Shannon 1948). Of regions, which
-    may overlap, the mean of the binary entropies ``h(p_k) / log 2``.
+    It is 0 where one class is certain and 1 where all are equally likely (Shannon 1948). For
+    regions, which may overlap, it is the mean of the binary entropies ``h(p_k) / log 2``.
 
     Args:
         probs: probabilities ``(K, *S)``, array or tensor.
-        regions: whether channels are regions, one probability each.
+        regions: whether channels are regions that may overlap, with a probability each.
 
     Returns:
         ``(*S)`` float32, 0 to 1.
@@ -40,20 +40,20 @@ def entropy_map(probs: Any, *, regions: bool = False) -> Float:
 
 
 def confidence_map(probs: Any, *, regions: bool = False) -> Float:
-    """Probability of the likeliest class of every voxel.
+    """Probability of the most likely class of every voxel.
 
-    Of regions, which are decided one by one, that of the least sure decision:
+    For regions, which are decided one by one, it is the confidence of the least confident decision,
     ``min_k max(p_k, 1 - p_k)``.
 
     Args:
-        probs: see :func:`entropy_map`.
-        regions: see there.
+        probs: probabilities ``(K, *S)``, array or tensor.
+        regions: whether channels are regions that may overlap, with a probability each.
 
     Returns:
-        ``(*S)`` float32; at least 1 / K, of regions 1/2.
+        ``(*S)`` float32; at least 1 / K, or 1/2 for regions.
 
     Raises:
-        ValueError: see there.
+        ValueError: a shape or type that holds no probabilities.
     """
     p = _checked(probs, regions)
     if not regions:

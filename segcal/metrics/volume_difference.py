@@ -19,17 +19,17 @@ def volume_difference(
     spacing_mm: Sequence[float],
     relative: bool = False,
 ) -> float:
-    """Predicted less reference volume of two masks.
+    """Predicted minus reference volume of two masks.
 
     Args:
         prediction: bool ``(*S)``.
         reference: bool, same shape.
         spacing_mm: voxel size along each axis.
-        relative: as a fraction of the reference's volume instead of in ml.
+        relative: return a fraction of the reference's volume instead of ml.
 
     Returns:
-        ml, positive where too much is predicted; relative: a fraction, NaN where the reference is
-        empty.
+        the difference in ml, positive where too much is predicted; with `relative` a fraction, NaN
+        where the reference is empty.
 
     Raises:
         ValueError: masks that are not bool or differ in shape; spacing that does not fit.

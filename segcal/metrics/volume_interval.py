@@ -1,16 +1,18 @@
 """Intervals of the volume of a structure: ``sum p`` and how far the truth may be from it.
 
 The variance of a volume is ``s^2 = sum p (1 - p)`` if voxels err independently. They do not:
-neighbours err together, and a network errs about a whole border. What validation cases say about it
-becomes one number a structure, the factor f of the interval ``sum p +- f s``:
+neighbours err together, and a network errs along a whole border. The validation cases therefore
+give one number per structure, the factor f of the interval ``sum p +- f s``:
 
-- *inflated*: the variance is ``kappa s^2``, the volume normal around ``sum p``. The maximum of the
-  likelihood over cases is ``kappa = mean (V - sum p)^2 / s^2``; since it is estimated from n cases,
-  the factor is a quantile of Student's t with n degrees of freedom, times ``sqrt(kappa)``.
-- *conformal*: the ``ceil((n + 1) (1 - alpha))``-th smallest of the n scores ``|V - sum p| / s``
-  (split conformal prediction, Vovk et al. 2005; Lei et al. 2018). Over cases that are exchangeable
-  with those of validation it covers with ``1 - alpha`` or more, whatever the distribution. Fewer
-  than ``ceil(1 / alpha) - 1`` cases give an infinite factor: nothing finite can be promised.
+- *inflated*: the volume V is normal around ``sum p`` with the variance ``kappa s^2``. The
+  maximum-likelihood estimate over cases is ``kappa = mean (V - sum p)^2 / s^2``; since it comes
+  from n cases, the factor is a quantile of Student's t with n degrees of freedom, times
+  ``sqrt(kappa)``.
+- *conformal*: the factor is the ``ceil((n + 1) (1 - alpha))``-th smallest of the n scores
+  ``|V - sum p| / s`` (split conformal prediction, Vovk et al. 2005; Lei et al. 2018). For cases
+  that are exchangeable with the validation cases the interval holds the true volume with
+  probability ``1 - alpha`` or more, whatever the distribution. Fewer than ``ceil(1 / alpha) - 1``
+  cases give an infinite factor, because no finite interval has that probability.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ __all__ = [
 
 Numbers = NDArray[np.float64]
 ROUNDING = 1e-9
-"""Of ``(n + 1) (1 - alpha)``, which is meant to be whole for n = 19 and 0.95, say."""
+"""Rounding error of ``(n + 1) (1 - alpha)``, which should be whole for n = 19 and 0.95, say."""
 
 
 def interval(expected: float, variance: float, factor: float) -> tuple[float, float]:
-    """``expected -+ factor sqrt(variance)``, not below 0.
+    """Interval ``expected -+ factor sqrt(variance)``, not below 0.
 
     Args:
-        expected: volume.
-        variance: of it if voxels err independently, in the square of its unit.
-        factor: see :func:`inflated_factor`, :func:`conformal_factor`; 1.96 is the interval of 95 %
-            that takes voxels for independent and is far too narrow.
+        expected: expected volume.
+        variance: variance of the volume if voxels err independently, in the square of its unit.
+        factor: factor from :func:`inflated_factor` or :func:`conformal_factor`. 1.96 gives the 95 %
+            interval of independent voxels, which is far too narrow.
     """
     if math.isinf(factor):
         return 0.0, math.inf
@@ -50,12 +52,12 @@ def interval(expected: float, variance: float, factor: float) -> tuple[float, fl
 
 
 def conformal_scores(truth: Any, expected: Any, variance: Any) -> Numbers:
-    """``|V - sum p| / s`` of every case; infinite where s is 0 and the volume another.
+    """Score ``|V - sum p| / s`` of every case; infinite where s is 0 and V is not ``sum p``.
 
     Args:
-        truth: ``(n,)``, volumes of the references.
-        expected: ``(n,)``, sums of probabilities.
-        variance: ``(n,)``, ``sum p (1 - p)`` in the square of their unit.
+        truth: ``(n,)``, reference volumes V.
+        expected: ``(n,)``, expected volumes ``sum p``.
+        variance: ``(n,)``, variances ``sum p (1 - p)`` in the square of the volumes' unit.
 
     Raises:
         ValueError: lengths that differ, values that are not finite.
@@ -75,15 +77,15 @@ def conformal_scores(truth: Any, expected: Any, variance: Any) -> Numbers:
 def variance_inflation(truth: Any, expected: Any, variance: Any) -> float:
     """Maximum-likelihood kappa of volumes that are normal with variance ``kappa s^2``.
 
-    Kappa voxels or so err together: as many independent ones there are, fewer by that factor.
+    About kappa voxels err together, as if there were fewer independent voxels by this factor.
 
     Args:
-        truth: see :func:`conformal_scores`.
-        expected: see there.
-        variance: see there.
+        truth: ``(n,)``, reference volumes V.
+        expected: ``(n,)``, expected volumes ``sum p``.
+        variance: ``(n,)``, variances ``sum p (1 - p)`` in the square of the volumes' unit.
 
     Returns:
-        1 where voxels are independent and calibrated; NaN without cases.
+        kappa, about 1 where voxels are independent and calibrated; NaN without cases.
 
     Raises:
         ValueError: as :func:`conformal_scores`.
@@ -96,12 +98,12 @@ def inflated_factor(inflation: float, level: float, cases: int) -> float:
     """Factor of the interval with an inflated variance: ``t_{cases, 1 - alpha/2} sqrt(kappa)``.
 
     Args:
-        inflation: see :func:`variance_inflation`.
+        inflation: kappa, from :func:`variance_inflation`.
         level: 1 - alpha, between 0 and 1.
-        cases: from which the inflation was estimated, 1 or more.
+        cases: number of cases from which kappa was estimated, 1 or more.
 
     Raises:
-        ValueError: a level that is none, or no cases.
+        ValueError: a level outside (0, 1), or no cases.
     """
     _check_level(level)
     if cases < 1:
@@ -113,11 +115,11 @@ def conformal_factor(scores: Any, level: float) -> float:
     """The ``ceil((n + 1) level)``-th smallest score; infinite where there are too few cases.
 
     Args:
-        scores: ``(n,)``, see :func:`conformal_scores`.
+        scores: ``(n,)``, from :func:`conformal_scores`.
         level: 1 - alpha, between 0 and 1.
 
     Raises:
-        ValueError: a level that is none.
+        ValueError: a level outside (0, 1).
     """
     _check_level(level)
     found = np.sort(np.asarray(as_array(scores), dtype=np.float64))
@@ -126,13 +128,13 @@ def conformal_factor(scores: Any, level: float) -> float:
 
 
 def fewest_cases(level: float) -> int:
-    """Cases that a finite conformal interval needs: ``ceil(1 / alpha) - 1``.
+    """Number of cases that a finite conformal interval needs: ``ceil(1 / alpha) - 1``.
 
     Args:
         level: 1 - alpha, between 0 and 1.
 
     Raises:
-        ValueError: a level that is none.
+        ValueError: a level outside (0, 1).
     """
     _check_level(level)
     return math.ceil(1 / (1 - level) - ROUNDING) - 1

@@ -27,20 +27,22 @@ def acls(
     others: float = 0.1,
     ignore_index: int | None = None,
 ) -> Tensor:
-    """Squares of what the largest logit, and the distances of the others to it, exceed a margin by.
+    """Squared excess over a margin of the largest logit, and of its distances to the other logits.
 
-    ``R = (1/N) sum_i [a relu(l_max - m)^2 + b / (K - 1) sum_k relu(l_max - l_k - m)^2]``, in whose
-    second part ``l_max`` is held: it raises the small logits and does not lower the largest (Park
-    et al. 2023, "ACLS: Adaptive and Conditional Label Smoothing for Network Calibration"). The
-    gradient, and with it the label smoothing that it amounts to, grows with the excess (adaptive)
-    and is 0 below the margin (conditional). This is the published code's form; a tie for the
-    largest logit counts once here and shares the gradient, every tied logit counts there.
+    ``R = (1/N) sum_i [a relu(l_max - m)^2 + b / (K - 1) sum_k relu(l_max - l_k - m)^2]``. In the
+    second part no gradient flows through ``l_max``, so it raises the small logits and does not
+    lower the largest (Park et al. 2023, "ACLS: Adaptive and Conditional Label Smoothing for Network
+    Calibration"). The penalty acts like label smoothing whose strength grows with the excess
+    (adaptive) and is 0 below the margin (conditional). This is the form of the published code.
+    Where several logits are the largest, they count once here and share the gradient; in the
+    published code each of them counts.
 
-    The first part knows logits, not probabilities: a constant added to all of a voxel's changes it.
+    The first part depends on logits, not on probabilities: adding a constant to all logits of a
+    voxel changes it.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``, for the ignored voxels alone.
+        labels: integer ``(N, *S)``; they only say which voxels are ignored.
         margin: m >= 0.
         top: a >= 0, weight of the predicted class.
         others: b >= 0, weight of the other classes.
@@ -68,10 +70,10 @@ class ACLS(Term):
     Args:
         num_classes: K.
         alpha: weight, 0.1 in the published code.
-        margin: see :func:`acls`, as all that follow; 10 in the published code.
-        top: see there.
-        others: see there.
-        ignore_index: see there.
+        margin: m >= 0, 10 in the published code.
+        top: a >= 0, weight of the predicted class.
+        others: b >= 0, weight of the other classes.
+        ignore_index: label to leave out.
 
     Raises:
         ValueError: options out of range.

@@ -1,6 +1,6 @@
 """BWCR: logits of two random views of an image must agree, most of all near boundaries.
 
-The model is called twice, so this penalty has an interface of its own, small enough for any host::
+The model is called twice, so this penalty has an interface of its own, which fits any framework::
 
     first, second = bwcr.draw(images)                      # two random transforms
     a, b = model(first.image(images)), model(second.image(images))
@@ -44,9 +44,9 @@ def boundary_weight(
 
     ``lambda(i) = w_max (max(R - d(i), 0) / R)^a + w_min``, the largest over the foreground classes
     (Karani et al. 2023, "Boundary-weighted logit consistency improves calibration of segmentation
-    networks"). d is the distance to the nearest voxel of the class outside it, and inside it that
-    to the nearest voxel outside less one voxel, so that d = 0 on the innermost boundary voxels. A
-    class that is absent, or fills the image, weighs `weight_min` everywhere.
+    networks"). Outside a class, d is the distance to its nearest voxel; inside, d is the distance
+    to the nearest voxel outside minus one voxel, so that d = 0 on the boundary voxels of the class.
+    A class that is absent, or fills the image, gives the weight `weight_min` everywhere.
 
     Args:
         labels: integer ``(N, *S)``, S of 1 to 3 axes.
@@ -55,7 +55,7 @@ def boundary_weight(
         power: a.
         weight_max: largest weight, without `weight_min`.
         weight_min: smallest weight; None takes a hundredth of `weight_max`.
-        spacing: voxel size in mm along each axis; one voxel is then its smallest.
+        spacing: voxel size in mm along each axis; "one voxel" is then the smallest of them.
         ignore_index: label of voxels that belong to no class.
 
     Returns:
@@ -89,7 +89,7 @@ def boundary_weight(
 def _distance(
     mask: NDArray[np.bool_], radius: float, sampling: NDArray[np.float64]
 ) -> tuple[tuple[slice, ...], NDArray[np.float64] | None]:
-    """Distance to the boundary in the box that the radius reaches; None without a boundary."""
+    """Distance to the boundary, in the box that the radius reaches; None without a boundary."""
     found = ndimage.find_objects(mask.astype(np.uint8))
     if not found or mask.all():
         return (), None
@@ -110,13 +110,13 @@ def consistency(
     weight: Tensor,
     inside: Tensor | None = None,
 ) -> Tensor:
-    """Weighted mean square of the difference of two views' logits, both with gradient.
+    """Weighted mean square of the difference of two views' logits; the gradient reaches both.
 
     ``L = sum_i lambda(i) M(i) sum_k (z1_k - z2_k)^2 / (K sum_i M(i))``.
 
     Args:
         first: logits ``(N, K, *S)`` of one view, in the original frame.
-        second: those of the other.
+        second: logits ``(N, K, *S)`` of the other view, in the original frame.
         weight: lambda, ``(N, *S)``.
         inside: M, bool ``(N, *S)``: voxels that both views saw; None for all.
 
@@ -124,7 +124,7 @@ def consistency(
         scalar; 0 with zero gradient when nothing is inside.
 
     Raises:
-        ValueError: shapes that do not belong together.
+        ValueError: shapes that do not match.
     """
     expected = (first.shape[0], *first.shape[2:])
     for name, shape, right in (
@@ -148,12 +148,12 @@ class AffineView:
 
     Attributes:
         matrix: ``(N, D, D + 1)`` in the normalised coordinates of PyTorch's ``affine_grid``, from
-            the view's frame to the original one. It fits every resolution.
-        inverse: the map back.
+            the view's frame to the original frame. It fits every resolution.
+        inverse: the map from the original frame to the view's frame.
         gain: ``(N, 1, ...)`` factor on the deviation from the image's mean.
-        shift: ``(N, 1, ...)`` added, in standard deviations of the image.
-        noise: standard deviation of Gaussian noise, in those of the image.
-        seed: of the noise.
+        shift: ``(N, 1, ...)`` added to the image, in standard deviations of the image.
+        noise: standard deviation of Gaussian noise, in standard deviations of the image.
+        seed: random seed of the noise.
     """
 
     matrix: Tensor
@@ -164,7 +164,7 @@ class AffineView:
     seed: int
 
     def image(self, image: Tensor) -> Tensor:
-        """Return the view ``(N, C, *S)`` of `image`; beyond its edge the edge goes on.
+        """Return the view ``(N, C, *S)`` of `image`; beyond its edges, edge values are repeated.
 
         Raises:
             ValueError: an image that is not floating.
@@ -197,7 +197,7 @@ class AffineView:
             return self._warp(x, self.inverse, "bilinear")
 
     def inside(self, logits: Tensor) -> Tensor:
-        """Return bool ``(N, *S)``: voxels of the original frame that the view holds."""
+        """Return bool ``(N, *S)``: which voxels of the original frame the view contains."""
         if not logits.numel():
             return torch.ones_like(logits[:, 0], dtype=torch.bool)
         with full_precision(logits) as x:
@@ -216,35 +216,35 @@ class BWCR(TwoViewTerm):
     """``alpha`` times the boundary-weighted consistency of two views' logits.
 
     ``L_con = sum_i lambda(i) M(i) sum_k (z1_k(i) - z2_k(i))^2 / (K sum_i M(i))`` with the weight
-    ``lambda(i) = w_max (max(R - d(i), 0) / R)^a + w_min`` of the distance d to a boundary and the
-    voxels M that both views saw (Karani et al. 2023, "Boundary-weighted logit consistency improves
-    calibration of segmentation networks"). Training minimises ``(L(view 1) + L(view 2) + alpha
-    L_con) / (2 + alpha)``, L being a supervised loss on each view, as the published code weighs
-    its three terms.
+    ``lambda(i) = w_max (max(R - d(i), 0) / R)^a + w_min``. Here d is the distance to a boundary,
+    and M marks the voxels that both views saw (Karani et al. 2023, "Boundary-weighted logit
+    consistency improves calibration of segmentation networks"). Training minimises
+    ``(L(view 1) + L(view 2) + alpha L_con) / (2 + alpha)``, where L is a supervised loss on each
+    view; the published code weighs its three terms in the same way.
 
-    Where we differ from the published code: it rounds distances, takes objects of two voxels'
-    thickness for absent and divides by all voxels, so that wide warps lower the loss
-    (:class:`segcal.reproduction.bwcr.PublishedBWCR`); its transforms include elastic ones. Ours are
-    affine (in the plane of the last two axes, so that thick slices stay where they are), contrast,
-    brightness and noise. Its supervised loss is averaged over the K classes, too, beside which its
-    consistency weighs K times what ``alpha=1`` does beside plain cross-entropy: see the recipe
-    ``bwcr_published``.
+    We differ from the published code (:class:`segcal.reproduction.bwcr.PublishedBWCR`). It rounds
+    distances, treats objects of two voxels' thickness as absent, and divides by all voxels, so that
+    wide warps lower the loss. Its transforms include elastic ones; ours are affine (in the plane of
+    the last two axes, so that thick slices stay where they are), contrast, brightness and noise.
+    Its supervised loss is also averaged over the K classes, so that its consistency weighs K times
+    what ``alpha=1`` weighs beside plain cross-entropy; the recipe ``bwcr_published`` has that
+    weight.
 
     Args:
         num_classes: K.
-        alpha: weight.
-        radius: see :func:`boundary_weight`, as the next four.
-        power: see there.
-        weight_max: see there.
-        weight_min: see there.
-        spacing: see there; also makes rotations right where voxels are not square.
+        alpha: weight of the consistency.
+        radius: R, in voxels, or in mm with `spacing`.
+        power: a.
+        weight_max: largest weight, without `weight_min`.
+        weight_min: smallest weight; None takes a hundredth of `weight_max`.
+        spacing: voxel size in mm along each axis; rotations need it where voxels are not square.
         rotation: largest angle, degrees.
         scaling: largest deviation of the zoom from 1.
         translation: largest shift, as a fraction of each axis.
         contrast: largest deviation of the contrast from 1.
         brightness: largest shift, in standard deviations of the image.
-        noise: standard deviation of the noise, in those of the image.
-        ignore_index: label to leave out, of the penalty and of the boundaries.
+        noise: standard deviation of the noise, in standard deviations of the image.
+        ignore_index: label to leave out of the penalty and of the boundaries.
 
     Raises:
         ValueError: options out of range.
@@ -306,10 +306,10 @@ class BWCR(TwoViewTerm):
 
         Args:
             images: the batch; only its shape and device matter.
-            generator: of the CPU; None takes torch's own.
+            generator: random generator on the CPU; None takes torch's global generator.
 
         Raises:
-            ValueError: another number of axes.
+            ValueError: images with another number of axes.
         """
         axes = images.ndim - 2
         if axes not in (2, 3):
@@ -354,10 +354,10 @@ class BWCR(TwoViewTerm):
         """Return the weighted consistency of two views' logits in the original frame.
 
         Args:
-            first: ``(N, K, *S)``.
-            second: ``(N, K, *S)``.
+            first: logits ``(N, K, *S)`` of one view.
+            second: logits ``(N, K, *S)`` of the other view.
             labels: integer ``(N, *S)`` of the original frame.
-            inside: bool ``(N, *S)``, see :meth:`AffineView.inside`.
+            inside: bool ``(N, *S)``: voxels that both views saw (:meth:`AffineView.inside`).
         """
         if first.ndim < 3 or first.shape[1] != self.num_classes:
             raise ValueError(
@@ -368,7 +368,7 @@ class BWCR(TwoViewTerm):
         return self.alpha * consistency(first, second, self.weight(labels), counts)
 
     def weight(self, labels: Tensor) -> Tensor:
-        """Return lambda ``(N, *S)`` of `labels`, see :func:`boundary_weight`."""
+        """Return the weight lambda ``(N, *S)`` that :func:`boundary_weight` gives for `labels`."""
         return boundary_weight(
             labels,
             self.num_classes,

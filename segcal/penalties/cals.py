@@ -22,20 +22,23 @@ Score = Literal["unweighted", "weighted"]
 class CALS(AugmentedLagrangian):
     """Margin constraints with a weight per class, learned on the validation set.
 
-    ``z_k = (d_k - m) / m``, ``d_k = max_j l_j - l_k``; the penalty is
-    ``(1 / (N K)) sum_i sum_k P(z_k; lam_k, rho_k)`` (Liu et al. 2023, "Class adaptive network
-    calibration", eq. 11 and Alg. 2). ``lam`` and ``rho`` are ``(1, K)``: one region, all voxels.
-    z may be negative, so multipliers can fall. The published code has no ignore label, clips every
-    P' before averaging (``clamp_elementwise``) and bounds rho, which the paper does not; rho is
-    looked at every 10 passes as in the paper's table, not at each as in its Algorithm 2. Its
-    configuration has margin 20 and its constructor P2 without growth of rho, for which its run
-    lines give margin 10, PHR and growth.
+    The constraint of class k is ``z_k <= 0``, where ``z_k = (d_k - m) / m`` and
+    ``d_k = max_j l_j - l_k``. The penalty is ``(1 / (N K)) sum_i sum_k P(z_k; lam_k, rho_k)`` (Liu
+    et al. 2023, "Class adaptive network calibration", eq. 11 and Alg. 2). The multipliers ``lam``
+    and the penalty parameters ``rho`` are ``(1, K)``: one region holds all voxels. z may be
+    negative, so multipliers can fall.
+
+    The published code has no ignore label, clips every P' before averaging (``clamp_elementwise``),
+    and bounds rho, which the paper does not. rho is updated every 10 passes as in the paper's
+    table, not at every pass as in its Algorithm 2. The published configuration has margin 20, and
+    the published constructor has P2 without growth of rho; the published run lines change these to
+    margin 10, PHR and growth.
 
     Args:
         num_classes: K.
         margin: m; 10 for images, 6 for text in the paper.
         rho0: initial penalty parameter, 1 in the paper.
-        ignore_index: label to leave out, of the penalty and of the statistics.
+        ignore_index: label to leave out of the penalty and of the statistics.
         **alm: further arguments of :class:`segcal.alm.AugmentedLagrangian`.
 
     Raises:
@@ -88,23 +91,26 @@ class CALSHR(LearnedTerm):
     """Margin penalties with a weight per class that a heuristic rule moves up or down.
 
     The penalty is ``(1 / (N K)) sum_i sum_k lam_k relu(d_k - m)``. After each validation pass with
-    mean score ``S_k``: ``lam_k *= mu`` where ``S_k > tau S_k'``, ``lam_k /= mu`` where
-    ``S_k < S_k' / tau``, S' being that of the pass before (Liu et al. 2023, eq. 15).
+    mean score ``S_k``, ``lam_k *= mu`` where ``S_k > tau S_k'`` and ``lam_k /= mu`` where
+    ``S_k < S_k' / tau``; S' is the score of the pass before (Liu et al. 2023, eq. 15).
 
     The paper compares penalty values; its code compares ``lam_k relu(d_k - m)``, so that a raised
-    weight raises its own score. Ours leaves the weight out; ``score="weighted"`` is the code. The
-    code takes scores that are all 0 for no scores, ours knows whether there was a pass.
+    weight raises its own score. Our score leaves the weight out; ``score="weighted"`` does what the
+    code does. The code takes scores that are all 0 to mean that no pass was seen; ours remembers
+    whether there was a pass.
 
     Args:
         num_classes: K.
         margin: m.
         lambda0: initial weights, 0.1 in the code.
-        mu: factor of a move.
+        mu: factor by which a weight is raised or lowered.
         tau: tolerance of the comparison.
         lambda_bounds: weights are clipped to these.
-        score: see above; ``weighted`` is kept to reproduce the published code.
+        score: whether the compared score leaves the weight out or, ``weighted``, includes it to
+            reproduce the published code.
         ignore_index: label to leave out.
-        fused: compute value and gradient in one sweep (see :mod:`segcal.sweep`).
+        fused: compute value and gradient in one sweep, a single pass over the voxels
+            (:mod:`segcal.sweep`).
 
     Raises:
         ValueError: options out of range.
@@ -215,7 +221,7 @@ class CALSHR(LearnedTerm):
     def dual_step(self, reduce: Reduce | None = None) -> DualStep:
         """Move the weights by the pass just observed, and start a new pass.
 
-        A pass without a voxel changes nothing. The first pass has nothing to compare with.
+        A pass without voxels changes nothing. The first pass has nothing to compare with.
 
         Args:
             reduce: sums a float64 vector over ranks; None for one rank.

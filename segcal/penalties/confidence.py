@@ -1,15 +1,16 @@
-"""Confidence held to accuracy per predicted class and region, by multipliers of validation.
+"""Confidence held to accuracy per predicted class and region, with weights found in validation.
 
-A network is asked to be as sure as it is right, where that can be known at test time: in groups of
-voxels by the class that is predicted and by the region of the predicted map. In validation,
+The mean confidence of a network is asked to equal its accuracy in every group of voxels. Groups are
+made of what is known at test time: the predicted class, and the region of the predicted map (inner,
+where all voxels around a voxel have its prediction, or outer). In validation,
 
     gap_g = mean(confidence - [prediction right])
 
-per group g. A multiplier ``lam_g`` follows it, and in training ``lam_g`` times the log-odds of the
-prediction is added to the loss. Where the prediction is sure their slope is 1, so that with a
-posterior q of the training data the optimum is ``p = q - lam``: label smoothing whose strength is
-found per group, and which stays as it is once the gap has closed. With ``lam = 0`` the loss is what
-it was.
+is measured per group g. The multiplier ``lam_g``, a weight per group, follows this gap, and in
+training ``lam_g`` times the log-odds of the prediction is added to the loss. The log-odds have
+slope 1 in the predicted logit even where the prediction is confident, so that with a posterior q of
+the training data the optimum is ``p = q - lam``. This is label smoothing whose strength is found
+per group, and which stays as it is once the gap has closed. With ``lam = 0`` the loss is unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from segcal.term import DualStep, LearnedTerm, Reduce
 __all__ = ["Confidence", "Decisions", "confidence_gaps", "decide", "log_odds", "log_odds_mean"]
 
 CLIP = 30.0
-"""Log-odds above this, a probability within 1e-13 of 1, are not pushed any further down."""
+"""Log-odds above this, a probability within 1e-13 of 1, have no gradient."""
 NOTHING = -1
 """Stands for the label of voxels whose shares are all 0."""
 REGIONS = ("inner", "outer")
@@ -46,14 +47,15 @@ SIDES = ("in", "out")
 
 
 class Decisions(NamedTuple):
-    """What was decided at every voxel, C being 1, or K channels that are decided on their own.
+    """Decision at every voxel; C is 1, or K where every channel is decided on its own.
 
     Attributes:
         odds: log-odds of the decision ``(N, C, *S)``, differentiable.
-        row: int64 ``(N, C, *S)``: 0 in the inner and 1 in the outer region of the decided map; of
+        row: int64 ``(N, C, *S)``: 0 in the inner and 1 in the outer region of the decided map; with
             channels, 2 more where the voxel is decided to lie outside; -1 where it does not count.
         column: int64, the decided class ``(N, 1, *S)``, or every channel's number ``(1, K, ...)``.
-        hit: bool ``(N, C, *S)``: the decision is the label; of shares, that of the decided class.
+        hit: bool ``(N, C, *S)``: whether the decision is the label; with shares of the classes, the
+            share of the decided class.
     """
 
     odds: Tensor
@@ -89,17 +91,17 @@ def decide(
 ) -> Decisions:
     """Return the decisions of a batch, with the group and the log-odds of each.
 
-    A voxel decides for its largest logit (the first of equal ones); a channel for "in" where its
-    sigmoid is above 1/2. Region 0, inner, is where the patch of the decided map around a voxel
-    holds one value, and region 1, outer, where it holds several; at the border of the image it is
-    replicated. Ignored voxels are in no patch.
+    The decision at a voxel is the class with the largest logit (the first of equal ones); in a
+    channel it is "in" where the sigmoid is above 1/2. Region 0, inner, is where the patch of the
+    decided map around a voxel holds one value, and region 1, outer, is where it holds several. The
+    map is replicated at the border of the image. Ignored voxels are in no patch.
 
     Args:
         logits: ``(N, K, *S)``, at least float32, S of 1 to 3 axes.
         labels: integer ``(N, *S)``; per channel 0 and 1 ``(N, K, *S)``; or shares of the classes,
             floating like `logits`, all 0 in voxels that do not count.
         kernel_size: odd size of the patch, one number or one per spatial axis.
-        per_channel: channels are decided on their own, see above.
+        per_channel: whether every channel is decided on its own.
         ignore_index: label of voxels that do not count.
     """
     x = logits.detach()
@@ -149,8 +151,8 @@ def log_odds_mean(decisions: Decisions, lam: Tensor) -> Tensor:
     """Return ``(1 / N) sum_i lam[row(i), column(i)] min(odds(i), 30)`` over the voxels that count.
 
     Args:
-        decisions: of :func:`decide`.
-        lam: ``(R, K)``.
+        decisions: decisions of a batch, from :func:`decide`.
+        lam: multipliers ``(R, K)``.
 
     Returns:
         scalar; 0 with zero gradient where no voxel counts.
@@ -165,7 +167,7 @@ def log_odds_mean(decisions: Decisions, lam: Tensor) -> Tensor:
 def group_sums(decisions: Decisions, rows: int, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return sums of confidence, of hits (float64) and voxels (int64) per group, ``(R, K)`` each.
 
-    Confidence is the probability of what was decided: the largest of the softmax, or the larger of
+    Confidence is the probability of the decision: the largest softmax probability, or the larger of
     p and 1 - p.
     """
     classes = torch.arange(num_classes, device=decisions.row.device)
@@ -188,12 +190,12 @@ def group_sums(decisions: Decisions, rows: int, num_classes: int) -> tuple[Tenso
 
 
 def confidence_gaps(confidence: Tensor, hits: Tensor, count: Tensor) -> Tensor:
-    """Return mean confidence less accuracy, float64; 0 in a group without a voxel.
+    """Return mean confidence minus accuracy, float64; 0 in a group without voxels.
 
     Args:
-        confidence: sums per group.
-        hits: how many decisions of each were right.
-        count: how many there were.
+        confidence: sum of the confidences per group.
+        hits: number of right decisions per group.
+        count: number of decisions per group.
     """
     return (confidence.double() - hits.double()) / count.double().clamp(min=1)
 
@@ -201,44 +203,45 @@ def confidence_gaps(confidence: Tensor, hits: Tensor, count: Tensor) -> Tensor:
 class Confidence(LearnedTerm):
     """Log-odds of the prediction, weighed by multipliers per predicted class and region.
 
-    The penalty is ``(1 / N) sum_i lam[r(i), c(i)] min(log p_c / (1 - p_c), 30)``, c being the class
-    that is predicted and r the region of the predicted map (:func:`decide`), neither of which
-    carries a gradient. Labels are used in validation alone, where after every pass
+    The penalty is ``(1 / N) sum_i lam[r(i), c(i)] min(log p_c / (1 - p_c), 30)``, where c is the
+    predicted class and r the region of the predicted map (:func:`decide`); no gradient flows
+    through c and r. Labels are used in validation alone, where after every pass
 
         lam <- clip(lam + eta gap, floor, cap),   gap = mean(confidence - [prediction right])
 
-    for the groups with a share of at least `min_share` of the voxels; others stay. Multipliers
-    are the amount by which confidence is lowered, in probability.
+    in the groups that hold a share of at least `min_share` of the voxels; the multipliers of other
+    groups stay. A multiplier is the probability by which confidence is lowered.
 
-    ``lam`` is ``(2, K)``: inner, outer. With `per_channel` it is ``(4, K)``: decided in, inner and
-    outer; decided out, inner and outer.
+    ``lam`` is ``(2, K)``, with a row for the inner and one for the outer region. With `per_channel`
+    it is ``(4, K)``: inner and outer region of what is decided in, then of what is decided out.
 
-    Use it on a loss without Dice, which makes networks overconfident faster than the multipliers
-    may follow.
+    Add it to a loss without Dice: Dice makes networks overconfident faster than the multipliers can
+    follow.
 
     Args:
         num_classes: K.
         eta: step of the multipliers.
-        cap: their upper bound.
-        floor: their lower bound, 0 or negative; below 0, groups that are less sure than right are
-            pushed up.
+        cap: upper bound of the multipliers.
+        floor: lower bound of the multipliers, 0 or negative; with a negative floor, the confidence
+            of groups that are less confident than accurate is raised.
         decay: factor on a multiplier whose gap does not have its sign, before the step is taken,
-            so that it comes back to 0 faster; 1 for none.
-        min_share: see above; per channel, of the voxels of the channel.
+            so that the multiplier comes back to 0 faster; 1 for no decay.
+        min_share: smallest share of the voxels (per channel, of the voxels of the channel) at which
+            a group learns.
         start_epoch: passes to wait; until then multipliers are 0 and the penalty is 0.
         patience: passes after which a multiplier at its bound whose gap does not shrink is
             reported.
         kernel_size: odd size of the patch that decides the region, one number or one per spatial
             axis (``(1, 3, 3)`` for thick slices).
-        include_background: whether groups of predicted class 0 have multipliers; if not, theirs
-            stay 0.
-        inner_background: False leaves out only the inner one of these, most voxels of most images;
-            per channel, what is decided out and inner.
-        per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap; every channel is decided
-            against its other side, has groups of its own, and its log-odds are ``|l|``.
-        ignore_index: label to leave out, of voxels, neighbourhoods and statistics.
-        fused: compute value and gradient in one sweep where that is possible (see
-            :mod:`segcal.sweep`); False keeps to ordinary torch operations, which can be
+        include_background: whether groups of predicted class 0 have multipliers; if not, their
+            multipliers stay 0.
+        inner_background: False leaves out only the inner group of predicted class 0, which holds
+            most voxels of most images; per channel, the inner group of what is decided out.
+        per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap. Every channel is decided
+            in or out and has groups of its own; the log-odds of the decision are ``|l|``.
+        ignore_index: label to leave out of the penalty, of neighbourhoods and of statistics.
+        fused: compute value and gradient in one sweep, a single pass over the voxels, where that is
+            possible (:mod:`segcal.sweep`); False keeps to ordinary torch operations, which can be
             differentiated twice.
 
     Raises:
@@ -321,7 +324,7 @@ class Confidence(LearnedTerm):
             raise ValueError(f"patience: expected >= 1, got {self.patience}")
 
     def identity(self) -> dict[str, Any]:
-        """Classes, whether channels are on their own, and which groups are left out."""
+        """Classes, whether channels are decided on their own, and which groups are left out."""
         return {
             **super().identity(),
             "num_classes": self.num_classes,
@@ -331,11 +334,11 @@ class Confidence(LearnedTerm):
         }
 
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Bounds of the multipliers, and of the smallest gap, infinite as long as there is none."""
+        """Bounds of the multipliers, and of the smallest gap, which is infinite at first."""
         return {"lam": self.bounds, "smallest": (0.0, math.inf)}
 
     def decisions(self, logits: Tensor, labels: Tensor) -> Decisions:
-        """Check a batch and return what is decided in it, see :func:`decide`."""
+        """Check a batch and return the decisions that :func:`decide` makes in it."""
         if not self.per_channel and is_soft(logits, labels):
             check_shares(logits, labels, self.num_classes)
         else:
@@ -465,7 +468,7 @@ class Confidence(LearnedTerm):
         )
 
     def _learn(self, gap: Tensor, share: Tensor) -> list[str]:
-        """Move the multipliers, and say which have reached a bound, or stay there in vain."""
+        """Move the multipliers, and say which have reached a bound or stay there to no effect."""
         floor, cap = self.bounds
         learns = self._penalised() & (share >= self.min_share) & (share > 0)
         before = self._at_bound(learns, gap)
@@ -492,9 +495,9 @@ class Confidence(LearnedTerm):
         return learns & ((self.lam >= cap) & (gap > 0) | down)
 
     def _watch(self, gap: Tensor, share: Tensor, at_bound: Tensor) -> list[str]:
-        """Say once which multipliers have been at a bound for long while the gap does not shrink.
+        """Say once which multiplier has long been at a bound while its gap does not shrink.
 
-        Of several, the one whose gap matters most is named: by its size times its share.
+        Of several multipliers, the one with the largest gap times share of voxels is named.
         """
         size = gap.abs()
         shrinks = size < self.smallest
@@ -512,7 +515,7 @@ class Confidence(LearnedTerm):
             + (f" and {others} more" if others else "")
             + f": its multiplier has been at its bound for {self.patience} passes and the gap of "
             f"{float(gap[r, k]):+.3f} does not shrink. Take a base loss without Dice on this head "
-            "(cross-entropy or svls) or two heads; with few validation cases, more of them"
+            "(cross-entropy or svls) or use two heads; if there are few validation cases, add more"
         ]
 
     def _name(self, row: int, column: int) -> str:

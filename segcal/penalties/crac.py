@@ -1,4 +1,4 @@
-"""CRaC: class and region adaptive constraints, weights learned on the validation set."""
+"""CRaC: class and region adaptive constraints, with weights learned on the validation set."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Constraint = Literal["abs", "signed"]
 Space = Literal["logit", "probability"]
 Target = Literal["tau", "smoothed"]
 KERNELS: dict[str, Kernel] = {"tau": "mean", "smoothed": "svls"}
-"""Weights of the patch by target."""
+"""Kernel that weighs the voxels of a patch, by target."""
 UNMIXED = 1e-6
-"""Share of other classes in a patch up to which it is all of one."""
+"""Share of other classes in a patch up to which the patch counts as all of one class."""
 SHAPES: dict[str, Shape] = {"abs": "abs", "signed": "lower"}
 
 
 def from_reference(vector: Tensor) -> Tensor:
-    """Turn a vector ``(2K,)`` of the published code, outer then inner, into ``(2, K)``.
+    """Turn a vector ``(2K,)`` of the published code, outer before inner, into our ``(2, K)``.
 
     Raises:
         ValueError: not a vector of even length.
@@ -56,59 +56,64 @@ def from_reference(vector: Tensor) -> Tensor:
 
 
 class CRaC(AugmentedLagrangian):
-    """Distance of the logits to the neighbourhood's class proportions, weighted per class, region.
+    """Distance of logits to the neighbourhood's class proportions, weighted per class and region.
 
-    ``z_k(i) = |t_k(i) - l_k(i)|`` with target ``t = margin_inner * tau`` where the patch holds one
-    class and ``t = margin_outer * tau`` where it holds several; the penalty is
-    ``(1 / (N K 2)) sum_i sum_k P(z_k(i); lam[r(i), k], rho[r(i), k])``. It is added to a base loss;
-    ``lam`` and ``rho`` ``(2, K)`` (row 0 inner, 1 outer) are updated by :meth:`observe` on every
-    validation batch and :meth:`dual_step` after the last.
+    ``z_k(i) = |t_k(i) - l_k(i)|`` with target ``t = margin_inner * tau`` in the inner region, where
+    the patch around voxel i holds one class, and ``t = margin_outer * tau`` in the outer region,
+    where it holds several. tau are the class proportions in the patch. The penalty is
+    ``(1 / (N K 2)) sum_i sum_k P(z_k(i); lam[r(i), k], rho[r(i), k])``, where r(i) is the region of
+    voxel i; it is added to a base loss. The multipliers ``lam`` and the penalty parameters ``rho``
+    are ``(2, K)`` (row 0 inner, 1 outer); :meth:`observe` on every validation batch and
+    :meth:`dual_step` after the last batch update them.
 
     Class k is the logit channel: every voxel of a region constrains all K channels.
 
     Source: "Class and Region-Adaptive Constraints for Network Calibration" (CRaC). Where poster
     and published code differ we follow the code: the absolute value (``constraint="signed"`` is
     the poster's ``tau - l``), the margins (none on the poster), an upper bound of rho, and
-    multipliers averaged over all voxels, so that a region moves with its share of them. Settings
-    are those of the published run lines; its configuration files have margin 1 and rho0 1. Its
-    vectors hold the outer region first, its poster and we the inner: :func:`from_reference`
-    turns them. Where the code is at fault we do not follow: its region test is rounding noise,
-    ours is exact; its labels are padded with background, ours are replicated
-    (``padding="background"`` gives the code's); its ``normalize`` does nothing, and is not here.
+    multipliers averaged over all voxels, so that the multipliers of a region move in proportion to
+    its share of the voxels. The defaults are those of the published run lines; the published
+    configuration files have margin 1 and rho0 1. The vectors of the published code hold the outer
+    region first, those of the poster and ours the inner region; :func:`from_reference` converts
+    them. Where the code is at fault we do not follow it. Its region test is rounding noise, ours is
+    exact. Its labels are padded with background, ours are replicated (``padding="background"`` does
+    what the code does). Its option ``normalize`` does nothing, and is not here.
 
     With `bands` the regions are bands of the distance to the nearest voxel of another class instead
-    (three for two reaches: at the boundary, near it, far from it; row 0 is the boundary), each with
-    a margin of its own. That is ours, of no paper.
+    (two distances give three bands: at the boundary, near it, far from it; row 0 is the boundary),
+    each with a margin of its own. The bands are our addition, from no paper.
 
-    On logits the target is no distribution's: where ``tau = (.5, .5, 0, 0)`` with margin 1, logits
-    at their targets have the softmax (.31, .31, .19, .19). ``space="probability"``, which is ours,
-    compares probabilities instead: ``z_k(i) = |t_k(i) - p_k(i)|``, without margins, where t is tau
-    or the soft label of SVLS (``target="smoothed"``), whose centre has half the weight.
+    The target is in general not reached by the logits of any distribution: where
+    ``tau = (.5, .5, 0, 0)`` with margin 1, logits at their targets have the softmax
+    (.31, .31, .19, .19). ``space="probability"``, also our addition, compares probabilities
+    instead: ``z_k(i) = |t_k(i) - p_k(i)|``, without margins, where t is tau or the soft label of
+    SVLS (``target="smoothed"``), whose centre has half the weight.
 
-    On data where foreground is rare the published setting can collapse to background: with plain
-    cross-entropy as base within a few epochs, with Dice + CE on small training sets, too.
+    On data where foreground is rare, the published setting can collapse to predicting background
+    alone: within a few epochs with plain cross-entropy as the base loss, and on small training sets
+    with Dice + CE too.
 
     Args:
         num_classes: K.
         margin_inner: factor on tau in the inner region (5 in the code, 1 on the poster).
         margin_outer: factor on tau in the outer region.
         rho0: initial penalty parameter (0.1 in the published run lines).
-        constraint: ``abs`` holds the logit at its target; ``signed``, ``t - l``, only from below,
-            so that overconfident logits go free, z may be negative and multipliers can fall: kept
-            to reproduce the poster.
-        space: ``logit``, or ``probability``, where margins are not used; see above. The latter is
-            not fused.
+        constraint: ``abs`` holds the logit at its target. ``signed``, ``t - l``, holds it only from
+            below, so that overconfident logits are not penalised, z may be negative and multipliers
+            can fall; it is kept to reproduce the poster.
+        space: ``logit``, or ``probability``, where margins are not used and the fast path is not
+            available.
         target: in probability space, ``tau`` or ``smoothed``.
-        kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next one.
-        padding: see there.
-        bands: largest distances of all bands but the last in voxels, ascending, the distance being
-            the largest of those along the axes; 1 is what a patch of 3 calls outer. None takes the
-            two regions above.
-        margins: one per band, from the boundary on; None spaces them evenly from `margin_outer` to
-            `margin_inner`.
+        kernel_size: odd size of the patch, one number or one per spatial axis.
+        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`).
+        bands: largest distance of every band but the last, in voxels, ascending; a distance is the
+            largest of the distances along the axes, so that the band up to 1 is the outer region of
+            a patch of size 3. None takes the inner and the outer region.
+        margins: one margin per band, from the boundary on; None spaces them evenly from
+            `margin_outer` to `margin_inner`.
         per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap: tau_k is the proportion
             of 1 in channel k, and every channel has an inner and an outer region of its own.
-        ignore_index: label to leave out, of voxels, neighbourhoods and statistics.
+        ignore_index: label to leave out of the penalty, of neighbourhoods and of statistics.
         **alm: further arguments of :class:`segcal.alm.AugmentedLagrangian`.
 
     Raises:
@@ -156,7 +161,7 @@ class CRaC(AugmentedLagrangian):
     def constraints(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return z of ``t - l``, or ``t - p``, ``(N, K, *S)``, and regions, -1 ignored.
 
-        Regions are 0 inner, 1 outer; or bands, 0 at the boundary.
+        Region 0 is the inner and 1 the outer region; or regions are bands, with 0 at the boundary.
         """
         patch: dict[str, Any] = {
             "kernel_size": self.kernel_size,
@@ -185,7 +190,7 @@ class CRaC(AugmentedLagrangian):
         return u.abs() if self.constraint == "abs" else -u, region
 
     def _of_shares(self, shares: Tensor, weights: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Tau of soft labels, and regions: outer where the patch is not all of one class."""
+        """Tau of the raters' shares, and regions: outer where a patch is not all of one class."""
         if self.bands is not None:
             raise ValueError(
                 "labels: bands are distances to another class, which shares of the classes do not "
@@ -196,7 +201,7 @@ class CRaC(AugmentedLagrangian):
         return tau, (tau.amax(1) < tau.sum(1) - UNMIXED).long()
 
     def _region(self, labels: Tensor, patch: dict[str, Any]) -> Tensor:
-        """Region of every voxel of `labels` ``(N, *S)``; at ignored ones it means nothing."""
+        """Region of every voxel of `labels` ``(N, *S)``; at ignored voxels it has no meaning."""
         if self.bands is None:
             return outer_region(labels, **patch).long()
         return distance_bands(labels, self.bands, **patch)
@@ -220,7 +225,7 @@ class CRaC(AugmentedLagrangian):
         )
 
     def identity(self) -> dict[str, Any]:
-        """What a state must have in common: also its constraint, bands, and space."""
+        """What a saved state must have in common; also constraint, bands and space."""
         space = {"space": self.space, "target": self.target}
         return {
             **super().identity(),
@@ -249,7 +254,7 @@ def _margins(
     """
     if bands is None:
         if margins is not None:
-            raise ValueError(f"margins: are those of bands, which are not given; got {margins}")
+            raise ValueError(f"margins: need bands, which are not given; got {margins}")
         return ends
     check_reaches(bands)
     inner, outer = ends

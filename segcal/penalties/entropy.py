@@ -1,4 +1,4 @@
-"""Entropy of the prediction, rewarded: the explicit confidence penalty (ECP)."""
+"""Explicit confidence penalty (ECP), which rewards the entropy of the prediction."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def entropy(
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``, for the ignored voxels alone.
-        class_reduction: ``sum`` is the entropy; ``mean`` divides it by K, as the published code of
-            ECP rows does (which also clamps p to 1e-10, so that its gradient is 0 below).
+        labels: integer ``(N, *S)``; they only say which voxels are ignored.
+        class_reduction: ``sum`` is the entropy; ``mean`` divides it by K, as the published code
+            behind the ECP rows of tables does (that code also clamps p to 1e-10, with gradient 0
+            below).
         ignore_index: label to leave out.
 
     Returns:
@@ -60,8 +61,9 @@ class Entropy(Term):
     Args:
         num_classes: K.
         alpha: weight, 0.1 as published.
-        class_reduction: see :func:`entropy`; the config has ``mean``, as the published rows.
-        ignore_index: see there.
+        class_reduction: ``sum`` is the entropy; ``mean`` divides it by K, as the published rows and
+            the recipe do.
+        ignore_index: label to leave out.
 
     Raises:
         ValueError: alpha out of range.

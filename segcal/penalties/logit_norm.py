@@ -34,15 +34,15 @@ def logit_norm(
 ) -> Tensor:
     """Mean over voxels of ``||l||_p = (sum_k |l_k|^p)^(1/p)``.
 
-    Unlike the softmax it is not invariant to a constant added to all logits, which it pins to
-    small values. (CALS's code has a "PenaltyL1" of another kind, ``sum_k |p_k - 1/K|``: that is
-    ``space="softmax"``.)
+    Unlike the softmax it changes when a constant is added to all logits, and it keeps them small.
+    (The code of CALS has another "PenaltyL1", ``sum_k |p_k - 1/K|``, which is ``space="softmax"``.)
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``, for the ignored voxels alone.
+        labels: integer ``(N, *S)``; they only say which voxels are ignored.
         p: order of the norm, >= 1 and finite.
-        space: of the ``logits``, or of ``softmax`` probabilities minus 1/K.
+        space: ``logits`` takes the norm of the logits, ``softmax`` that of the probabilities minus
+            1/K.
         ignore_index: label to leave out.
 
     Returns:
@@ -72,10 +72,11 @@ class LogitNorm(Term):
 
     Args:
         num_classes: K.
-        alpha: weight; none is published, 0.01 is ours and needs tuning.
-        p: see :func:`logit_norm`.
-        space: see there.
-        ignore_index: see there.
+        alpha: weight; none is published, 0.01 is our choice and needs tuning.
+        p: order of the norm, >= 1 and finite.
+        space: `logits` takes the norm of the logits, ``softmax`` that of the probabilities minus
+            1/K.
+        ignore_index: label to leave out.
 
     Raises:
         ValueError: options out of range.

@@ -42,20 +42,20 @@ def margin(
 ) -> Tensor:
     """Mean of ``relu(d_k - m)^power`` with ``d_k = max_j l_j - l_k``.
 
-    Liu et al. 2022, "The devil is in the margin". The paper sums over classes, its code averages;
-    its weight was found with the code, which we follow. Ties for the largest logit share the
-    gradient (the code takes the first), and the slope at d = m is 1 (the code's is 0). The medical
-    code's squared form is ``relu((d - m)^2) = (d - m)^2``, which also pulls logits apart: that is
-    ``two_sided``, kept to reproduce it.
+    Source: Liu et al. 2022, "The devil is in the margin". The paper sums over classes, its code
+    averages; we follow the code, with which the published weight was found. Ties for the largest
+    logit share the gradient (the code takes the first), and the slope at d = m is 1 (in the code it
+    is 0). The squared form of the published medical code is ``relu((d - m)^2) = (d - m)^2``, which
+    also pulls logits apart; ``two_sided`` reproduces it.
 
     Args:
         logits: floating ``(N, K, *S)``; half precision is promoted to float32.
-        labels: integer ``(N, *S)``, for the ignored voxels alone.
+        labels: integer ``(N, *S)``; they only say which voxels are ignored.
         margin: m >= 0; 10 in the paper, 5 in the medical runs.
         power: 1, or 2 for the squared form.
-        two_sided: with power 2, penalise distances below the margin, too.
+        two_sided: with power 2, penalise distances below the margin too.
         class_reduction: ``mean`` or ``sum`` over K.
-        include_background: whether the distance of class 0 is penalised, too.
+        include_background: whether the distance of class 0 is penalised too.
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap. A sigmoid of l stands
             for two logits, 0 and l, whose distance is ``d = |l|``.
         ignore_index: label to leave out.
@@ -93,16 +93,16 @@ class Margin(Term):
     Args:
         num_classes: K.
         alpha: weight, 0.1 as published.
-        margin: see :func:`margin`, as all that follow. 10 as in the paper; the config has 5, as in
-            the medical runs.
-        power: see there.
-        two_sided: see there.
-        class_reduction: see there.
-        include_background: see there.
-        per_channel: see there.
-        ignore_index: see there.
-        fused: compute value and gradient in one sweep where that is possible (see
-            :mod:`segcal.sweep`); False keeps to :func:`margin`, which can be differentiated twice.
+        margin: m >= 0; 10 as in the paper. The recipe has 5, as in the medical runs.
+        power: 1, or 2 for the squared form.
+        two_sided: with power 2, penalise distances below the margin too.
+        class_reduction: ``mean`` or ``sum`` over K.
+        include_background: whether the distance of class 0 is penalised too.
+        per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap.
+        ignore_index: label to leave out.
+        fused: compute value and gradient in one sweep, a single pass over the voxels, where that is
+            possible (:mod:`segcal.sweep`); False keeps to :func:`margin`, which can be
+            differentiated twice.
 
     Raises:
         ValueError: options out of range.

@@ -59,12 +59,12 @@ def nacl(
 ) -> Tensor:
     """Mean distance of the logits to the class proportions tau of the patch, unweighted.
 
-    ``R = (1/N) sum_i mean_k |tau_k(i) - l_k(i)|`` (``l2``: squared), Murugesan et al. 2024,
-    "Neighbor-aware calibration of segmentation networks with penalty-based constraints". The paper
-    sums over classes, its code averages; its weight 0.1 was found with the code, which we follow.
-    The target is a logit: inside an object it is the one-hot vector. The published code has further
-    kernels, by rank of the labels and by dissimilarity of the image, which
-    :mod:`segcal.reproduction.neighbourhood` keeps.
+    ``R = (1/N) sum_i mean_k |tau_k(i) - l_k(i)|``, or its square with ``l2`` (Murugesan et al.
+    2024, "Neighbor-aware calibration of segmentation networks with penalty-based constraints"). The
+    paper sums over classes, its code averages; we follow the code, with which the published weight
+    0.1 was found. The target of the logits is tau itself, inside an object the one-hot vector. The
+    published code has further kernels, by rank of the labels and by dissimilarity of the image,
+    which :mod:`segcal.reproduction.neighbourhood` keeps.
 
     Args:
         logits: floating ``(N, K, *S)``, S of 1 to 3 axes.
@@ -72,17 +72,18 @@ def nacl(
         distance: ``l1`` or ``l2``.
         space: compare ``logits``, or probabilities (``softmax``).
         class_reduction: ``mean`` (published code) or ``sum`` (paper) over K.
-        include_background: whether the logit of class 0 is compared, too.
-        kernel_size: see :func:`segcal.neighbourhood.class_proportions`, as the next three.
-        kernel: see there.
-        sigma: see there.
-        padding: see there; the published code has ``background``, MONAI ``zeros``.
-        image: ``(N, C, *S)`` for the kernels that weigh by intensities.
-        bandwidth: of those kernels.
-        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap: tau_k is the
-            proportion of 1 in channel k, ``softmax`` space means the sigmoid of a channel. (With
-            the two logits 0 and l that a sigmoid stands for, this is the form above.)
-        ignore_index: label to leave out, of voxels and of neighbourhoods.
+        include_background: whether the logit of class 0 is compared too.
+        kernel_size: odd size of the patch, one number or one per spatial axis.
+        kernel: weights of the patch, listed in :func:`segcal.neighbourhood.class_proportions`.
+        sigma: standard deviation of the Gaussian kernels, in voxels.
+        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`); the published
+            code has ``background``, MONAI ``zeros``.
+        image: intensities ``(N, C, *S)``, for the kernels that weigh by intensities.
+        bandwidth: bandwidth of the kernels that weigh by intensities, in units of the intensities.
+        per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap. tau_k is the
+            proportion of 1 in channel k, and ``softmax`` space means the sigmoid of a channel.
+            (With the two logits 0 and l that a sigmoid stands for, this is the form above.)
+        ignore_index: label to leave out of the penalty and of neighbourhoods.
 
     Returns:
         scalar; 0 with zero gradient when no voxel is valid.
@@ -126,19 +127,20 @@ class NACL(Term):
     Args:
         num_classes: K.
         alpha: weight, 0.1 as published.
-        distance: see :func:`nacl`, as all that follow.
-        space: see there.
-        class_reduction: see there.
-        include_background: see there.
-        kernel_size: see there.
-        kernel: see there.
-        sigma: see there.
-        padding: see there.
-        bandwidth: see there.
-        per_channel: see there.
-        ignore_index: see there.
-        fused: compute value and gradient in one sweep where that is possible (see
-            :mod:`segcal.sweep`); False keeps to :func:`nacl`, which can be differentiated twice.
+        distance: ``l1`` or ``l2``.
+        space: compare `logits`, or probabilities (``softmax``).
+        class_reduction: ``mean`` (published code) or ``sum`` (paper) over K.
+        include_background: whether the logit of class 0 is compared too.
+        kernel_size: odd size of the patch, one number or one per spatial axis.
+        kernel: weights of the patch, listed in :func:`segcal.neighbourhood.class_proportions`.
+        sigma: standard deviation of the Gaussian kernels, in voxels.
+        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`).
+        bandwidth: bandwidth of the kernels that weigh by intensities, in units of the intensities.
+        per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap.
+        ignore_index: label to leave out of the penalty and of neighbourhoods.
+        fused: compute value and gradient in one sweep, a single pass over the voxels, where that is
+            possible (:mod:`segcal.sweep`); False keeps to :func:`nacl`, which can be differentiated
+            twice.
 
     Raises:
         ValueError: options out of range.
@@ -209,9 +211,9 @@ class NACL(Term):
         """Return the weighted penalty of `logits` ``(N, K, *S)`` given `labels` ``(N, *S)``.
 
         Args:
-            logits: see :func:`nacl`, as the other two.
-            labels: see there.
-            image: see there; needed if and only if :attr:`needs_image`.
+            logits: floating ``(N, K, *S)``, S of 1 to 3 axes.
+            labels: integer ``(N, *S)``; per channel ``(N, K, *S)``.
+            image: intensities ``(N, C, *S)``; needed if and only if :attr:`needs_image`.
         """
         residual = self.swept()
         if residual is not None and supports(logits, residual):

@@ -1,11 +1,11 @@
-"""Post-hoc calibration: a finished model's logits are repaired by what held-out cases show.
+"""Post-hoc calibration: the logits of a finished model are corrected by means of held-out cases.
 
-Fit to logits and labels of cases that the network was not trained on, apply to those of others, and
-keep the state as JSON:
+Fit a calibrator to logits and labels of cases that the network was not trained on, apply it to the
+logits of other cases, and keep its state as JSON:
 
 >>> import json, torch
 >>> from segcal.posthoc.class_region import ClassRegionTemperature
->>> def case(seed):  # of a network that is four times too sure
+>>> def case(seed):  # of a network whose logits are four times too large
 ...     drawn = torch.Generator().manual_seed(seed)
 ...     logits = torch.randn((1, 3, 16, 16, 8), generator=drawn)
 ...     noise = torch.empty_like(logits).exponential_(generator=drawn)
@@ -23,8 +23,8 @@ True
 >>> torch.equal(probs.argmax(1), logits.argmax(1))  # temperatures change no prediction
 True
 
-A case may have a voxel size, see :class:`segcal.posthoc.calibrator.HeldOut`; ``ignore_index`` of
+A case may have a voxel size (:class:`segcal.posthoc.calibrator.HeldOut`). ``ignore_index`` of
 :meth:`segcal.posthoc.calibrator.Calibrator.fit` leaves voxels out, and ``per_channel=True`` is for
-regions that overlap, or labels of which a sample may have several. Every method has the same three
-verbs, and ``segcal methods`` lists them.
+regions that overlap, or labels of which a sample may have several. Every method is used in these
+three steps, and ``segcal methods`` lists the methods.
 """

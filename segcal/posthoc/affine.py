@@ -1,4 +1,4 @@
-"""The fit of scores that are linear in what is learned: ``softmax(W f(l) + b)`` and its kin."""
+"""Calibrators whose scores are linear in the parameters, such as ``softmax(W f(l) + b)``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from segcal.posthoc.rows import Rows, log_softmax
 __all__ = ["Affine", "Diagonal", "FullAffine", "Scores"]
 
 RIDGE = 1e-7
-"""Weight of the squared distance to the identity, in nats a voxel: it moves no optimum that the
-cases show, and keeps finite what they do not (a class that never occurs, separable cases)."""
+"""Weight of the squared distance to the identity, in nats per voxel. It hardly moves what the cases
+determine, and keeps the rest finite (a class that never occurs, separable cases)."""
 FEW = 1 << 15
-"""Rows of which the Hessian is computed."""
+"""Largest number of rows for which the Hessian is computed."""
 AT_A_TIME = 1 << 13
-"""Rows: the Hessian needs K (K + 1) numbers of each."""
+"""Number of rows in memory at a time; the Hessian needs K (K + 1) numbers of each."""
 
 
 class Scores(ABC):
@@ -34,7 +34,7 @@ class Scores(ABC):
         num_classes: K.
 
     Attributes:
-        shape: of the parameters as they are shown.
+        shape: shape in which the parameters are shown.
     """
 
     shape: tuple[int, int]
@@ -44,7 +44,7 @@ class Scores(ABC):
 
     @abstractmethod
     def identity(self) -> Vector:
-        """Parameters ``(p,)`` of which the scores are the features themselves."""
+        """Parameters ``(p,)`` at which the scores are the features themselves."""
 
     @abstractmethod
     def of(self, parameters: Tensor, features: Tensor) -> Tensor:
@@ -183,17 +183,17 @@ def least_nll(
     features: Callable[[Tensor], Tensor] = lambda logits: logits,
     penalty: Vector | float = 0.0,
 ) -> Vector:
-    """Return the parameters of the least mean NLL plus ``sum_j penalty_j (x_j - identity_j)^2``.
+    """Return the parameters x that minimise mean NLL plus ``sum_j penalty_j (x_j - identity_j)^2``.
 
-    The function is convex. With few rows Newton's method finds its minimum. With many it finds that
-    of a part of them, and the Hessian there makes the way to the minimum of all so short and round
-    that conjugate gradients need few passes over the rows.
+    The function is convex. With few rows Newton's method finds its minimum. With many rows it finds
+    the minimum of a part of them, and the Hessian there preconditions the fit to all rows, so that
+    conjugate gradients need few passes over the rows.
 
     Args:
-        rows: to fit.
-        scores: of the method.
-        features: of logits ``(n, K)``, like them.
-        penalty: ``(p,)``, in nats a voxel; :data:`RIDGE` is added.
+        rows: rows to fit to.
+        scores: scores of the method.
+        features: function that turns logits ``(n, K)`` into features ``(n, K)``.
+        penalty: ``(p,)``, in nats per voxel; :data:`RIDGE` is added.
     """
     weights = np.broadcast_to(penalty, scores.identity().shape) + RIDGE
     whole = _Objective(rows, scores, features, weights)
@@ -216,14 +216,14 @@ def least_nll(
 
 
 class Affine(PointwiseCalibrator):
-    """``softmax(z)`` of scores z that are linear in what is learned.
+    """``softmax(z)`` of scores z that are linear in the parameters.
 
-    A method says which scores of which features, and what keeps them near the identity. What the
-    cases do not show (the offset of a class that never occurs, the scale of separable cases) is
-    held near the identity by :data:`RIDGE`.
+    A method defines its scores, their features, and the penalty that keeps them near the identity.
+    What the cases do not determine (the offset of a class that never occurs, the scale of separable
+    cases) is held near the identity by :data:`RIDGE`.
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
 
     Attributes:
         parameters: float64, in the shape of the scores.
@@ -237,7 +237,7 @@ class Affine(PointwiseCalibrator):
 
     @abstractmethod
     def _scores(self, num_classes: int) -> Scores:
-        """The scores of K classes."""
+        """Scores for K classes."""
 
     def _features(self, logits: Tensor) -> Tensor:
         return logits
@@ -255,8 +255,8 @@ class Affine(PointwiseCalibrator):
             for part in rows.chunks()
         ):
             self._note(
-                "the cases are separable: all of them are right, so that no scale is large enough; "
-                f"it is finite since {RIDGE:g} nats a voxel draw it to 1"
+                "the cases are separable: every voxel is predicted right, so the best scale is "
+                f"infinite; it stays finite because {RIDGE:g} nats per voxel draw it to 1"
             )
 
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
@@ -282,9 +282,9 @@ class FullAffine(Affine):
     """``softmax(W f + b)`` with off-diagonal and intercept regularisation (ODIR).
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`.
-        off_diagonal: weight of the mean square of W off its diagonal, in nats a voxel.
-        bias: weight of the mean square of b, in nats a voxel.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
+        off_diagonal: weight of the mean square of W off its diagonal, in nats per voxel.
+        bias: weight of the mean square of b, in nats per voxel.
 
     Raises:
         ValueError: a negative weight; in the fit, more than 30 classes.

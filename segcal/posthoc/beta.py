@@ -16,7 +16,7 @@ from segcal.posthoc.one_vs_rest import OneVsRest
 __all__ = ["BetaCalibration"]
 
 RIDGE = 1e-7
-"""Nats a voxel, of the squared distance to the identity (1, 1, 0)."""
+"""Weight of the squared distance to the identity (1, 1, 0), in nats per voxel."""
 AT_A_TIME = 1 << 16
 
 
@@ -25,17 +25,17 @@ class BetaCalibration(OneVsRest):
 
     Source: Kull et al. 2017, "Beta calibration: a well-founded and easily implemented improvement
     on logistic calibration for binary classifiers". The authors' program drops a feature whose
-    coefficient is negative and fits again; here the least NLL under the bounds is found: it is
-    convex in (a, b, c), and the best of the fits with none, one or both of a and b at 0 that keep
-    to the bounds. What the cases do not show is held near the identity (1, 1, 0) by 1e-7 nats a
-    voxel times the squared distance.
+    coefficient is negative and fits again; here the smallest negative log-likelihood (NLL) under
+    the bounds is found. The NLL is convex in (a, b, c), so this is the best of the fits with none,
+    one or both of a and b at 0 that keep to the bounds. What the cases do not determine is held
+    near the identity (1, 1, 0) by 1e-7 nats per voxel times the squared distance.
 
-    The p' of more than two classes are divided by their sum. Of two classes there is one map, that
-    of class 1, so that they sum to 1; for class 0 it is the same map with a and b exchanged and c
+    With more than two classes the p' are divided by their sum. With two classes there is one map,
+    for class 1, so that they sum to 1; the map of class 0 is the same with a and b exchanged and c
     negated.
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
 
     Attributes:
         maps: (a, b, c), float64, of each class, or of class 1 of two; None for a class that is
@@ -89,7 +89,7 @@ class _Logistic:
         return found
 
     def best(self, free: list[int]) -> Vector:
-        """The minimum where what is not free is 0."""
+        """The minimum where the parameters that are not free are 0."""
         x = np.zeros(3)
 
         def at(part: Vector) -> Vector:
@@ -106,7 +106,7 @@ class _Logistic:
         return x
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Features ``(3, n)``, hits and weights of so many rows at a time."""
+        """Features ``(3, n)``, hits and weights of some rows at a time."""
         for begin in range(0, len(self.hits), AT_A_TIME):
             part = slice(begin, begin + AT_A_TIME)
             log_p = self.log_p[part]

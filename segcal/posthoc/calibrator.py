@@ -1,8 +1,8 @@
-"""What every post-hoc method is to its host: fitted on held-out cases, applied to others, saved.
+"""Common interface of post-hoc methods: fit to held-out cases, apply to other cases, save.
 
 Held-out cases are logits and labels of cases that the network was not trained on. A method works on
 the logits of a softmax; with `per_channel` every channel is a sigmoid of its own (nnU-Net's
-regions), which is calibrated as the softmax over (0, l) of "not in it" and "in it".
+regions), which is calibrated as the softmax over (0, l) of "outside" and "inside".
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ __all__ = ["Calibrator", "HeldOut", "PointwiseCalibrator", "SampledCalibrator"]
 
 STATE_VERSION = 2
 VOXELS_PER_CASE = 100_000
-"""Kept of a case where it is not known how many there are."""
+"""Number of voxels kept of each case where the number of cases is not known."""
 MOST_VOXELS = 2_000_000
-"""Kept of all cases where it is."""
+"""Number of voxels kept of all cases together where the number of cases is known."""
 MOST_NUMBERS = 1 << 26
-"""Of the logits that are kept of all cases."""
+"""Largest number of logits that are kept of all cases together."""
 FEWEST = 1000
-"""Voxels that are kept of a case, however many cases and classes there are."""
+"""Smallest number of voxels kept of a case, however many cases and classes there are."""
 
 
 class HeldOut(NamedTuple):
-    """A case that was held out of training; pairs of logits and labels are taken as well.
+    """A case that was held out of training; pairs of logits and labels are accepted as well.
 
     Attributes:
-        logits: floating ``(N, K, *S)``, S of no to 3 axes.
+        logits: floating ``(N, K, *S)``, S of 0 to 3 axes.
         labels: integer ``(N, *S)``; per channel 0 and 1, ``(N, K, *S)``.
         spacing_mm: voxel size along S; None where it is not known.
-        image: floating ``(N, C, *S)``, for methods that look at it.
+        image: floating ``(N, C, *S)``, for methods that use the image.
     """
 
     logits: Tensor
@@ -63,20 +63,20 @@ Cases = Iterable[HeldOut | tuple[Tensor, Tensor]]
 class Calibrator(ABC):
     """A map from logits to probabilities that is fitted on held-out cases.
 
-    A fit that has a larger negative log-likelihood (NLL) than the logits as they were is not
-    taken: the probabilities then stay as they were, and a warning says so.
+    A fit with a larger negative log-likelihood (NLL) than that of the original logits is rejected:
+    the probabilities then stay as they were, and a warning says so.
 
     Args:
-        per_channel: every channel is a sigmoid of its own, with labels that may overlap.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
 
     Attributes:
-        facts: of the fit, plain values: ``num_classes``, ``cases``, ``voxels``, ``sampled`` (voxels
-            that were looked at), the mean NLL in nats before and after, ``nll_before`` and
-            ``nll_after`` (per channel: their mean over the channels), ``nll_error``, the standard
-            error of ``nll_before`` by the sampling of voxels, ``notes`` of what was odd, and
-            ``versions``. Empty before it.
-        improved: whether the fit was taken; False leaves probabilities as they were.
-        channels: fitted calibrators of the channels, or none.
+        facts: plain values that describe the fit: ``num_classes``, ``cases``, ``voxels``,
+            ``sampled`` (number of voxels that were used), ``nll_before`` and ``nll_after`` (mean
+            NLL in nats; per channel, its mean over the channels), ``nll_error`` (standard error of
+            ``nll_before`` by the sampling of voxels), ``notes`` (warnings about the fit), and
+            ``versions``. Empty before the fit.
+        improved: whether the fit was accepted; False leaves probabilities as they were.
+        channels: fitted calibrators of the channels; empty without `per_channel`.
     """
 
     facts: dict[str, Any]
@@ -100,10 +100,10 @@ class Calibrator(ABC):
 
         Args:
             logits: floating ``(N, K, *S)``, of which every element is a case; or an iterable of
-                cases (:class:`HeldOut`, or pairs of logits and labels), which may be gone through
+                cases (:class:`HeldOut`, or pairs of logits and labels), which may be iterated
                 several times (an iterator is kept as a list).
-            labels: integer ``(N, *S)`` of one tensor of logits, per channel ``(N, K, *S)``; None
-                with cases.
+            labels: integer ``(N, *S)`` for one tensor of logits, per channel ``(N, K, *S)``; None
+                for an iterable of cases.
             ignore_index: label of voxels that are left out.
 
         Raises:
@@ -122,8 +122,8 @@ class Calibrator(ABC):
 
         Args:
             logits: floating ``(N, K, *S)``, K as in the fit.
-            spacing_mm: voxel size along S, where the fit had one.
-            image: ``(N, C, *S)``, where the fit had one.
+            spacing_mm: voxel size along S; needed if the fit had one.
+            image: ``(N, C, *S)``; needed if the fit had one.
 
         Raises:
             ValueError: not fitted yet, or another number of classes than it was fitted to.
@@ -156,7 +156,7 @@ class Calibrator(ABC):
         """Return probabilities of logits ``(N, K, *S)``, float32 or float64."""
 
     def state(self) -> dict[str, Any]:
-        """All there is to save, ready for JSON."""
+        """Return all that has to be saved, ready for JSON."""
         learned = [c._saved() for c in self.channels] if self.per_channel else self._saved()
         return {
             "method": type(self).__name__,
@@ -171,7 +171,7 @@ class Calibrator(ABC):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """Build what :meth:`state` described.
+        """Build a calibrator from what :meth:`state` returned.
 
         Raises:
             ValueError: the state of another method or version, or one that is damaged.
@@ -203,11 +203,11 @@ class Calibrator(ABC):
         return one
 
     def _twin(self) -> Self:
-        """One that is not fitted, for two classes of one channel."""
+        """A calibrator that is not fitted, for the two classes of one channel."""
         return type(self)(**self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
-        """Arguments of the constructor but `per_channel`, as plain values."""
+        """Arguments of the constructor other than `per_channel`, as plain values."""
         return {}
 
     @abstractmethod
@@ -216,22 +216,22 @@ class Calibrator(ABC):
 
     @abstractmethod
     def _load(self, learned: dict[str, Any]) -> None:
-        """Take over what :meth:`_learned` returned."""
+        """Restore what :meth:`_learned` returned."""
 
 
 class SampledCalibrator(Calibrator):
     """A calibrator that is fitted to a sample of voxels, kept as rows.
 
-    A method gives :meth:`_fit` and :meth:`_log_probabilities_of`, and its state by
+    A method defines :meth:`_fit` and :meth:`_log_probabilities_of`, and its state by
     :meth:`_learned` and :meth:`_load`.
 
-    Of large cases a seeded sample of voxels is looked at, drawn in every group apart (2 million of
-    all cases, or 100,000 of a case where their number is not known beforehand);
-    ``facts["nll_error"]`` says how exact that is.
+    In large cases a seeded sample of voxels is used, drawn separately in every group of voxels (2
+    million voxels of all cases, or 100,000 of each case where the number of cases is not known
+    beforehand); ``facts["nll_error"]`` says how exact that is.
 
     Args:
-        per_channel: see :class:`Calibrator`.
-        regions: of the predicted map.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
+        regions: how the predicted map is divided into regions.
     """
 
     most_classes: ClassVar[int | None] = None
@@ -261,14 +261,16 @@ class SampledCalibrator(Calibrator):
         """Go through the cases once, and keep voxels of each as rows.
 
         Args:
-            cases: see :meth:`fit`.
+            cases: held-out cases, as :meth:`fit` takes them.
             ignore_index: label of voxels that are left out.
-            among: how many cases there are in all, of which these are some: the more, the fewer
-                voxels are kept of each. None takes the number of these, where it is known.
-            seed: of the draw of voxels.
+            among: total number of cases, of which ``cases`` may be a part; the more cases, the
+                fewer voxels are kept of each. None takes the number of ``cases``, where it is
+                known.
+            seed: random seed of the draw of voxels.
 
         Returns:
-            rows of all channels together, or per channel those of each; empty without a case.
+            one item with the rows of the softmax, or per channel the rows of each channel; empty
+            without a case.
 
         Raises:
             ValueError: as :meth:`fit`.
@@ -290,10 +292,10 @@ class SampledCalibrator(Calibrator):
         return [Rows.joined(of_channel) for of_channel in zip(*parts, strict=True)]
 
     def _begin(self) -> None:
-        """Forget what earlier cases looked like; called before the first."""
+        """Forget what earlier cases looked like; called before the first case."""
 
     def _rows(self, case: HeldOut, ignore_index: int | None, most: int, *, seed: int) -> list[Rows]:
-        """Rows of one case, or of samples that have no spatial axes; of each channel."""
+        """Rows of one case, or of samples that have no spatial axes, for each channel."""
         k = case.logits.shape[1]
         most = self._most(case, most)
         if not self.per_channel:
@@ -332,17 +334,17 @@ class SampledCalibrator(Calibrator):
         )
 
     def _around(self, case: HeldOut, valid: Tensor, index: Tensor) -> Tensor | None:
-        """What lies around voxels of a case, ``(n, ...)``, if the method looks at it.
+        """Surroundings of voxels of a case, ``(n, ...)``, if the method uses them.
 
         Args:
-            case: of one element, or samples.
-            valid: bool ``(N, *S)``; what is not valid must not matter.
-            index: int64 ``(n,)``, of the voxels in the flattened labels.
+            case: a case of one element, or samples.
+            valid: bool ``(N, *S)``; voxels that are not valid must not matter.
+            index: int64 ``(n,)``, positions of the voxels in the flattened labels.
         """
         return None
 
     def _groups(self, logits: Tensor, spacing_mm: Sequence[float] | None) -> Tensor:
-        """Predicted class times regions, plus the region, ``(N, *S)``."""
+        """Predicted class times the number of regions, plus the region, ``(N, *S)``."""
         predicted = logits.max(1).indices  # the first of equals, as argmax, and faster
         return predicted * self.regions.count + self.regions.of(predicted, spacing_mm)
 
@@ -350,10 +352,10 @@ class SampledCalibrator(Calibrator):
         """Fit to rows that :meth:`collect` returned, or to some of their cases.
 
         Args:
-            rows: of all channels together, or per channel those of each.
+            rows: one item with the rows of the softmax, or per channel the rows of each channel.
 
         Raises:
-            ValueError: no row.
+            ValueError: no rows.
         """
         if not rows or not all(map(len, rows)):
             raise ValueError("labels: expected at least one voxel that is not ignored, got none")
@@ -391,10 +393,10 @@ class SampledCalibrator(Calibrator):
         return self
 
     def check_classes(self, num_classes: int) -> None:
-        """Check that the method fits a softmax of so many classes.
+        """Check that the method can fit a softmax of this number of classes.
 
         Raises:
-            ValueError: it has a limit, and they are more.
+            ValueError: more classes than the method can fit.
         """
         if self.most_classes is not None and num_classes > self.most_classes:
             raise ValueError(
@@ -403,10 +405,10 @@ class SampledCalibrator(Calibrator):
             )
 
     def nll(self, rows: Rows) -> float:
-        """Mean NLL in nats of rows of a softmax, as calibrated.
+        """Mean NLL in nats of rows of a softmax after calibration.
 
         Args:
-            rows: of one softmax, so not per channel.
+            rows: rows of one softmax, so not per channel.
         """
         return self._nll(rows)[0]
 
@@ -429,13 +431,13 @@ class SampledCalibrator(Calibrator):
         return self._log_probabilities_of(part)
 
     def _note(self, text: str) -> None:
-        """Warn of what was odd about the fit, and keep it among its facts."""
+        """Warn about the fit, and keep the warning among its facts."""
         self._notes.append(text)
         warnings.warn(f"{type(self).__name__}: {text}", stacklevel=5)
 
     @abstractmethod
     def _fit(self, rows: Rows) -> None:
-        """Learn from rows of one softmax; what does not suit them sets `improved` to False."""
+        """Learn from rows of one softmax; set `improved` to False where the rows do not fit."""
 
     @abstractmethod
     def _log_probabilities_of(self, rows: Rows) -> Tensor:
@@ -443,11 +445,11 @@ class SampledCalibrator(Calibrator):
 
 
 class PointwiseCalibrator(SampledCalibrator):
-    """A calibrator that looks at one voxel at a time: its logits, and its group.
+    """A calibrator that uses one voxel at a time: its logits, and its group.
 
-    The group is the predicted class and the region of the predicted map. A method gives
+    The group is the predicted class and the region of the predicted map. A method defines
     :meth:`_fit` and :meth:`_log_probabilities`, and its state by :meth:`_learned` and
-    :meth:`_load`; one that looks at groups says so by `grouped`.
+    :meth:`_load`; a method that uses groups sets `grouped`.
     """
 
     grouped: ClassVar[bool] = False
@@ -480,10 +482,10 @@ class PointwiseCalibrator(SampledCalibrator):
 
 
 def check_state(state: object, method: str, version: int) -> None:
-    """Check that a saved state is that of a method.
+    """Check that a saved state belongs to a method.
 
     Raises:
-        ValueError: no dict, or that of another method or version.
+        ValueError: no dict, or the state of another method or version.
     """
     if not isinstance(state, dict):
         raise ValueError(f"state: expected a dict, got {type(state).__name__}")
@@ -495,7 +497,7 @@ def check_state(state: object, method: str, version: int) -> None:
 
 
 def two_classes(channel: Tensor) -> Tensor:
-    """Logits ``(N, 2, *S)`` of a sigmoid's ``(N, *S)``: 0 for "not in it", l for "in it"."""
+    """Logits ``(N, 2, *S)`` of a sigmoid's ``(N, *S)``: 0 for "outside", l for "inside"."""
     return torch.stack([torch.zeros_like(channel), channel], 1)
 
 
@@ -512,7 +514,7 @@ def _cases(logits: Tensor | Cases, labels: Tensor | None) -> Cases:
 
 
 def _checked(number: int, case: HeldOut, ignore_index: int | None, per_channel: bool) -> HeldOut:
-    """The case, if its parts belong together; what is wrong with it names its number."""
+    """The case, if its parts match; errors name its number."""
     try:
         check = check_channels if per_channel else check_logits_labels
         check(case.logits, case.labels, ignore_index=ignore_index)
@@ -536,19 +538,19 @@ def _checked(number: int, case: HeldOut, ignore_index: int | None, per_channel: 
 
 
 def _is_probabilities(logits: Tensor) -> bool:
-    """Whether what was given went through a softmax; zeros and ones alone may be logits."""
+    """Whether the values went through a softmax; values of only 0 and 1 may be logits."""
     return is_softmax(logits) and bool(((logits > 0) & (logits < 1)).any())
 
 
 def _quota(many: int, num_classes: int) -> int:
-    """Voxels that are kept of each of so many cases; of 0, their number is not known."""
+    """Number of voxels kept of each of `many` cases; 0 cases mean that it is not known."""
     if not many:
         return min(VOXELS_PER_CASE, MOST_NUMBERS // num_classes)
     return min(MOST_VOXELS, MOST_NUMBERS // num_classes) // many
 
 
 def _elements(case: HeldOut) -> list[HeldOut]:
-    """The elements of a batch, each a case; samples without spatial axes stay together."""
+    """The elements of a batch, each as a case; samples without spatial axes stay together."""
     if case.logits.ndim == 2:
         return [case]
     parts = [slice(n, n + 1) for n in range(len(case.logits))]
@@ -564,7 +566,7 @@ def _elements(case: HeldOut) -> list[HeldOut]:
 
 
 def _mean_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Facts of all channels: numbers of the first, and the mean NLL over the channels."""
+    """Facts of all channels: numbers of the first channel, and the mean NLL over the channels."""
     mean = {
         key: float(np.mean([one[key] for one in facts]))
         for key in ("nll_before", "nll_after", "nll_error")

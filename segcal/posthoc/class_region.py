@@ -21,39 +21,41 @@ from segcal.posthoc.scale import BOUNDS, best_scale, drawn_scale, is_bound
 __all__ = ["ClassRegionTemperature"]
 
 STRENGTHS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, math.inf)
-"""Of the shrinkage, that are tried: nats a voxel of all, for a temperature e times the global."""
+"""Strengths of the shrinkage that are tried: nats per voxel at e times the global temperature."""
 UNTRIED = 1e-3
-"""Strength where there is one case only, so that none can be tried."""
+"""Strength where there is only one case, so that no strength can be tried."""
 FOLDS = 5
 GRID = 65
-"""Scales at which the NLL of a group is known while strengths are tried."""
+"""Number of scales at which the NLL of a group is computed while strengths are tried."""
 
 
 class ClassRegionTemperature(PointwiseCalibrator):
-    """``softmax(l / T_g + b_g)``, g being the predicted class and the region of the prediction.
+    """``softmax(l / T_g + b_g)``, where the group g is the predicted class and region of a voxel.
 
-    What a group is can be seen without a reference, so that its calibration holds where it is
-    used; groups by label cannot be calibrated even for the true posterior. Temperatures are
+    The group of a voxel is known without a reference, so that its calibration also holds for new
+    cases; groups by label cannot be calibrated even for the true posterior. The temperatures are
 
         argmin  (1/N) sum_i NLL_i(T_g(i)) + strength * sum_g (log T_g - log T)^2,
 
-    T being the global temperature: the smaller the share of a group's voxels, the nearer it stays
-    to T. The strength is the one of the least NLL in cross-validation over cases, from 1e-7 to
-    infinity (one temperature for all). Without biases b the predicted class never changes.
+    where T is the global temperature. The smaller a group's share of the voxels, the nearer its
+    temperature stays to T. The strength is the one with the smallest NLL in cross-validation over
+    patients, from 1e-7 to infinity (one temperature for all). Without biases b the predicted class
+    never changes.
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`; then the groups are in and
-            not in, inside and at the boundary.
-        bands: ends of the regions, see :class:`segcal.posthoc.regions.Regions`.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
+            Each channel then has the groups inside and outside, in the interior and at the
+            boundary.
+        bands: upper ends of the regions, as in :class:`segcal.posthoc.regions.Regions`.
         biases: whether every group also gets a bias b_gk for each class, drawn to 0 with the
             same strength (which is chosen for the temperatures alone).
-        strength: of the shrinkage; None chooses it.
+        strength: strength of the shrinkage to T; None chooses it.
 
     Attributes:
-        temperatures: float64 ``(K, R)`` by predicted class and region; of a group without voxels
-            that of all.
+        temperatures: float64 ``(K, R)`` by predicted class and region; a group without voxels has
+            the global temperature.
         global_temperature: T.
-        chosen_strength: of the shrinkage; infinity is one temperature for all.
+        chosen_strength: strength of the shrinkage; infinity means one temperature for all.
 
     Raises:
         ValueError: bands that are not ascending, a negative strength.
@@ -101,8 +103,8 @@ class ClassRegionTemperature(PointwiseCalibrator):
         self._biases = biases
         if bounds := [g for g, u in enumerate(log_s) if is_bound(math.exp(u))]:
             self._note(
-                f"the temperature of {len(bounds)} of {len(groups)} groups is a bound of what is "
-                f"looked for, {BOUNDS[0]:g} or {BOUNDS[1]:g}: the cases do not identify it"
+                f"the temperature of {len(bounds)} of {len(groups)} groups is at a bound of the "
+                f"search, {BOUNDS[0]:g} or {BOUNDS[1]:g}: the cases do not determine it"
             )
 
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
@@ -152,12 +154,12 @@ class ClassRegionTemperature(PointwiseCalibrator):
 
 
 def _cross_validated(rows: Rows, scale: float) -> float:
-    """The strength of the least NLL of patients that were left out of the fit; of ties the larger.
+    """The strength with the smallest NLL on patients left out of the fit; of ties the larger.
 
-    Every group's NLL is needed at many scales of many subsets of the patients. It is a smooth
+    Every group's NLL is needed at many scales for many subsets of the patients. It is a smooth
     function of one number, so it is computed once on a grid of log s for every fold of the patients
-    and summed; splines through those sums are minimised. Only the choice of the strength rests on
-    them.
+    and summed; splines through these sums are minimised. Only the choice of the strength depends on
+    the splines.
     """
     present = torch.bincount(rows.patients) > 0
     if int(present.sum()) < 2:
@@ -202,7 +204,7 @@ def _nll_table(
 def _with_biases(
     rows: Rows, log_s: float, to: float, strength: float
 ) -> tuple[float, NDArray[np.float64]]:
-    """Log-scale and biases of one group of the least shrunk NLL, from its scale alone on."""
+    """Log-scale and biases of a group that minimise its NLL with shrinkage, from `log_s` on."""
 
     def objective(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         s, b = math.exp(x[0]), torch.from_numpy(x[1:])

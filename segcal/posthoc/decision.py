@@ -1,8 +1,8 @@
-"""The decision apart from the probability: label maps from probabilities that stay as they are.
+"""Decision rules: label maps from probabilities, which stay as they are.
 
 Probabilities ``(K, *S)`` are those of one case, a softmax whose channel 0 is the background; with a
 `class_order` every channel is a region of its own, a sigmoid, and the class order says which label
-each leaves in the map, later ones over earlier.
+each region gets in the map, where later regions overwrite earlier ones.
 
 The mask of the largest expected Dice
 -------------------------------------
@@ -11,23 +11,25 @@ For marginal probabilities p, the expected Dice of a mask M is taken as the rati
     D(M) = 2 sum_{M} p / (|M| + sum p)
 
 Let D* be its maximum. ``2 sum_{M} p - D* (|M| + sum p)`` is at most 0, and 0 where D(M) = D*, so
-the best masks are those that maximise ``sum_{M} (2 p - D*)``: ``{p > D* / 2}``, with or without
-voxels of just that probability. And ``M -> {p > D(M) / 2}`` never lowers D (Dinkelbach 1967): it
-reaches the maximum in a handful of rounds, exact, without a sort, and as D grows each mask lies in
-the one before, so that a round looks at what is left of the last. The smallest best mask is taken.
+the best masks maximise ``sum_{M} (2 p - D*)``: they are ``{p > D* / 2}``, with or without voxels of
+exactly that probability. And ``M -> {p > D(M) / 2}`` never lowers D (Dinkelbach 1967). It reaches
+the maximum exactly, in a handful of rounds and without a sort; as D grows, each mask lies within
+the mask before, so that a round only looks at the voxels that are left. The smallest best mask is
+taken.
 
-The ratio prefers the empty mask only where all p are 0, for it does not know that a structure may
-be absent altogether: then its mask of many small probabilities has a tiny expected Dice and a tiny
-threshold. The empty mask is right if the structure is absent, with probability ``1 - max p`` at
-most (if the voxels err together). A structure whose expected Dice is below that is left out, which
-costs Dice where structures are faint but in every case, and saves false ones where they are not.
+The ratio prefers the empty mask only where all p are 0, because it does not know that a structure
+may be absent altogether: a mask of many small probabilities then has a tiny expected Dice and a
+tiny threshold. The empty mask is right if the structure is absent, with a probability of at most
+``1 - max p`` (if the voxels err together). A structure whose expected Dice is below that
+probability is left out. This costs Dice where structures are faint but present in every case, and
+avoids false positives where they may be absent.
 
 Offsets
 -------
-:class:`Offsets` are chosen on a grid, so a voxel's part in it is the order in which classes take it
-over as the offsets grow by whole steps: of ``log p`` in steps, the integer below, and the order of
-what is left. Few voxels can change hands at all and many share all these, so that cases become
-counts of distinct rows of integers, exact, which are small.
+:class:`Offsets` are chosen on a grid. All that matters of a voxel is the order in which classes
+take it over as the offsets grow by whole steps: the integer part of ``log p`` in steps, and the
+order of the remainders. Few voxels can change their class at all, and many voxels are the same in
+this respect, so that cases are reduced, exactly, to counts of few distinct rows of integers.
 """
 
 from __future__ import annotations
@@ -51,18 +53,18 @@ __all__ = [
 ]  # fmt: skip
 
 PIECE = 1 << 18
-"""Numbers that are computed with at a time."""
+"""Number of values that are processed at a time."""
 STEP = 0.1
-"""Between neighbouring offsets, of log p."""
+"""Difference between neighbouring offsets, in units of log p."""
 STEPS = 30
 """Largest offset, in steps; the smallest is the negative of it."""
 GRID = np.arange(-STEPS, STEPS + 1)
 SWEEPS = 20
-"""Times that all structures are gone through at most."""
+"""Largest number of times that all structures are gone through."""
 LEAVE_ONE_OUT = 10
-"""Cases up to which each is a fold of its own."""
+"""Number of patients up to which each is a fold of its own."""
 FOLDS = 5
-"""Folds of more cases."""
+"""Number of folds for more patients."""
 STATE_VERSION = 1
 
 Rule = Literal["argmax", "dice"]
@@ -75,11 +77,11 @@ class Decision:
     """Label map of one case by expected Dice.
 
     Attributes:
-        labels: ``(*S)``, classes 0 to K - 1 (uint8, int32 for more than 256), or what the class
-            order leaves (int32).
-        thresholds: float64, by structure (classes 1 to K - 1, or all regions): its mask is where
-            its probability is above. Infinite where it was left out as absent.
-        expected_dice: float64, by structure, of its best mask on its own; NaN where all its
+        labels: ``(*S)``, classes 0 to K - 1 (uint8, int32 for more than 256), or labels of the
+            class order (int32).
+        thresholds: float64, one per structure (classes 1 to K - 1, or all regions), whose mask is
+            where its probability is above. Infinite where a structure was left out as absent.
+        expected_dice: float64, one per structure, of its best mask on its own; NaN where all its
             probabilities are 0.
     """
 
@@ -96,11 +98,11 @@ def decide(
     Args:
         probs: floating ``(K, *S)``, array or tensor.
         rule: "argmax", "dice" (:func:`decide_dice`), or fitted :class:`Offsets`.
-        class_order: label that each region leaves; None where channels are the classes of a
-            softmax.
+        class_order: label that each region gets in the map; None where channels are the classes of
+            a softmax.
 
     Raises:
-        ValueError: an unknown rule, or what the rule refuses.
+        ValueError: an unknown rule, or arguments that do not fit the rule.
     """
     if isinstance(rule, Offsets):
         return rule.apply(probs, class_order=class_order)
@@ -112,11 +114,12 @@ def decide(
 
 
 def decide_argmax(probs: Any, *, class_order: Sequence[int] | None = None) -> NDArray[Any]:
-    """Return the label map ``(*S)`` of the likeliest classes, the lowest of equals.
+    """Return the label map ``(*S)`` of the most likely classes, the lowest of equally likely ones.
 
     Args:
         probs: floating ``(K, *S)``.
-        class_order: label that each region leaves where it has more than 0.5; None of a softmax.
+        class_order: label that each region gets where its probability is above 0.5; None for a
+            softmax.
 
     Raises:
         ValueError: not floating, or a class order of another length.
@@ -130,11 +133,11 @@ def regions_to_labels(
     class_order: Sequence[int],
     thresholds: Sequence[float] | Numbers | None = None,
 ) -> NDArray[np.int32]:
-    """Return the label map ``(*S)`` of overlapping regions, later ones over earlier (nnU-Net's).
+    """Return the label map ``(*S)`` of overlapping regions; later regions overwrite, as in nnU-Net.
 
     Args:
         probs: floating ``(K, *S)``.
-        class_order: label that each region leaves in the map.
+        class_order: label that each region gets in the map.
         thresholds: a region is where its probability is above; None takes 0.5.
     """
     above = np.full(len(probs), 0.5) if thresholds is None else np.asarray(thresholds, float)
@@ -147,15 +150,15 @@ def regions_to_labels(
 def decide_dice(
     probs: Any, *, class_order: Sequence[int] | None = None, may_be_absent: bool = True
 ) -> Decision:
-    """Return the masks of the largest expected Dice, see the top of the module.
+    """Return the label map of the masks with the largest expected Dice, as derived above.
 
-    Where masks of classes overlap, a voxel goes to the class whose probability is largest in terms
-    of its threshold, the lowest of equals.
+    Where masks of classes overlap, a voxel goes to the class whose probability is largest in units
+    of its threshold, the lowest of equal ones.
 
     Args:
         probs: floating ``(K, *S)``.
-        class_order: label that each region leaves; None of a softmax.
-        may_be_absent: leave a structure out whose expected Dice is below the largest probability
+        class_order: label that each region gets in the map; None for a softmax.
+        may_be_absent: leave out a structure whose expected Dice is below the largest probability
             that it is absent; False where all structures are known to be in every case.
 
     Raises:
@@ -191,30 +194,34 @@ def best_expected_dice(probs: Any) -> float:
 
 
 class Offsets:
-    """An offset by structure on log-probabilities, chosen on held-out cases by their mean DSC.
+    """An offset per structure on log-probabilities, chosen on held-out cases by their mean DSC.
 
-    A voxel goes to the largest ``log p_k + o_k`` with 0 for the background; per channel a region is
-    where ``log(p / (1 - p)) + o`` is above 0. The mean is over cases and structures; a structure
-    that is in neither map of a case is left out of it, as in :func:`segcal.metrics.dice.dice`.
-    Offsets between -3 and 3 by 0.1 are tried for one structure after the other until none changes;
-    of equals the smallest is taken. A structure that is in no held-out case keeps 0.
+    A voxel goes to the class with the largest ``log p_k + o_k``, where the background has the
+    offset 0; per channel a region is where ``log(p / (1 - p)) + o`` is above 0. The mean is over
+    cases and structures; a structure that is in neither map of a case is left out, as in
+    :func:`segcal.metrics.dice.dice`. Offsets between -3 and 3 in steps of 0.1 are tried for one
+    structure after the other until none changes; of equally good offsets the one nearest to 0 is
+    taken. A structure that is in no held-out case keeps 0.
 
-    They are taken if they win on patients that they were not chosen on: in cross-validation (each
-    by itself up to 10, else 5 folds), by more than the standard error over patients. Otherwise, or
-    with one patient, all stay 0: the decision is argmax.
+    The offsets are accepted if they gain on patients that they were not chosen on, in
+    cross-validation (leave-one-out up to 10 patients, else 5 folds), by more than the standard
+    error over patients. Otherwise, or with one patient, all offsets stay 0 and the decision is
+    argmax.
 
     Args:
-        per_channel: every channel is a region of its own; it is judged on its own, and taken or
-            not. What one region hides of another in a label map is not looked at.
+        per_channel: whether every channel is a region of its own. Each region's offset is then
+            chosen, and accepted or not, on its own, whatever one region hides of another in a label
+            map.
 
     Attributes:
-        values: offsets by channel, that of the background is 0. Empty before the fit.
-        facts: of the fit, plain values: ``num_classes``, ``cases``, ``voxels``, ``rows`` (distinct
-            ones that were kept), ``folds``, ``taken``; mean DSC on all cases ``dsc_before`` and
-            ``dsc_after`` (of what was taken), ``gain``, the mean gain on cases that were left out,
-            whether or not it was taken, and its standard error ``gain_error`` (None where it cannot
-            be told); ``notes`` of what was odd, and ``versions``. Per channel, ``taken`` is a list,
-            and the others are means.
+        values: offsets by channel; the background's offset is 0. Empty before the fit.
+        facts: plain values that describe the fit: ``num_classes``, ``cases``, ``voxels``, ``rows``
+            (number of distinct rows kept), ``folds``, ``taken`` (whether the offsets were
+            accepted), ``dsc_before`` and ``dsc_after`` (mean DSC on all cases without and with the
+            accepted offsets), ``gain`` (mean gain on cases that were left out, accepted or not),
+            ``gain_error`` (its standard error, None where it is unknown), ``notes`` (warnings about
+            the fit), and ``versions``. Per channel, ``taken`` is a list, and the other numbers are
+            means.
     """
 
     def __init__(self, *, per_channel: bool = False) -> None:
@@ -233,10 +240,11 @@ class Offsets:
 
         Args:
             cases: pairs of probabilities, floating ``(K, *S)``, and labels, integer ``(*S)``, per
-                channel ``(K, *S)`` of 0 and 1. Gone through once; one case is held at a time.
+                channel ``(K, *S)`` of 0 and 1. They are iterated once, with one case in memory at a
+                time.
             ignore_index: label of voxels that are left out.
-            owners: number of the patient of every case, whose cases are left out together; None
-                where each is its own.
+            owners: number of the patient of every case; the cases of a patient are left out
+                together. None where every case is a patient of its own.
 
         Raises:
             ValueError: shapes, values or numbers of classes that do not fit, or no case.
@@ -290,7 +298,7 @@ class Offsets:
     def _questions(
         self, p: NDArray[Any], y: NDArray[Any]
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Channels and labels of what has offsets of its own: all together, or each channel."""
+        """Channels and labels that get offsets together: all of them, or each channel alone."""
         flat = p.reshape(len(p), -1)
         if not self.per_channel:
             yield flat, y.reshape(-1)
@@ -298,11 +306,11 @@ class Offsets:
         yield from ((flat[c : c + 1], y[c].reshape(-1)) for c in range(len(flat)))
 
     def apply(self, probs: Any, *, class_order: Sequence[int] | None = None) -> NDArray[Any]:
-        """Return the label map ``(*S)``; that of :func:`decide_argmax` where all offsets are 0.
+        """Return the label map ``(*S)``; it is :func:`decide_argmax`'s where all offsets are 0.
 
         Args:
             probs: floating ``(K, *S)``, K as in the fit.
-            class_order: label that each region leaves, if fitted per channel, else None.
+            class_order: label that each region gets in the map, if fitted per channel, else None.
 
         Raises:
             ValueError: not fitted yet, another number of channels, or a class order where there
@@ -328,7 +336,7 @@ class Offsets:
         return _by_share(p, factors[1:])
 
     def state(self) -> dict[str, Any]:
-        """All there is to save, ready for JSON."""
+        """Return all that has to be saved, ready for JSON."""
         return {
             "method": type(self).__name__,
             "version": STATE_VERSION,
@@ -339,7 +347,7 @@ class Offsets:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """Build what :meth:`state` described.
+        """Build offsets from what :meth:`state` returned.
 
         Raises:
             ValueError: the state of another method or version, or one that is damaged.
@@ -382,18 +390,18 @@ def _check_range(p: NDArray[Any]) -> None:
 
 
 def _pieces(count: int, channels: int = 1) -> Iterator[slice]:
-    """Parts of `count` voxels, of which copies are small."""
+    """Parts of `count` voxels that are small enough to copy."""
     size = max(1024, PIECE // channels)
     return (slice(begin, begin + size) for begin in range(0, count, size))
 
 
 def _widened(p: NDArray[Any]) -> NDArray[Any]:
-    """In a type that there is fast arithmetic for; no copy where it is in one already."""
+    """The array in a type with fast arithmetic; no copy where it has such a type already."""
     return p.astype(np.float32) if p.dtype.itemsize < 4 else p
 
 
 def _best_mask(channel: NDArray[Any]) -> tuple[float, float]:
-    """Largest expected Dice of a mask, NaN where all is 0; and the largest probability."""
+    """Largest expected Dice of a mask, NaN where all p are 0; and the largest probability."""
     p = channel.reshape(-1)
     total = in_half = most = 0.0
     half = 0
@@ -422,9 +430,10 @@ def _best_mask(channel: NDArray[Any]) -> tuple[float, float]:
 def _by_share(
     probs: NDArray[Any], factors: Numbers, thresholds: Numbers | None = None
 ) -> NDArray[Any]:
-    """Class of the largest ``factor * p``, the lowest of equals.
+    """Class of the largest ``factor * p``, the lowest of equal ones.
 
-    The background's factor is 1; with thresholds it takes what no class is above its own of.
+    The background has the factor 1; with thresholds it takes the voxels where no class is above its
+    threshold.
     """
     k = len(probs)
     p = probs.reshape(k, -1)
@@ -443,13 +452,13 @@ def _by_share(
 
 
 class _Rows(NamedTuple):
-    """Voxels of a case by what matters of them when offsets change by whole steps.
+    """Voxels of a case, reduced to what matters when offsets change by whole steps.
 
     Attributes:
-        values: integer ``(n, K)``; with offsets of m steps the largest ``value + K m`` wins. All of
-            a row are distinct, unless they never win.
+        values: integer ``(n, K)``; with offsets of m steps the largest ``value + K m`` wins. The
+            values of a row are distinct, except those that never win.
         labels: int64 ``(n,)``.
-        counts: float64 ``(n,)``, voxels that are so, whole numbers.
+        counts: float64 ``(n,)``, number of voxels of a row, whole numbers.
     """
 
     values: NDArray[Any]
@@ -468,12 +477,12 @@ class _Rows(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence[_Rows]) -> _Rows:
-        """Return rows of several as one."""
+        """Return the rows of all parts."""
         return _Rows(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _rows_of(p: NDArray[Any], y: NDArray[Any], ignore_index: int | None) -> _Rows:
-    """Rows of one case; of channels `p` ``(K, n)``, or ``(1, n)`` for a region."""
+    """Rows of one case with channels `p` ``(K, n)``, or ``(1, n)`` for a region."""
     k = max(len(p), 2)
     never = _never(k)
     kind = np.int16 if 9 * STEPS * k < 2**15 else np.int32  # offsets are added to them
@@ -493,12 +502,12 @@ def _rows_of(p: NDArray[Any], y: NDArray[Any], ignore_index: int | None) -> _Row
 
 
 def _never(k: int) -> int:
-    """Value of one of K classes that no offset lets win."""
+    """Value of a class, of K, that wins with no offset."""
     return -8 * STEPS * k
 
 
 def _of_piece(p: Numbers, labels: Integers, never: np.signedinteger[Any]) -> Iterator[_Rows]:
-    """Rows of a piece ``(K, n)``: of voxels that one class keeps, and of the others."""
+    """Rows of a piece ``(K, n)``: of voxels whose class no offset changes, and of the others."""
     k = len(p)
     # what a class can lose and win; a little more, so that rounding keeps what is at the edge
     reach = np.exp(np.r_[0, np.full(k - 1, STEP * STEPS)])[:, None]
@@ -524,13 +533,13 @@ def _of_piece(p: Numbers, labels: Integers, never: np.signedinteger[Any]) -> Ite
 
 @dataclass(frozen=True)
 class _Cases:
-    """Rows of all cases, and what offsets make of them; `m` are offsets in steps, ``(K,)``.
+    """Rows of all cases, and the label maps that offsets give; `m` are offsets in steps, ``(K,)``.
 
     Attributes:
-        rows: of all cases.
+        rows: rows of all cases.
         case: int64 ``(n,)``, number of the case of a row.
-        number: of cases.
-        true: voxels of every class, float64 ``(cases, K)``.
+        number: number of cases.
+        true: number of voxels of every class, float64 ``(cases, K)``.
     """
 
     rows: _Rows
@@ -576,7 +585,7 @@ class _Cases:
         case, labels, counts = self.case[able], self.rows.labels[able], self.rows.counts[able]
 
         def moved(weights: Numbers) -> Numbers:
-            """From every class by offsets up to each."""
+            """Sums of weights that leave every class, by offsets up to each of the grid."""
             index = (case * k + other) * places + place
             sums = _sums(index, weights, self.number * k * places)
             return sums.reshape(self.number, k, places).cumsum(2)[:, :, :-1]
@@ -601,7 +610,7 @@ class _Cases:
         return values[rows] + (self.num_classes * m).astype(values.dtype)
 
     def _counts(self, winner: NDArray[Any]) -> tuple[Numbers, Numbers]:
-        """Voxels that are predicted as every class, and of them those of that label."""
+        """Number of voxels predicted as every class, and of those the voxels of that label."""
         k = self.num_classes
         place, counts = self.case * k + winner, self.rows.counts
         both = (counts, counts * (self.rows.labels == winner))
@@ -657,15 +666,15 @@ def _fit(cases: _Cases, owner: NDArray[np.intp]) -> tuple[list[float], dict[str,
         if not cases.true[:, c].any()
     ]
     if patients == 1:
-        notes.append("one patient cannot tell what offsets do to others; they stay 0")
+        notes.append("one patient cannot show what offsets do to other patients; they stay 0")
     elif m.any() and not taken:
         notes.append(
             f"offsets {(m * STEP).round(1).tolist()} gain {gain:.4f} (standard error {error:.4f}) "
-            "in mean DSC of cases that they were not chosen on; not taken"
+            "in mean DSC on cases that they were not chosen on; they are not used"
         )
     m = m if taken else zero
     notes += [
-        f"structure {c}: its offset {m[c] * STEP:.1f} is the bound of what is looked for"
+        f"structure {c}: its offset {m[c] * STEP:.1f} is at the bound of the search"
         for c in np.flatnonzero(abs(m) == STEPS)
     ]
     return (m * STEP).round(6).tolist(), {
@@ -680,7 +689,7 @@ def _fit(cases: _Cases, owner: NDArray[np.intp]) -> tuple[list[float], dict[str,
 
 
 def _mean(dsc: Numbers) -> Any:
-    """Mean over the first two axes (or the one there is) of what is known; NaN where none is."""
+    """Mean of the known values over the first two axes (or the only one); NaN without any."""
     axes = tuple(range(min(dsc.ndim, 2)))
     known = (~np.isnan(dsc)).sum(axes)
     total = np.nansum(dsc, axes)
@@ -688,7 +697,7 @@ def _mean(dsc: Numbers) -> Any:
 
 
 def _plain(value: Any) -> float | None:
-    """JSON has no NaN."""
+    """The value, with None for NaN, which JSON does not have."""
     return None if math.isnan(value) else float(value)
 
 

@@ -1,9 +1,9 @@
-"""A temperature that becomes part of a network: its last layer is divided by it.
+"""Folding a temperature into a network: its last layer is divided by the temperature.
 
 Whatever runs the network then gets calibrated probabilities, and masks stay what they were: the
-largest logit of a voxel stays the largest, and a mean of logits (over windows, mirrored images, the
-voxels around in a resampling) is divided by the same number. Only in an ensemble, whose members
-have a temperature each, may a few voxels change.
+largest logit of a voxel stays the largest, and a mean of logits (over windows, mirrored images, or
+neighbouring voxels in a resampling) is divided by the same number. Only in an ensemble, where every
+member has a temperature of its own, a few voxels may change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class FoldingError(ValueError):
-    """The temperature cannot become part of the network, which is left as it was."""
+    """The temperature cannot be folded into the network, which is left as it was."""
 
 
 def fitted_temperature(
@@ -34,18 +34,19 @@ def fitted_temperature(
     ignore_index: int | None = None,
     per_channel: bool = False,
 ) -> Temperature:
-    """Return a temperature fitted to logits as they come, of which a sample of voxels is kept.
+    """Return a temperature fitted to batches of logits, of which a sample of voxels is kept.
 
-    What is odd is not warned of: :func:`fold_temperature` then refuses, and says why.
+    There are no warnings about a doubtful fit, because :func:`fold_temperature` then raises an
+    error that says why.
 
     Args:
         batches: logits ``(N, K, *S)`` and labels ``(N, *S)``, per channel ``(N, K, *S)``.
-        number: how many batches there are.
+        number: number of batches.
         ignore_index: label to leave out.
-        per_channel: see :class:`segcal.posthoc.temperature.Temperature`.
+        per_channel: whether every channel is a sigmoid of its own, with a temperature of its own.
 
     Raises:
-        ValueError: see :meth:`segcal.posthoc.calibrator.SampledCalibrator.fit`.
+        ValueError: as :meth:`segcal.posthoc.calibrator.SampledCalibrator.fit`.
     """
     temperature = Temperature(per_channel=per_channel)
     rows = temperature.collect(batches, ignore_index, among=number)
@@ -63,24 +64,24 @@ def fold_temperature(
 ) -> list[float]:
     """Divide the last layer of a network by a temperature, in place.
 
-    Of two heads it is that of the probability head, whose logits are the calibrated ones. With deep
-    supervision it is the full resolution's. The last layer is found by
-    :func:`segcal.heads.last_layer`, and `look` proves that it is the one.
+    In a network with two heads this is the last layer of the probability head, whose logits are the
+    calibrated ones. With deep supervision it is the last layer of the full resolution. The last
+    layer is found by :func:`segcal.heads.last_layer`, and `look` proves that it is the right one.
 
     Args:
-        network: returns ``(N, K, *S)``, of two heads ``(N, 2 K, *S)``.
-        temperature: fitted to logits of the network; per channel one for each.
-        look: returns logits ``(N, K, *S)``, which give probabilities, of some images; the same
-            images each time.
-        num_heads: 2 of a network that was built with ``2 K`` output channels.
+        network: returns ``(N, K, *S)``, with two heads ``(N, 2 K, *S)``.
+        temperature: temperature fitted to logits of the network; per channel one for each channel.
+        look: returns the logits ``(N, K, *S)`` behind the probabilities of some images, of the same
+            images at every call.
+        num_heads: 2 for a network that was built with ``2 K`` output channels.
 
     Returns:
-        the temperature, per channel that of each.
+        the temperature, or the temperature of each channel.
 
     Raises:
-        FoldingError: the held-out cases do not tell a temperature, or the output of the network
-            does not come from one layer alone (a residual unit at its end, say).
-        ValueError: not fitted yet.
+        FoldingError: the held-out cases do not determine a temperature, or the output of the
+            network does not come from one layer alone (a residual unit at its end, say).
+        ValueError: the temperature is not fitted yet.
     """
     values = _values(temperature)
     layer, first = _layer(network, temperature.facts["num_classes"], num_heads)
@@ -100,8 +101,8 @@ def fold_temperature(
         for one, kept in zip(parameters, before, strict=True):
             one.copy_(kept)
     raise FoldingError(
-        "the logits of this network do not come from one last layer, so that dividing it by the "
-        "temperature does not divide them"
+        "the logits of this network do not come from one last layer, so dividing this layer by the "
+        "temperature does not divide the logits"
     )
 
 

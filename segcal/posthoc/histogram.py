@@ -1,4 +1,4 @@
-"""Histogram binning: what came true among voxels of about the same p."""
+"""Histogram binning: p becomes the observed share of hits among voxels of about the same p."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from segcal.posthoc.one_vs_rest import OneVsRest
 __all__ = ["HistogramBinning"]
 
 TIED = 1e-13
-"""An edge lies this share above the value it is made of, or rounding would part tied values."""
+"""An edge lies this share above the value it is made from, so that ties stay together."""
 
 
 class HistogramBinning(OneVsRest):
-    """The share of hits in the bin that p falls into, for every class against the rest.
+    """Replace p by the share of hits in its bin, for every class against the rest.
 
     Source: Zadrozny and Elkan 2001, "Obtaining calibrated probability estimates from decision trees
     and naive Bayesian classifiers". A bin is (lower, upper], as in :mod:`segcal.binning`. In a bin
-    without voxels p stays. The p' of more than two classes are divided by their sum; of two classes
-    there is one map, that of class 1. A class that is nowhere or everywhere in the cases keeps its
-    p, and where all maps give 0 the probabilities stay.
+    without voxels p stays. With more than two classes the p' are divided by their sum; with two
+    classes there is one map, for class 1. A class that is nowhere or everywhere in the cases keeps
+    its p, and where all maps give 0 the probabilities stay.
 
-    A probability of exactly 0 is possible: the NLL of other cases may then be infinite.
+    A probability of exactly 0 is possible, so the NLL of other cases may be infinite.
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
         bins: number of bins.
-        equal_mass: bins hold about equally many voxels (tied values share one, so that there may
-            be fewer) rather than being equally wide.
+        equal_mass: whether bins hold about equally many voxels (tied values stay in one bin, so
+            that there may be fewer bins) instead of being equally wide.
 
     Attributes:
         maps: upper edges of the bins, the last of which is 1, and p', float64 ``(2, m)``, of each

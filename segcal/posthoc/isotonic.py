@@ -1,4 +1,4 @@
-"""Isotonic calibration: the ascending step function of p that is nearest to what came true."""
+"""Isotonic calibration: the ascending step function of p that is nearest to the observed hits."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ __all__ = ["IsotonicCalibration"]
 Curve = NDArray[np.float64]
 
 LEVELS = 1 << 14
-"""Of p, that a map is fitted to; more distinct values are pooled to as many of equal mass."""
+"""Levels of p that a map is fitted to; more distinct values are merged to levels of equal mass."""
 TIED = 1e-13
-"""Values of p are one that differ by no more than this share, by rounding."""
+"""Values of p that differ by no more than this share, by rounding, count as equal."""
 POINTS = 1 << 13
-"""Of the maps of all classes together."""
+"""Number of points that the maps of all classes keep together."""
 FEWEST = 32
-"""Points of a map that no number of classes takes from it."""
+"""Number of points that a map keeps at least, however many classes there are."""
 
 
 class IsotonicCalibration(OneVsRest):
-    """The ascending map of p with the least squared error, for every class against the rest.
+    """Map p by the ascending map with the least squared error, for every class against the rest.
 
     Source: Zadrozny and Elkan 2002, "Transforming classifier scores into accurate multiclass
-    probability estimates". Maps are found by pooling adjacent violators; between the ends of the
-    steps they are straight, and beyond the first and last they are constant, as in scikit-learn's
-    ``IsotonicRegression(out_of_bounds="clip")``. The p' of more than two classes are divided by
-    their sum; of two classes there is one map, that of class 1. A class that is nowhere or
-    everywhere in the cases keeps its p, and where all maps give 0 the probabilities stay.
+    probability estimates". Maps are found by the pool-adjacent-violators algorithm. They are linear
+    between the ends of neighbouring steps, and constant beyond the first and last step, as in
+    scikit-learn's ``IsotonicRegression(out_of_bounds="clip")``. With more than two classes the p'
+    are divided by their sum; with two classes there is one map, for class 1. A class that is
+    nowhere or everywhere in the cases keeps its p, and where all maps give 0 the probabilities
+    stay.
 
-    A probability of exactly 0 is possible: the NLL of other cases may then be infinite.
+    A probability of exactly 0 is possible, so the NLL of other cases may be infinite.
 
-    More than 16,384 distinct values of p are pooled to as many levels of equal mass, each at its
-    mean. Maps keep 8,192 points together (32 each at least): beyond them, neighbouring steps are
-    joined where that costs the least NLL.
+    More than 16,384 distinct values of p are merged to 16,384 levels of equal mass, each at its
+    mean. The maps together keep 8,192 points (at least 32 each); if there are more, neighbouring
+    steps are joined where this raises the NLL least.
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
 
     Attributes:
         maps: p and p' of the ends of the steps, float64 ``(2, m)``, of each class, or of class 1
@@ -71,7 +72,7 @@ class IsotonicCalibration(OneVsRest):
 def _levels(
     p: NDArray[np.float64], hits: NDArray[np.bool_], weights: NDArray[np.float64]
 ) -> tuple[Curve, Curve, Curve]:
-    """Distinct values of p, ascending, the share of hits and the mass of each; pooled if many."""
+    """Distinct values of p, ascending, with share of hits and mass of each; merged if many."""
     order = p.argsort(kind="stable")
     p, mass, hit_mass = p[order], weights[order], (weights * hits)[order]
     first = np.flatnonzero(np.append(True, p[1:] > p[:-1] * (1 + TIED)))
@@ -86,7 +87,7 @@ def _levels(
 
 
 def _joined(blocks: NDArray[np.int64], mass: Curve, share: Curve, most: int) -> NDArray[np.int64]:
-    """Bounds of no more than `most` of the steps, joined where it costs the least NLL."""
+    """Bounds of at most `most` steps, joined where this raises the NLL least."""
     while len(blocks) - 1 > most:
         m = np.add.reduceat(mass, blocks[:-1])
         y = np.add.reduceat(mass * share, blocks[:-1]) / m
@@ -99,7 +100,7 @@ def _joined(blocks: NDArray[np.int64], mass: Curve, share: Curve, most: int) -> 
 
 
 def _points(p: Curve, mass: Curve, share: Curve, blocks: NDArray[np.int64]) -> Curve:
-    """Both ends of every step, or its one level."""
+    """Both ends of every step, or its only level."""
     m = np.add.reduceat(mass, blocks[:-1])
     y = np.maximum.accumulate(np.add.reduceat(mass * share, blocks[:-1]) / m).clip(0, 1)
     first, last = blocks[:-1], blocks[1:] - 1

@@ -23,64 +23,65 @@ __all__ = ["LocalTemperature"]
 
 KERNEL, DILATION = 5, 2
 REACH = DILATION * (KERNEL // 2)
-"""Voxels along each axis to either side that a temperature depends on."""
+"""Number of voxels to either side along each axis that a temperature depends on."""
 FLOOR = 1e-3
 """The least temperature."""
 LINK = math.log(math.expm1(1 - FLOOR))
-"""What is added before the softplus, so that weights of zero give a temperature of 1."""
+"""Constant that is added before the softplus, so that weights of zero give a temperature of 1."""
 TREES, GATES = 4, 3
 FAR = 10.0
-"""Inputs farther from the mean than so many standard deviations are taken as that far."""
+"""Inputs are clipped to this number of standard deviations from the mean."""
 MOST_NUMBERS = 1 << 27
-"""Kept of all cases: inputs around the voxels that are learned from."""
+"""Number of inputs around the voxels to learn from that are kept of all cases together."""
 FEWEST_VOXELS = 256
-"""Kept of a case all the same."""
+"""Number of voxels that are kept of a case at least."""
 RATE = 1e-3
 BATCH = (256, 2048)
-"""Rows of a step: no more than the second, and no fewer than the first."""
+"""Smallest and largest number of rows of a step."""
 BATCH_NUMBERS = 1 << 22
-"""Inputs of a step, between those."""
+"""Number of inputs of a step, within the bounds of ``BATCH``."""
 CHECK = 20
-"""Steps between two looks at the cases that were held back."""
+"""Number of steps between two checks on the cases that were held back."""
 PATIENCE = 8
-"""Looks without a gain after which the fit stops."""
+"""Number of checks without a gain after which the fit stops."""
 STEPS_OF_ONE_CASE = 100
 PART = 1 << 13
-"""Rows whose temperature is computed at a time."""
+"""Number of rows whose temperatures are computed at a time."""
 TILE = {1: 1 << 18, 2: 512, 3: 64}
-"""Edge of what is computed at a time, by the number of axes."""
+"""Edge length of the tile that is computed at a time, by the number of axes."""
 
 
 class LocalTemperature(SampledCalibrator):
     """``softmax(l_i / T_i)`` with ``T_i`` from a small network that sees the logits around voxel i.
 
     Four convolutions of the logits (5 voxels along each axis, every second one) are mixed by three
-    sigmoid gates, which are such convolutions as well, and so is, if the cases have images, a
-    convolution of the image: ``T = softplus(mix + c) + 0.001``, c such that weights of zero give 1.
-    The prediction stays. 1 to 3 spatial axes; the first case says how many, and whether an image is
-    looked at, which then is needed everywhere.
+    sigmoid gates, which are convolutions of the same kind. If the cases have images, a convolution
+    of the image is mixed in by a fourth gate. ``T = softplus(mix + c) + 0.001``, with c such that
+    weights of zero give 1. The prediction stays. There are 1 to 3 spatial axes; the first case
+    determines their number, and whether images are used, which every case must then have.
 
     Source: Ding et al. 2021, "Local temperature scaling for probability calibration". Their program
-    has ``relu(mix + 2) + 1e-8``, which begins at T = 2 and has no gradient where it is cut; it pads
-    by reflection, which needs more than 4 voxels along each axis, where we repeat the outermost
-    voxel; and its weights are all zero at first, so that without an image the four convolutions
-    stay equal. Ours begins at the one best temperature, with small random weights, and standardises
-    its inputs: logits less their mean over the classes, so that a shift does not matter, and images
-    by the mean and the standard deviation of what was learned from.
+    has ``relu(mix + 2) + 1e-8``, which begins at T = 2 and has no gradient where it is cut. It pads
+    by reflection, which needs more than 4 voxels along each axis; we repeat the outermost voxel.
+    Its weights are all zero at first, so that without an image the four convolutions stay equal.
+    Ours begins at the best single temperature, with small random weights, and standardises its
+    inputs by the mean and standard deviation of the voxels to learn from; logits are first centred
+    over the classes, so that a shift of all logits does not matter.
 
-    It learns by Adam (rate 0.001) on the NLL of a sample of voxels with all that lies around each.
-    A fifth of the cases is held back: the weights are those of the least NLL there, and the fit
-    stops when it no longer falls. With one case it takes 100 steps. The same seed gives the same
-    fit on the same machine.
+    The network learns by Adam (rate 0.001) on the NLL of a sample of voxels with their
+    surroundings. A fifth of the cases is held back: the weights with the smallest NLL on these
+    cases are taken, and the fit stops when this NLL no longer falls. With one case the fit takes
+    100 steps. The same seed gives the same fit on the same machine.
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`; a network for each.
-        steps: most steps of the fit.
-        seed: of the first weights, the cases that are held back, and the order of voxels.
+        per_channel: whether every channel is a sigmoid of its own, with a network of its own.
+        steps: largest number of steps of the fit.
+        seed: random seed of the first weights, of the cases that are held back, and of the order of
+            voxels.
 
     Raises:
         ValueError: fewer than one step; in the fit, cases without spatial axes, or with other axes
-            or channels of the image than the first.
+            or image channels than the first.
     """
 
     def __init__(self, *, per_channel: bool = False, steps: int = 2000, seed: int = 0) -> None:
@@ -125,7 +126,7 @@ class LocalTemperature(SampledCalibrator):
     def _image(
         self, logits: Tensor, image: Tensor | None, axes: int, channels: int
     ) -> Tensor | None:
-        """The image, if there is one to look at and it is as the first."""
+        """The image, if images are used and it has the shape of the first."""
         if logits.ndim != axes + 2:
             raise ValueError(
                 f"logits: expected {axes} spatial axes as in the first case of the fit, got "
@@ -149,19 +150,19 @@ class LocalTemperature(SampledCalibrator):
             scale = best_scale(plain.where(torch.isin(torch.arange(len(rows)), train)))
             if is_bound(scale):
                 self._note(
-                    f"the one best temperature, {1 / scale:g}, is the bound of what is looked for: "
-                    "the cases do not identify it"
+                    f"the best single temperature, {1 / scale:g}, is at the bound of the search: "
+                    "the cases do not determine it"
                 )
             network = _Network.new(rows, train, 1 / scale, generator)
             steps = self.steps
             if not len(held) and steps > STEPS_OF_ONE_CASE:
                 steps = STEPS_OF_ONE_CASE
-                self._note(f"one case leaves none to stop by; the fit took {steps} steps")
+                self._note(f"one case leaves no case to hold back; the fit took {steps} steps")
             network, nll = _trained(network, rows, train, held, steps, generator)
             self._network = network
             if len(held) and not nll <= (untouched := _mean_nll(None, rows, held)):
                 self._note(
-                    f"the best fit has NLL {nll:.6g} in the cases that were held back, where the "
+                    f"the best fit has NLL {nll:.6g} on the cases that were held back, where the "
                     f"logits have {untouched:.6g}; probabilities stay as they were"
                 )
                 self.improved = False
@@ -200,15 +201,15 @@ class LocalTemperature(SampledCalibrator):
 
 @dataclass(frozen=True)
 class _Network:
-    """What was learned, float32.
+    """The learned network, float32.
 
     Attributes:
         axes: number of spatial axes.
-        image_channels: 0 without an image.
-        mean: ``(K + C,)``, of the inputs.
-        std: ``(K + C,)``.
-        weight: ``(O, K + C, 5^axes)``, O = 7: four trees, then three gates, which see the logits;
-            with an image 9: also its gate, and its tree, which alone sees the image, and only that.
+        image_channels: C, 0 without an image.
+        mean: means of the inputs ``(K + C,)``.
+        std: standard deviations of the inputs ``(K + C,)``.
+        weight: ``(O, K + C, 5^axes)``. O is 7 for four trees and three gates, which see the logits;
+            with an image it is 9, for a fourth gate, and a tree that sees only the image.
         bias: ``(O,)``.
     """
 
@@ -223,7 +224,7 @@ class _Network:
     def new(
         cls, rows: Rows, train: Tensor, temperature: float, generator: torch.Generator
     ) -> _Network:
-        """One that gives about this temperature everywhere, with the inputs' statistics."""
+        """A network that gives about this temperature everywhere, with the inputs' statistics."""
         around, classes = _around(rows), rows.num_classes
         channels, taps = around.shape[1:]
         outputs = TREES + GATES + (2 if channels > classes else 0)
@@ -257,7 +258,7 @@ class _Network:
         )  # fmt: skip
 
     def of_rows(self, around: Tensor) -> Tensor:
-        """Temperatures ``(n,)`` of voxels with what lies around them, ``(n, K + C, 5^axes)``."""
+        """Temperatures ``(n,)`` of voxels with their surroundings ``(n, K + C, 5^axes)``."""
         weight = self.weight.flatten(1)
         parts = [
             _temperature(F.linear(self._standardised(part).flatten(1), weight, self.bias).T)
@@ -274,13 +275,13 @@ class _Network:
         )
 
     def _standardised(self, inputs: Tensor) -> Tensor:
-        """Inputs, channels on axis 1; what is unknown is as the mean."""
+        """Standardised inputs, channels on axis 1; unknown values count as the mean."""
         shape = (1, -1, *(1,) * (inputs.ndim - 2))
         x = (inputs - self.mean.view(shape)) / self.std.view(shape)
         return x.nan_to_num_(nan=0.0, posinf=FAR, neginf=-FAR).clamp_(-FAR, FAR)
 
     def plain(self) -> dict[str, Any]:
-        """What :meth:`from_plain` takes, ready for JSON; the weights are base64 of float32."""
+        """Return what :meth:`from_plain` takes, ready for JSON; weights are base64 of float32."""
         weight = self.weight.numpy(force=True).astype("<f4")
         return {
             "axes": self.axes,
@@ -322,7 +323,7 @@ class _Network:
 
 
 def _temperature(z: Tensor) -> Tensor:
-    """Mix outputs ``(O, ...)`` of the convolutions by their gates: a temperature each."""
+    """Temperatures from the outputs ``(O, ...)`` of the convolutions, mixed by their gates."""
     gates = torch.sigmoid(z[TREES:])
     mix = torch.lerp(torch.lerp(z[3], z[2], gates[1]), torch.lerp(z[1], z[0], gates[0]), gates[2])
     if len(z) > TREES + GATES:
@@ -347,13 +348,13 @@ def _checked_image(logits: Tensor, image: Tensor | None) -> Tensor | None:
 
 
 def _inputs(logits: Tensor, image: Tensor | None) -> Tensor:
-    """What the network sees, float32, channels on axis 1: centred logits, then the image."""
+    """Inputs of the network, float32, channels on axis 1: centred logits, then the image."""
     centred = (logits - logits.mean(1, keepdim=True)).float()
     return centred if image is None else torch.cat([centred, image.to(centred)], 1)
 
 
 def _neighbours(index: Tensor, shape: Sequence[int]) -> Tensor:
-    """Flat indices ``(n, 5^axes)`` of what a convolution sees; at the border voxels repeat."""
+    """Flat indices ``(n, 5^axes)`` of a convolution's voxels; voxels at the border repeat."""
     steps = DILATION * (torch.arange(KERNEL, device=index.device) - KERNEL // 2)
     near = torch.zeros((len(index), 1), dtype=torch.long, device=index.device)
     for place, size in zip(torch.unravel_index(index, tuple(shape)), shape, strict=True):
@@ -369,7 +370,7 @@ def _tiles(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
 
 
 def _with_margin(x: Tensor, tile: Sequence[slice]) -> Tensor:
-    """A tile of ``(1, C, *S)`` and what lies around it; at the border voxels repeat."""
+    """A tile of ``(1, C, *S)`` with its surroundings; voxels at the border repeat."""
     for axis, part in enumerate(tile, start=2):
         at = torch.arange(part.start - REACH, part.stop + REACH, device=x.device)
         x = x.index_select(axis, at.clamp(0, x.shape[axis] - 1))
@@ -378,12 +379,12 @@ def _with_margin(x: Tensor, tile: Sequence[slice]) -> Tensor:
 
 def _around(rows: Rows) -> Tensor:
     if rows.around is None:
-        raise ValueError("rows: expected those of LocalTemperature.collect, got no surroundings")
+        raise ValueError("rows: expected rows of LocalTemperature.collect, with surroundings")
     return rows.around
 
 
 def _parted(cases: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Indices of the rows to learn from, and of those of a fifth of the cases; none of one case."""
+    """Indices of the rows to learn from, and of the rows of a fifth of the cases, held back."""
     found = torch.from_numpy(np.unique(cases.numpy()))
     order = found[torch.randperm(len(found), generator=generator)]
     back = order[: 0 if len(found) < 2 else max(1, len(found) // 5)]
@@ -399,7 +400,7 @@ def _trained(
     steps: int,
     generator: torch.Generator,
 ) -> tuple[_Network, float]:
-    """The network of the least NLL of the rows `held`, and that; or the last, if there are none."""
+    """The network with the smallest NLL of the rows `held`, or the last, and this NLL."""
     weight, bias = network.weight.clone(), network.bias.clone()
     learning = replace(network, weight=weight.requires_grad_(), bias=bias.requires_grad_())
     sees = (network.weight != 0).any(2, keepdim=True)  # trees and gates either logits or the image
@@ -440,7 +441,7 @@ def _nll(network: _Network | None, rows: Rows, index: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _mean_nll(network: _Network | None, rows: Rows, index: Tensor) -> float:
-    """Weighted mean NLL of some rows; infinite of none."""
+    """Weighted mean NLL of some rows; infinite without rows."""
     if not len(index):
         return math.inf
     values = torch.cat([_nll(network, rows, part) for part in torch.split(index, PART)])

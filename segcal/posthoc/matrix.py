@@ -1,4 +1,4 @@
-"""Matrix scaling: an affine map of the logits, drawn to a diagonal one."""
+"""Matrix scaling: an affine map of the logits, regularised towards a diagonal map."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ __all__ = ["MatrixScaling"]
 
 
 class MatrixScaling(FullAffine):
-    """``softmax(W l + b)`` for 30 classes at most; predictions may change.
+    """``softmax(W l + b)`` for at most 30 classes; predictions may change.
 
-    Source: Guo et al. 2017, "On calibration of modern neural networks". W and b are those of the
-    least ::
+    Source: Guo et al. 2017, "On calibration of modern neural networks". W and b minimise ::
 
         mean NLL + off_diagonal * mean_{j != k} W_jk^2 + bias * mean_k b_k^2
 
-    (Kull et al. 2019), without which K^2 numbers follow the noise of the cases. What neither shows
-    (the scale of separable cases) is held near the identity by 1e-7 nats a voxel times the squared
-    distance.
+    (Kull et al. 2019). Without the two weights the K^2 numbers would follow the noise of the cases.
+    What neither cases nor weights determine (the scale of separable cases) is held near the
+    identity by 1e-7 nats per voxel times the squared distance.
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`.
-        off_diagonal: weight in nats a voxel; 1e-3 by default, which no paper gives.
-        bias: weight in nats a voxel; 1e-3 by default.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
+        off_diagonal: weight in nats per voxel; the default 1e-3 is our choice, from no paper.
+        bias: weight in nats per voxel; 1e-3 by default.
 
     Attributes:
         parameters: W and b, float64 ``(K, K + 1)``.

@@ -1,4 +1,4 @@
-"""The minimum of a smooth convex function of a few numbers, whose Hessian is known."""
+"""Minimum of a smooth convex function of a few numbers, whose Hessian is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 __all__ = ["minimised"]
 
 TOLERANCE = 1e-8
-"""Norm of the gradient at which a fit has ended, in nats a voxel."""
+"""Norm of the gradient at which a fit has converged, in nats per voxel."""
 STEPS, HALVINGS = 300, 60
 
 Vector = NDArray[np.float64]
@@ -21,16 +21,16 @@ def minimised(
     hessian: Callable[[Vector], NDArray[np.float64]],
     start: Vector,
 ) -> Vector:
-    """Return where a strictly convex function is least, by Newton's method with halved steps.
+    """Return the minimum of a strictly convex function, by Newton's method with halved steps.
 
-    SciPy's trust regions judge every step by the function's value. Near the minimum its change is
-    below rounding, and they give up at gradients above :data:`TOLERANCE`; here such a step is
-    judged by the gradient.
+    SciPy's trust-region methods judge every step by the function's value. Near the minimum the
+    value changes by less than rounding, and these methods give up at gradients above
+    :data:`TOLERANCE`; here such a step is judged by the gradient.
 
     Args:
-        first: value and gradient ``(p,)`` at a point.
-        hessian: ``(p, p)`` at a point.
-        start: ``(p,)``.
+        first: function that returns value and gradient ``(p,)`` at a point.
+        hessian: function that returns the Hessian ``(p, p)`` at a point.
+        start: point to start from, ``(p,)``.
     """
     x = start
     value, gradient = first(x)

@@ -1,4 +1,4 @@
-"""A map of each class's probability against the rest, and what makes one distribution of them."""
+"""Calibration of each class's probability against the rest, normalised to one distribution."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["OneVsRest"]
 
 @dataclass(frozen=True)
 class OwnLogs:
-    """What ``ln p_k`` and ``ln (1 - p_k)`` of a softmax are made of, without a rounded p.
+    """Parts of which ``ln p_k`` and ``ln (1 - p_k)`` of a softmax are computed without rounding p.
 
-    ``1 - p`` of the largest p loses all digits where p is near 1, so it comes from the others'
-    logits; all other p are 1/2 or less.
+    ``1 - p`` of the largest p loses all digits where p is near 1, so it is computed from the logits
+    of the other classes; all other p are 1/2 or less.
 
     Attributes:
         total: logsumexp of the logits, float64 ``(n,)``.
-        rest: that without the largest.
-        top: class of the largest, int64.
+        rest: logsumexp of the logits without the largest, float64 ``(n,)``.
+        top: class of the largest logit, int64.
     """
 
     total: Tensor
@@ -38,7 +38,7 @@ class OwnLogs:
 
     @classmethod
     def of(cls, parts: Sequence[Tensor]) -> OwnLogs:
-        """Of parts of the logits, ``(n, K)`` each, one after another."""
+        """Compute it from parts of the logits, ``(n, K)`` each, one after another."""
         found = []
         for logits in parts:
             x = logits.double()
@@ -55,15 +55,15 @@ class OwnLogs:
 
 
 class OneVsRest(PointwiseCalibrator):
-    """``p'_k = m_k(p_k) / sum_j m_j(p_j)``, every map m_k fitted to "is it k?" apart.
+    """``p'_k = m_k(p_k) / sum_j m_j(p_j)``, where every map m_k is fitted to "is it k?" separately.
 
-    Of two classes there is one map, that of class 1, and ``p'_0 = 1 - p'_1``. A class that is
-    nowhere in the cases, or everywhere, keeps its p. Where the maps of all classes give 0, the
+    With two classes there is one map, for class 1, and ``p'_0 = 1 - p'_1``. A class that is nowhere
+    in the cases, or everywhere, keeps its p. Where the maps of all classes give 0, the
     probabilities stay.
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`; then nothing is to be
-            divided, since a channel is two classes.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
+            Each channel then has two classes and needs no division by a sum.
 
     Attributes:
         maps: of each class, or of class 1 of two; float64 arrays, None for a class that keeps p.
@@ -91,8 +91,8 @@ class OneVsRest(PointwiseCalibrator):
                 separable.append(c)
         if separable:
             self._note(
-                f"the cases are separable: p parts classes {separable} from all others without an "
-                "error, so that no map is steep enough"
+                f"the cases are separable: p separates classes {separable} from all others without "
+                "an error, so that no map is steep enough"
             )
 
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class OneVsRest(PointwiseCalibrator):
     def _mapped(
         self, found: NDArray[np.float64], log_p: Tensor, log_q: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logarithms of what the map gives, and of 1 less that."""
+        """Logarithms of the mapped probability p', and of 1 - p'."""
 
     @abstractmethod
     def _is_map(self, found: NDArray[np.float64]) -> bool:

@@ -21,13 +21,13 @@ __all__ = ["Regions"]
 
 @dataclass(frozen=True)
 class Regions:
-    """How a predicted map is parted into regions, which are known without a reference.
+    """How a predicted map is divided into regions, which are known without a reference.
 
     Attributes:
         bands: upper ends, ascending, of the distance to the nearest voxel that is predicted as
-            another class: in mm where the voxel size is known, else in voxels. The last region is
-            what lies beyond. None (default) parts into inside (0), where the 3^d patch around a
-            voxel is predicted as one class, and boundary (1), where it is mixed.
+            another class: in mm where the voxel size is known, else in voxels. The last region
+            holds the voxels beyond. None (default) gives two regions: inside (0), where the 3^d
+            patch around a voxel is predicted as one class, and boundary (1), where it is mixed.
 
     Raises:
         ValueError: bands that are not positive and ascending.
@@ -53,8 +53,8 @@ class Regions:
         """Return the region of every voxel, int64 like `predicted`.
 
         Args:
-            predicted: integer ``(N, *S)``. Without spatial axes all is region 0.
-            spacing_mm: voxel size along S, for `bands`; None takes voxels.
+            predicted: integer ``(N, *S)``. Without spatial axes everything is region 0.
+            spacing_mm: voxel size along S, for `bands`; None measures distances in voxels.
 
         Raises:
             ValueError: a voxel size for another number of axes.
@@ -77,7 +77,7 @@ class Regions:
 def _to_another_class(
     label_map: NDArray[Any], spacing_mm: Sequence[float] | None
 ) -> NDArray[np.float64]:
-    """Distance ``(*S)`` of every voxel to the nearest of another class; infinite without one."""
+    """Distance ``(*S)`` of every voxel to the nearest voxel of another class, or infinity."""
     distance = np.full(label_map.shape, np.inf)
     found = distinct_labels(label_map)
     for k in found if len(found) > 1 else ():

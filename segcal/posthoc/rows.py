@@ -1,4 +1,4 @@
-"""Voxels of held-out cases as rows: what the fits of a voxel's own logits work on."""
+"""Voxels of held-out cases as rows, which post-hoc methods are fitted to."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from torch import Tensor
 __all__ = ["Rows", "log_softmax", "softmax"]
 
 CHUNK = 1 << 18
-"""Rows that are computed with at a time."""
+"""Number of rows that are processed at a time."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Voxels of several cases, or a sample of them, each standing for as many as its weight.
+    """Voxels of several cases, or a sample of them, where the weight of a row counts its voxels.
 
-    A sample is drawn in every case and group apart, and at random in each: sums over rows times
-    weights are unbiased, and what is rare (a boundary, a small organ) is kept whole.
+    A sample is drawn at random, separately in every case and group. Sums over rows times weights
+    are therefore unbiased, and rare groups (a boundary, a small organ) are kept whole.
 
     Attributes:
         logits: ``(n, K)``, float32 or float64.
         labels: int64 ``(n,)``.
-        weights: float64 ``(n,)``: voxels that a row stands for.
+        weights: float64 ``(n,)``: number of voxels that a row stands for.
         groups: int64 ``(n,)``: predicted class times `num_regions`, plus the region.
         cases: int64 ``(n,)``: number of the case.
-        num_cases: how many there are.
-        num_regions: of the predicted map.
-        around: ``(n, ...)``: what lies around each, for methods that look at it; or None.
-        owners: int64 ``(num_cases,)``: patient of every case; None where each is its own.
+        num_cases: number of cases.
+        num_regions: number of regions of the predicted map.
+        around: ``(n, ...)``: surroundings of each voxel, for methods that use them; or None.
+        owners: int64 ``(num_cases,)``: patient of every case; None where every case is a patient of
+            its own.
     """
 
     logits: Tensor
@@ -50,19 +51,19 @@ class Rows:
 
     @property
     def num_groups(self) -> int:
-        """Predicted classes times regions."""
+        """Number of predicted classes times number of regions."""
         return self.num_classes * self.num_regions
 
     @property
     def voxels(self) -> int:
-        """Voxels that the rows stand for."""
+        """Number of voxels that the rows stand for."""
         return round(float(self.weights.sum()))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def where(self, mask: Tensor) -> Rows:
-        """Rows that `mask`, bool ``(n,)``, is True of."""
+        """Rows where `mask`, bool ``(n,)``, is True."""
         return self._at(mask)
 
     def _at(self, index: Tensor | slice) -> Rows:
@@ -80,25 +81,25 @@ class Rows:
 
     @property
     def patients(self) -> Tensor:
-        """Patient of every row, int64 ``(n,)``: what is cross-validated parts patients."""
+        """Patient of every row, int64 ``(n,)``; cross-validation keeps patients together."""
         return self.cases if self.owners is None else self.owners[self.cases]
 
     def of_patients(self, owners: Sequence[int]) -> Rows:
-        """The rows, with the number of the patient of every case, whose cases are much alike."""
+        """The rows, with the number of the patient of every case."""
         return replace(self, owners=torch.tensor(owners, dtype=torch.long))
 
     def thinned(self, most: int) -> Rows:
-        """No more than `most` of the rows, drawn with a seed; weights stay."""
+        """At most `most` of the rows, drawn with a seed; weights stay."""
         draw = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))
         mask = torch.zeros(len(self), dtype=torch.bool)
         mask[draw[:most]] = True
         return self.where(mask)
 
     def chunks(self, size: int = CHUNK) -> Iterator[Rows]:
-        """The rows in parts, with logits in float64: no pass over them takes much memory.
+        """The rows in parts, with logits in float64, so that no pass over them takes much memory.
 
         Args:
-            size: rows of a part.
+            size: number of rows of a part.
         """
         for begin in range(0, len(self), size):
             part = self._at(slice(begin, begin + size))
@@ -112,10 +113,10 @@ class Rows:
 
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:
-        """Rows of several, whose cases are numbered on.
+        """Join the rows of several parts, whose cases are numbered consecutively.
 
         Raises:
-            ValueError: no part, or parts with different classes or regions.
+            ValueError: no parts, or parts with different classes or regions.
         """
         if len({(one.num_classes, one.num_regions) for one in parts}) != 1:
             raise ValueError("parts: expected rows of the same classes and regions")
@@ -140,27 +141,27 @@ def log_softmax(z: Tensor) -> Tensor:
     """Log-softmax over the classes of scores ``(n, K)``, fast for few classes.
 
     PyTorch works row by row along the last axis, which takes five to ten times as long for a
-    handful of classes; along the first it takes all rows side by side.
+    handful of classes; along the first axis it takes all rows side by side.
     """
     return torch.log_softmax(z.T, 0).T
 
 
 def softmax(z: Tensor) -> Tensor:
-    """Softmax over the classes of scores ``(n, K)``, see :func:`log_softmax`."""
+    """Softmax over the classes of scores ``(n, K)``, as fast as :func:`log_softmax`."""
     return torch.softmax(z.T, 0).T
 
 
 def sampled(groups: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw a sample in which small groups are whole and the others have about equally many.
+    """Draw a sample in which small groups are whole and the others have about equally many rows.
 
     Args:
         groups: int64 ``(n,)``.
-        most: rows that are drawn, about.
-        seed: of the draw.
+        most: approximate number of rows that are drawn.
+        seed: random seed of the draw.
 
     Returns:
-        indices of the rows, ascending, and their weights in float64: size of the group over rows
-        of it that were drawn.
+        indices of the rows, ascending, and their weights in float64: the size of a group over the
+        number of its rows that were drawn.
     """
     if len(groups) <= most:
         return torch.arange(len(groups)), torch.ones(len(groups), dtype=torch.float64)
@@ -179,7 +180,7 @@ def sampled(groups: Tensor, most: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _level(sizes: Tensor, most: int) -> int:
-    """The largest quota, 1 or more, with which groups of these sizes give no more than `most`."""
+    """The largest quota, 1 or more, with which groups of these sizes give at most `most` rows."""
     low, high = 1, int(sizes.max())
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The scale ``s = 1 / T`` of the logits at which their negative log-likelihood is least."""
+"""The scale ``s = 1 / T`` of the logits with the smallest negative log-likelihood."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from segcal.posthoc.rows import Rows, softmax
 __all__ = ["BOUNDS", "best_scale", "drawn_scale", "is_bound"]
 
 BOUNDS = (0.05, 100.0)
-"""Temperatures beyond are not looked for: separable data have their optimum at 0."""
+"""Bounds of the search for a temperature, because separable data have their optimum at 0."""
 LOW, HIGH = 1 / BOUNDS[1], 1 / BOUNDS[0]
 
 
 def best_scale(rows: Rows) -> float:
-    """Return the s of the least ``sum_i w_i (logsumexp(s l_i) - s l_iy)``, within the bounds.
+    """Return the s that minimises ``sum_i w_i (logsumexp(s l_i) - s l_iy)`` within the bounds.
 
     The sum is convex in s, so its derivative ``sum_i w_i (E_p[l_i] - l_iy)`` under
-    ``p = softmax(s l_i)`` has one root at most, which Brent's method finds to rounding: a dozen
-    passes over the rows, in float64. 1 where no scale changes anything.
+    ``p = softmax(s l_i)`` has at most one root. Brent's method finds it to rounding in a dozen
+    passes over the rows, in float64. The result is 1 where no scale changes anything.
     """
     at_low, at_high = _slope(rows, LOW), _slope(rows, HIGH)
     if at_low == at_high == 0:
@@ -33,13 +33,13 @@ def best_scale(rows: Rows) -> float:
 
 
 def drawn_scale(rows: Rows, to: float, strength: float) -> float:
-    """Return the s of the least sum as :func:`best_scale` plus ``strength log(s / to)^2``.
+    """Return the s that minimises the sum of :func:`best_scale` plus ``strength log(s / to)^2``.
 
-    Beyond the interval between `to` and the best scale both parts grow, so the optimum lies in it,
-    and the derivative changes its sign there.
+    Outside the interval between `to` and the best scale both parts grow, so the optimum lies within
+    it, and the derivative changes its sign there.
 
     Args:
-        rows: of one group.
+        rows: rows of one group.
         to: the scale that s is drawn to.
         strength: 0 or more, in the unit of the sum.
     """
@@ -56,7 +56,7 @@ def drawn_scale(rows: Rows, to: float, strength: float) -> float:
 
 
 def is_bound(scale: float) -> bool:
-    """Whether a scale is the end of what is looked for, which the data do not tell."""
+    """Whether a scale is at a bound of the search, so that the data do not determine it."""
     return math.isclose(scale, LOW) or math.isclose(scale, HIGH)
 
 

@@ -15,18 +15,18 @@ __all__ = ["Temperature"]
 
 
 class Temperature(PointwiseCalibrator):
-    """``softmax(l / T)`` with the T of the least negative log-likelihood; the prediction stays.
+    """``softmax(l / T)`` with the T of smallest negative log-likelihood; the prediction stays.
 
     Source: Guo et al. 2017, "On calibration of modern neural networks". The code of CALS tries 19
-    temperatures up to 1.9, or lets L-BFGS stop early; ours is the optimum, see
-    :func:`segcal.posthoc.scale.best_scale`.
+    temperatures up to 1.9, or lets L-BFGS stop early; ours is the optimum
+    (:func:`segcal.posthoc.scale.best_scale`).
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`; a temperature for each.
+        per_channel: whether every channel is a sigmoid of its own, with a temperature of its own.
 
     Attributes:
-        value: T; 1 before the fit. At a bound, 0.05 or 100, the data have no optimum between, of
-            which the fit warns.
+        value: T; 1 before the fit. If T is at a bound, 0.05 or 100, the data have no optimum
+            between the bounds, and the fit warns about it.
     """
 
     value: float
@@ -40,8 +40,8 @@ class Temperature(PointwiseCalibrator):
         self.value = 1 / scale
         if is_bound(scale):
             self._note(
-                f"temperature {self.value:g} is the bound of what is looked for: the cases do not "
-                f"identify it; they are {'separable' if scale > 1 else 'misclassified'}, or too few"
+                f"temperature {self.value:g} is at the bound of the search: the cases do not "
+                f"determine it, as they are {'separable' if scale > 1 else 'misclassified'} or few"
             )
 
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:

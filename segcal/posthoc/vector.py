@@ -1,4 +1,4 @@
-"""Vector scaling: a scale and an offset for the logits of each class; of a sigmoid, Platt's."""
+"""Vector scaling: a scale and an offset for the logits of each class; for a sigmoid, Platt's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class VectorScaling(Affine):
     Platt scaling (Platt 1999), without his smoothed targets: a channel's probability becomes
     ``sigmoid(w l + b)``.
 
-    Adding a number to all offsets changes nothing; they are the ones that sum to 0. What the cases
-    do not show (the offset of a class that never occurs, the scale of separable cases) is held near
-    w = 1 and b = 0 by 1e-7 nats a voxel times the squared distance.
+    Adding a number to all offsets changes nothing; the offsets that sum to 0 are taken. What the
+    cases do not determine (the offset of a class that never occurs, the scale of separable cases)
+    is held near w = 1 and b = 0 by 1e-7 nats per voxel times the squared distance.
 
     Args:
-        per_channel: see :class:`segcal.posthoc.calibrator.Calibrator`.
+        per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
 
     Attributes:
         parameters: w and b, float64 ``(2, K)``.

@@ -1,7 +1,8 @@
-"""Cross-entropy and a penalty on logits in one sweep over the voxels: values and gradient.
+"""Cross-entropy and a penalty on logits in one sweep, a single pass over the voxels.
 
-``terms`` says what can be swept, ``fused`` is the differentiable function. ``cpu`` hands a sweep to
-``loops``, or ``confidence_loops`` for the penalty on log-odds, which Numba compiles with
-``vector_math``; ``cuda`` is the kernel for GPUs, in Triton, and ``confidence_kernel`` the other.
-``bins`` is the differentiable function of sums of probabilities by bin, with ``bins_loops``.
+A sweep computes values and gradient. ``terms`` says what can be swept, ``fused`` is the
+differentiable function. On CPUs, ``cpu`` hands a sweep to ``loops``, or to ``confidence_loops`` for
+the penalty on log-odds, which Numba compiles together with ``vector_math``. On GPUs, ``cuda`` and
+``confidence_kernel`` are the two kernels, in Triton. ``bins`` is the differentiable function of
+sums of probabilities by bin, with ``bins_loops``.
 """

@@ -1,8 +1,8 @@
 """Sums of predicted probabilities by bin as a differentiable function.
 
-The loss that is made of the sums is computed by whoever asks for them, by ordinary torch
-operations: they are few. Compiled loops find the sums, and take the loss's derivatives by them back
-to the logits, in a pass each; see :mod:`segcal.sweep.bins_loops`.
+The loss is computed from the sums by ordinary torch operations in the caller, because the sums are
+few. Compiled loops find the sums, and take the loss's derivatives with respect to the sums back to
+the logits, in one pass each (:mod:`segcal.sweep.bins_loops`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def supports_bins(logits: Tensor) -> bool:
 
 @cache
 def _compiles() -> bool:
-    """Whether the loops can be compiled here, found out by a voxel; warns if not."""
+    """Whether the loops can be compiled here, tried with one voxel; warns if not."""
     logits = torch.zeros(1, 2, 1, requires_grad=True)
     labels = torch.zeros(1, 1, dtype=torch.uint8)
     try:
@@ -64,15 +64,15 @@ def bin_sums(
         logits: ``(N, K, *S)`` that :func:`supports_bins` takes.
         labels: integer ``(N, *S)``.
         bins: M.
-        soft: a probability is shared by the two bins whose centres are nearest, pro rata, and not
-            all in the one that it falls into.
+        soft: whether a probability is shared, in proportion, by the two bins whose centres are
+            nearest, instead of belonging to the bin that it falls into.
         ignore_index: label to leave out.
 
     Returns:
         float64 ``(N, K, M)`` each, differentiable once (not by ``torch.func``).
 
     Raises:
-        RuntimeError: in a backward pass that is to be differentiated.
+        RuntimeError: in a backward pass that should itself be differentiated.
     """
     codes = labels.to(torch.uint8)
     if ignore_index is not None:
@@ -120,7 +120,7 @@ def _flat(logits: Tensor) -> Tensor:
 
 
 def _fold(left: Tensor, right: Tensor | None) -> Tensor:
-    """Sums of bins ``(N, K, M)`` from those of cells ``(N, K, M + 2)``, for a cell's two bins."""
+    """Sums of bins ``(N, K, M)`` from sums of cells ``(N, K, M + 2)``, for a cell's two bins."""
     found = left[..., :-2].clone()
     found[..., 0] += left[..., -2]
     if right is not None:

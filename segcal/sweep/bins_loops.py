@@ -1,6 +1,6 @@
-"""Loops that sum probabilities by bin, and pull a loss of the sums back to the logits, for CPUs.
+"""Loops that sum probabilities by bin, and the gradient of a loss of the sums, for CPUs.
 
-**What is computed.** Of a voxel with label y and logits l, p is the softmax, and every p_k belongs
+**What is computed.** For a voxel with label y and logits l, p is the softmax, and every p_k belongs
 to bins m of M by weights w_m: all of it to the bin of :func:`segcal.binning.equal_width_index`
 (hard), or 1 - f to bin a and f to bin a + 1, where ``t = min(max(M p_k - 1/2, 0), M - 1)``, a is
 its integer part and f the rest (soft). :func:`sum_block` finds, per image n, class k and bin m,
@@ -12,25 +12,25 @@ From a loss L of these, by its derivatives, :func:`pull_block` finds the gradien
     dL/dl_k = p_k (g_k - sum_j p_j g_j)
     g_k = sum_m w_m dL/dC_m + sum_m w_m' (dL/dW_m + p_k dL/dC_m + [k = y] dL/dA_m)
 
-where w' is 0 of hard bins, and -M and M of soft ones, if t is not at a bound. Within a cell (below)
-g_k is a straight line in p_k, whose two numbers are looked up.
+where w' is 0 for hard bins, and -M and M for soft bins if t is not at a bound. Within a cell (see
+below) g_k is a straight line in p_k, whose two numbers are looked up.
 
 **Why two passes.** The loss is known when all voxels are summed. The second pass computes the
-softmax anew, so that nothing of the size of the logits is kept but the gradient.
+softmax anew, so that the gradient is all that is kept in the size of the logits.
 
-**Cells.** Numbers are summed by cell, of which there are M + 2: a, or ``M`` where t is held at 0
-(so that w' is 0; at its upper bound a + 1 is a), or ``M + 1`` of voxels that do not count. A cell
-has sums of 1 - f, f, (1 - f) p and f p. Additions to one number wait for each other, and mostly the
-same cell comes again; so neighbouring voxels go to ``LANES`` tables in turn. Hits are added once a
-voxel, by the probability of its label, not once a class.
+**Cells.** Numbers are summed by cell. There are M + 2 cells: a; or ``M`` where t is held at 0 (so
+that w' is 0; at its upper bound a + 1 is a); or ``M + 1`` for voxels that do not count. A cell has
+sums of 1 - f, f, (1 - f) p and f p. Additions to the same number wait for each other, and mostly
+the same cell comes again, so neighbouring voxels go to ``LANES`` tables in turn. Hits are added
+once per voxel, by the probability of its label, not once per class.
 
-**Layout.** Logits are ``(N, K, V)``, contiguous; voxels are on their own. Stretches are those of
-:mod:`segcal.sweep.loops`; a block is consecutive stretches of one image.
+**Layout.** Logits are ``(N, K, V)``, contiguous; the loops need no neighbours of a voxel. Stretches
+are defined in :mod:`segcal.sweep.loops`; a block is consecutive stretches of one image.
 
 **Invariants.** Which stretches make a block depends on shape and number of bins alone, and every
 block adds to tables of its own, so results have the same bits on any number of threads. A voxel
-with label ``NOTHING`` gives exactly 0 to sums and gradient. A NaN in the logits of any other
-reaches the sums, in some bin. Sums are float64; all else has the type of the logits.
+with label ``NOTHING`` gives exactly 0 to sums and gradient. A NaN in the logits of any other voxel
+reaches the sums, in some bin. Sums are float64; everything else has the type of the logits.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Bins(NamedTuple):
     Attributes:
         number: M.
         tolerance: :func:`segcal.binning.edge_tolerance` of hard bins.
-        soft: they are soft.
+        soft: whether the bins are soft.
     """
 
     number: int
@@ -72,13 +72,13 @@ class Bins(NamedTuple):
 
 
 class BinBuffers(NamedTuple):
-    """What is kept of a stretch, one number per voxel.
+    """Buffers of a stretch, with one number per voxel.
 
     Attributes:
         floats: ``(FLOAT_SLOTS, length)`` of the logits' type.
-        cells: int32 ``(length,)``, of the class in turn.
+        cells: int32 ``(length,)``, cells of the current class.
         probs: ``(K, length)``, e^(l - max l), then p.
-        slopes: ``(K, length)``, g; of no class in the first pass.
+        slopes: ``(K, length)``, g; for no class in the first pass.
     """
 
     floats: Any
@@ -118,7 +118,7 @@ def _set_probabilities(logits, at, largest, norm, probs):
 
 @njit(forceinline=True, fastmath=EXACT)
 def _set_cells(p, label, bins, cells, share):
-    """Set the cell of every p, and f; selections are such that NaN has a cell."""
+    """Set the cell of every p, and f; selections are written so that NaN has a cell."""
     T = p.dtype.type
     zero, half, count, top = T(0), T(0.5), T(bins.number), T(bins.number - 1)
     if bins.soft:
@@ -195,9 +195,9 @@ def sum_block(logits, codes, bins, per_block, all_sums, all_hits, block):
         logits: ``(N, K, 1, V)``, contiguous.
         codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
         bins: :class:`Bins`.
-        per_block: stretches of a block.
+        per_block: number of stretches of a block.
         all_sums: float64 ``(N, blocks / N, K, M + 2, SLOTS)``, set for the block.
-        all_hits: float64 ``(N, blocks / N, K, M + 2, HIT_SLOTS)``, likewise.
+        all_hits: float64 ``(N, blocks / N, K, M + 2, HIT_SLOTS)``, set for the block.
         block: number of the block.
     """
     classes, size, per_lane = logits.shape[1], logits.shape[3], bins.number + EXTRA_CELLS
@@ -266,10 +266,10 @@ def pull_block(logits, codes, bins, per_block, per_image, lines, gradient, block
         logits: ``(N, K, 1, V)``, contiguous.
         codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
         bins: :class:`Bins`.
-        per_block: stretches of a block.
-        per_image: blocks of an image.
-        lines: ``(N, K, 2 * (M + 2) * LINE)`` of the logits' type: g as a line in p, first of what
-            is not a hit and then of what is, by cell.
+        per_block: number of stretches of a block.
+        per_image: number of blocks of an image.
+        lines: ``(N, K, 2 * (M + 2) * LINE)`` of the logits' type: g as a line in p by cell, first
+            for voxels that are no hit and then for hits.
         gradient: like `logits`.
         block: number of the block.
     """

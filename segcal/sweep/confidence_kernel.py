@@ -1,8 +1,8 @@
 """The kernel for the penalty on log-odds on NVIDIA GPUs, in Triton.
 
-What is computed is said with its formulas in :mod:`segcal.sweep.confidence_loops`; names, layout
-and invariants are those of :mod:`segcal.sweep.cuda`, from which it is launched. What is predicted
-and the regions of it come as bytes, so that voxels are on their own: an image is one axis of V.
+The formulas are in :mod:`segcal.sweep.confidence_loops`; names, layout and invariants are those of
+:mod:`segcal.sweep.cuda`, which launches the kernel. The predictions and their regions come as
+bytes, so that no neighbours of a voxel are needed and an image is one axis of V voxels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sweep's loops for the penalty on log-odds, compiled by Numba: :func:`confidence_block`.
 
-**What is computed.** For a voxel with label y and logits l, of which the first largest is that of
-class c, and with r, the region of the predicted map,
+**What is computed.** For a voxel with label y and logits l, with c the first class of the largest
+logit, and with r the region of the predicted map,
 
     o_i = sum_{j != c} e^(l_j - l_c)             the odds against the prediction
     p_k = e^(l_k - l_c) / (1 + o_i)
@@ -15,19 +15,19 @@ and, with a and b the factors of the two and d = b v lam_rc, or 0 beyond the cli
 
 In validation the sums of p_c and of [c = y], and the voxels, are found per r and c.
 
-**Why two passes.** r asks what the neighbours are predicted as, so :func:`largest_block` finds c of
-all voxels first, as bytes; regions are found between the two. The second pass, like that of
-:mod:`segcal.sweep.loops`, reads the logits once and writes the gradient once, and the exponentials
-serve cross-entropy, log-odds and both gradients.
+**Why two passes.** r depends on the predictions of the neighbours, so :func:`largest_block` first
+finds c of all voxels, as bytes; regions are found between the two passes. The second pass, like the
+pass of :mod:`segcal.sweep.loops`, reads the logits once and writes the gradient once, and the
+exponentials serve cross-entropy, log-odds and both gradients.
 
-**Layout.** Logits are ``(N, K, V)``, contiguous; voxels are on their own. Stretches, blocks and
-buffers are those of :mod:`segcal.sweep.loops`.
+**Layout.** Logits are ``(N, K, V)``, contiguous; the loops need no neighbours of a voxel.
+Stretches, blocks and buffers are those of :mod:`segcal.sweep.loops`.
 
-**Invariants.** Results have the same bits on any number of threads: every block adds to sums of its
-own. Sums of odds start from the other classes, never from ``1 - p_c``, so that they are exact where
-the network is sure. A voxel with label ``NOTHING`` gives exactly 0 to values, statistics and
-gradient. A NaN in the logits of any other reaches the values and the sum of confidence: selections
-are written so that what does not compare goes through.
+**Invariants.** Results have the same bits on any number of threads, because every block adds to
+sums of its own. Sums of odds start from the other classes, never from ``1 - p_c``, so that they are
+exact where the network is confident. A voxel with label ``NOTHING`` gives exactly 0 to values,
+statistics and gradient. A NaN in the logits of any other voxel reaches the values and the sum of
+confidence, because selections are written so that values which do not compare go through.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ CONFIDENCE_SUM, HITS, VOXELS = 0, 1, 2
 
 
 class ConfidenceNumbers(NamedTuple):
-    """A :class:`segcal.sweep.terms.ConfidencePlan` as compiled code takes it.
+    """A :class:`segcal.sweep.terms.ConfidencePlan` in the form for compiled code.
 
     Attributes:
-        ce_weight: ``(K,)``, of a voxel's cross-entropy by its label.
+        ce_weight: ``(K,)``, weight of a voxel's cross-entropy by its label.
         penalty_weight: v.
-        lam: ``(2, K)``.
-        clip: of the log-odds.
-        edge: odds below which log-odds are beyond it: a little less than e^-clip, so that rounding
-            does not take log-odds that are equal to it for larger.
+        lam: multipliers ``(2, K)``.
+        clip: upper bound of the log-odds.
+        edge: odds below which log-odds are beyond the clip: a little less than e^-clip, so that
+            log-odds equal to the clip are not beyond it by rounding.
         ce_factor: a.
         penalty_factor: b.
-        one_ce_weight: all classes have the same.
-        with_ce: compute the cross-entropy.
-        with_gradient: compute the gradient.
-        with_statistics: compute the statistics.
-        slopes: ``(N, 2, K)``, of a loss of overlaps; none where there is none.
+        one_ce_weight: whether all classes have the same weight.
+        with_ce: whether to compute the cross-entropy.
+        with_gradient: whether to compute the gradient.
+        with_statistics: whether to compute the statistics.
+        slopes: ``(N, 2, K)``, derivatives of a loss of overlaps; empty without such a loss.
     """
 
     ce_weight: NDArray[np.float64]
@@ -92,11 +92,11 @@ class ConfidenceNumbers(NamedTuple):
 
 
 class OddsBuffers(NamedTuple):
-    """What is kept of a stretch, one number per voxel of the logits' type.
+    """Buffers of a stretch, with one number of the logits' type per voxel.
 
     Attributes:
         floats: ``(FLOAT_SLOTS, length)``.
-        exps: ``(K, length)``, e^(l - l_c); of class c itself, 0.
+        exps: ``(K, length)``, e^(l - l_c); 0 for class c itself.
     """
 
     floats: Any
@@ -177,7 +177,7 @@ def _penalise(clip, edge, factor, label, odds, pull, value):
 
 @njit(forceinline=True, fastmath=EXACT)
 def _set_shares(odds, weight, pull, share):
-    """Set what turns exps into gradients; turn d into the gradient of class c, but for a hit."""
+    """Set the factors from exps to gradients; turn d into the gradient of class c, but for hits."""
     T = odds.dtype.type
     one, tiny = T(1), T(1e-37)
     for x in range(odds.shape[0]):
@@ -199,7 +199,7 @@ def _write_gradient(g, k, label, predicted, e, share, own, weight):
 
 @njit(forceinline=True, fastmath=EXACT)
 def _complete(predicted, odds, exps, per_exp):
-    """Set e^(l - l_c) of class c, too, and what they are to be multiplied by to be the softmax."""
+    """Set e^(l - l_c) of class c too, and the factor that turns exps into the softmax."""
     one = odds.dtype.type(1)
     for x in range(odds.shape[0]):
         per_exp[x] = one / (one + odds[x])
@@ -262,10 +262,10 @@ def confidence_block(logits, maps, plan, gradient, all_sums, all_statistics, blo
 
     Args:
         logits: ``(N, K, 1, V)``, contiguous.
-        maps: uint8 ``(N, V)`` each: labels, what is predicted, and the region.
-        plan: :class:`ConfidenceNumbers`.
+        maps: uint8 ``(N, V)`` each: labels, predicted classes, and regions.
+        plan: what to compute.
         gradient: like `logits`; empty where it is not wanted.
-        all_sums: float64 ``(blocks, 2)``, zeros: of cross-entropy and penalty, weighted.
+        all_sums: float64 ``(blocks, 2)``, zeros: weighted sums of cross-entropy and penalty.
         all_statistics: float64 ``(blocks, 3, 2, K)``, zeros; one row where it is not wanted.
         block: number of the block.
     """

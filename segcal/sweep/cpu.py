@@ -1,7 +1,7 @@
-"""The sweep on CPUs: brings a plan to the compiled loops, and shares them out to threads.
+"""The sweep on CPUs: hands a plan to the compiled loops, and shares the work among threads.
 
-What is computed, and how, is said in :mod:`segcal.sweep.loops`, and for the penalty on log-odds in
-:mod:`segcal.sweep.confidence_loops`, for sums by bin in :mod:`segcal.sweep.bins_loops`.
+What is computed, and how, is described in :mod:`segcal.sweep.loops`; for the penalty on log-odds in
+:mod:`segcal.sweep.confidence_loops`, and for sums by bin in :mod:`segcal.sweep.bins_loops`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from segcal.sweep.terms import (
 from segcal.tensors import check_label_values, valid_mask
 
 TABLE_BYTES = 2**25
-"""About as much memory the sums by bin of all blocks take at most, if one per image is less."""
+"""Limit on the memory of the sums by bin of all blocks, unless one block per image needs more."""
 
 
 def encode(
     labels: Tensor, num_classes: int, terms: Together
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Check labels, and look up what every loop needs of them.
+    """Check labels, and encode what every loop needs of them.
 
     Args:
         labels: integer ``(N, *S)``.
@@ -58,7 +58,8 @@ def encode(
 
     Returns:
         codes uint8 ``(N, *S)``, ``NOTHING`` where a voxel does not count; and the weights of
-        :class:`segcal.sweep.terms.SharedPlan`: of the penalty, and ``(K,)`` of the cross-entropy.
+        :class:`segcal.sweep.terms.SharedPlan`: a scalar for the penalty, ``(K,)`` for the
+        cross-entropy.
 
     Raises:
         ValueError: label values that do not fit.
@@ -80,14 +81,15 @@ def encode(
 
 
 def scale(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient times a factor, and by what `gradient` itself has been multiplied.
+    """Return the gradient times a factor, and the factor if it was multiplied in place.
 
     Args:
-        gradient: any.
+        gradient: tensor of any shape.
         factor: scalar.
 
     Returns:
-        the product; the factor where `gradient` is multiplied in place, None where it is as it was.
+        the product; the factor where `gradient` was multiplied in place, None where it is
+        unchanged.
     """
     return (gradient if factor.item() == 1 else gradient * factor), None
 
@@ -146,8 +148,8 @@ def run_confidence(
 
     Args:
         logits: float32 or float64 ``(N, K, V)``, contiguous.
-        maps: uint8 ``(N, V)`` each: labels, ``NOTHING`` where a voxel does not count; what is
-            predicted; the region of the predicted map.
+        maps: uint8 ``(N, V)`` each: labels, ``NOTHING`` where a voxel does not count; predicted
+            classes; regions of the predicted map.
         plan: what to compute.
 
     Returns:
@@ -182,11 +184,11 @@ def sum_bins(logits: Tensor, codes: Tensor, bins: Bins) -> tuple[Tensor, Tensor]
     Args:
         logits: float32 or float64 ``(N, K, V)``, contiguous.
         codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
-        bins: M of them.
+        bins: the bins.
 
     Returns:
-        sums of :mod:`segcal.sweep.bins_loops`, float64 ``(N, K, M + 2, SLOTS)`` and, of the hits,
-        ``(N, K, M + 2, HIT_SLOTS)``.
+        sums of :mod:`segcal.sweep.bins_loops`, float64 ``(N, K, M + 2, SLOTS)``, and sums of the
+        hits ``(N, K, M + 2, HIT_SLOTS)``.
     """
     n, k, _ = logits.shape
     per_image, per_block = _bin_blocks(logits, bins)
@@ -200,13 +202,13 @@ def sum_bins(logits: Tensor, codes: Tensor, bins: Bins) -> tuple[Tensor, Tensor]
 
 
 def pull_bins(logits: Tensor, codes: Tensor, bins: Bins, lines: Tensor) -> Tensor:
-    """Gradient like `logits` ``(N, K, V)`` of a loss of what :func:`sum_bins` found.
+    """Gradient like `logits` ``(N, K, V)`` of a loss of the sums that :func:`sum_bins` found.
 
     Args:
-        logits: as there, like the next two.
-        codes: see there.
-        bins: see there.
-        lines: ``(N, K, 2, M + 2, LINE)`` of the logits' type, see :func:`pull_block`.
+        logits: float32 or float64 ``(N, K, V)``, contiguous.
+        codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
+        bins: the bins.
+        lines: ``(N, K, 2, M + 2, LINE)`` of the logits' type, as for :func:`pull_block`.
     """
     per_image, per_block = _bin_blocks(logits, bins)
     gradient = torch.empty_like(logits)
@@ -224,7 +226,7 @@ def pull_bins(logits: Tensor, codes: Tensor, bins: Bins, lines: Tensor) -> Tenso
 
 
 def _bin_blocks(logits: Tensor, bins: Bins) -> tuple[int, int]:
-    """Blocks of an image, and stretches of a block: no more blocks than tables have room for."""
+    """Number of blocks of an image and of stretches of a block, as tables have room for."""
     n, k, voxels = logits.shape
     stretches = -(-voxels // STRETCH)
     table = 8 * k * (bins.number + EXTRA_CELLS) * (SLOTS + HIT_SLOTS)
@@ -234,7 +236,7 @@ def _bin_blocks(logits: Tensor, bins: Bins) -> tuple[int, int]:
 
 
 def sum_overlaps(logits: Tensor, codes: Tensor) -> Tensor:
-    """Sum probabilities, those of the labels, and labels, by image and class.
+    """Sum probabilities, probabilities of the labels, and labels, by image and class.
 
     Args:
         logits: float32 or float64 ``(N, K, V)``, contiguous.
@@ -256,9 +258,9 @@ def sum_overlaps(logits: Tensor, codes: Tensor) -> Tensor:
 def _in_parallel(work: Callable[[int], None], blocks: int) -> None:
     """Call `work` for every block, on as many threads as torch uses.
 
-    The threads are those of torch's own OpenMP where its ``GOMP_parallel`` can be reached (Linux):
-    they spin for some milliseconds after every operation of torch, and others would have to share
-    the cores with them. Elsewhere they are new ones.
+    The threads are those of torch's own OpenMP where its ``GOMP_parallel`` can be reached (Linux).
+    These threads spin for some milliseconds after every operation of torch, so that other threads
+    would have to share the cores with them. Elsewhere new threads are started.
     """
     queue = itertools.count()
     errors: list[BaseException] = []

@@ -1,25 +1,26 @@
 """The sweep on NVIDIA GPUs, in Triton: values and gradient in one pass over the logits.
 
-What is computed is said with its formulas in :mod:`segcal.sweep.loops`; names are the same here.
+The formulas are in :mod:`segcal.sweep.loops`; names are the same here.
 
-**Layout.** A *block* is `BLOCK` voxels of one image, Z Y X being one axis, with a lane for each. A
-program takes every so many-th block and loops over the classes inside it. Logits that it needs
-again, for the gradient or for ties, are still in the cache, so memory sees them once; nothing is
-kept per class.
+**Layout.** A *block* is `BLOCK` voxels of one image, where Z Y X is one axis, with a lane for each
+voxel. A program takes every ``num_programs``-th block and loops over the classes inside it. Logits
+that it needs again, for the gradient or for ties, are still in the cache, so they are read from
+memory once; nothing is kept per class.
 
 **Patches.** Every lane looks at the codes of its patch, padded by half a patch on every side, and
 counts all classes side by side in the bits of one integer: `BITS` for each of `GROUP` classes, 32
-bits if that is enough, else 63. With more classes than `GROUP` it looks again for the next group.
-Two more counts say how many voxels do not count, and how many are of another class than the centre:
-none in the inner region.
+bits if that is enough, else 63. With more classes than `GROUP` it reads the patch again for the
+next group. Two more counts say how many voxels do not count, and how many are of another class than
+the centre (none in the inner region).
 
 **Invariants.** Every program adds to sums and statistics of its own, which are added up afterwards:
 there are no atomics, and which program takes which blocks depends on the shape alone, so results
 have the same bits every time. A lane without a voxel, or whose voxel does not count, adds 0. NaN
 goes through: `tl.where` on a comparison that a NaN fails keeps the NaN. In float32 only the
-additions of sums are in float64. The host does not wait: what it computes stays on the device.
-Single numbers are arguments, so that a CUDA graph replays those it was captured with. Kernels are
-compiled for no size of image, but apart for voxels in multiples of 16, which are loaded in pairs.
+additions of sums are in float64. The host does not wait, and results stay on the device. Single
+numbers are arguments, so that a CUDA graph replays the numbers it was captured with. Kernels are
+not compiled for single image sizes, but separately for multiples of 16 voxels, which are loaded in
+pairs.
 
 None of this has ever run on a GPU: Triton's interpreter has run it, and it compiles for sm_80 and
 sm_90. ``segcal doctor --gpu`` checks and times it where there is one.
@@ -42,7 +43,7 @@ from segcal.sweep.terms import FUNCTION_CODES, SHAPE_CODES, ConfidencePlan, Swee
 
 BLOCK = 512
 PROGRAMS = 2048
-"""Most programs of a sweep, and so rows of sums; enough to fill a large GPU."""
+"""Largest number of programs of a sweep, and so of rows of sums; enough to fill a large GPU."""
 WARPS = 8
 SCALE_BLOCK = 4096
 
@@ -69,10 +70,10 @@ def _look_around(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Look at the patch whose first voxel is at `corner`.
+    """Count the classes in the patch whose first voxel is at `corner`.
 
     Returns the counts of the classes `first` to ``first + GROUP - 1``, `BITS` bits each, the number
-    of voxels that do not count, and of those of another class than `label`.
+    of voxels that do not count, and the number of voxels of another class than `label`.
     """
     nothing = tl.zeros((BLOCK,), tl.int32)
     others = tl.zeros((BLOCK,), tl.int32)
@@ -312,7 +313,7 @@ def _sweep(
     PATCH_X: tl.constexpr, FUNCTION: tl.constexpr, SHAPE: tl.constexpr, FROM_LARGEST: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sweep every ``num_programs``-th block; what is None among the pointers is left out."""
+    """Sweep every ``num_programs``-th block; pointers that are None are left out."""
     T = logits.dtype.element_ty
     scale, low, high = tl.full((), scale, T), tl.full((), low, T), tl.full((), high, T)
     ce_factor, penalty_factor = tl.full((), ce_factor, T), tl.full((), penalty_factor, T)
@@ -339,9 +340,9 @@ def _sweep(
 def encode(
     labels: Tensor, num_classes: int, terms: Together
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Look up what every kernel needs of labels; see :func:`segcal.sweep.cpu.encode`.
+    """Encode what every kernel needs of labels, as :func:`segcal.sweep.cpu.encode` does.
 
-    Wrong labels do not count, and are counted: a later call raises.
+    Voxels with wrong labels are left out, and counted so that a later call raises an error.
     """
     watch = label_watch(labels.device, num_classes, terms.ignore_index)
     watch.look()
@@ -387,7 +388,7 @@ def encode(
 
 
 def scale(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Multiply a gradient in place; see :func:`segcal.sweep.cpu.scale`. The host does not wait."""
+    """Multiply a gradient in place, as :func:`segcal.sweep.cpu.scale`; the host does not wait."""
     size = gradient.numel()
     with torch.cuda.device_of(gradient):
         scale_gradient[(triton.cdiv(size, SCALE_BLOCK),)](
@@ -454,7 +455,7 @@ def largest_class(logits: Tensor) -> Tensor:
 def run_confidence(
     logits: Tensor, maps: tuple[Tensor, Tensor, Tensor], plan: ConfidencePlan
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sweep all voxels; see :func:`segcal.sweep.cpu.run_confidence`."""
+    """Sweep all voxels, as :func:`segcal.sweep.cpu.run_confidence` does."""
     n, k, voxels = logits.shape
     blocks = n * triton.cdiv(voxels, BLOCK)
     programs = _programs(blocks)
@@ -488,7 +489,7 @@ def run_confidence(
 
 
 def _programs(blocks: int) -> int:
-    """As many as there are blocks; if that is too many, fewer that take as many blocks each."""
+    """Number of programs: one per block, or fewer with equally many blocks each."""
     return triton.cdiv(blocks, triton.cdiv(blocks, PROGRAMS))
 
 

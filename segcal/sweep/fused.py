@@ -1,11 +1,11 @@
 """The sweep as a differentiable function.
 
-Cross-entropy, the penalties on residuals and the one on log-odds have gradients in closed form, so
-one pass over the logits gives the values and writes the gradient, and nothing but the gradient is
-kept. (Regions of the predicted map take a pass before, for the prediction, and so do the sums of a
-loss of overlaps such as soft Dice, whose gradient joins the others'.) The readable
-versions, made of ordinary torch operations, stay where they are (``fused=False`` builds them) and
-are what the tests compare with.
+Cross-entropy, the penalties on residuals and the penalty on log-odds have gradients in closed form,
+so one pass over the logits gives the values and writes the gradient, and nothing but the gradient
+is kept. (Regions of the predicted map need a pass before, for the prediction, and so do the sums of
+a loss of overlaps such as soft Dice, whose gradient is added to the others.) The readable versions,
+made of ordinary torch operations, are still there (``fused=False`` builds them), and the tests
+compare with them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ Found = tuple[Tensor, Tensor, Tensor | None]
 OUTSIDE = {"replicate": None, "background": 0, "renormalize": NOTHING, "zeros": NO_CLASS}
 DEVICES = ("cpu", "cuda")
 ROOM = 2**13
-"""So many voxels more than there are can be counted, too: a block's end lies behind the last."""
+"""Number of voxels beyond the last that must be countable, because the last block ends there."""
 TRIES = 3
-"""So often compiling may fail before it is given up."""
+"""Number of failures after which compiling is given up."""
 Factors = tuple[float, float, float]
 """Weights of cross-entropy, penalty and loss of overlaps."""
 NO_FACTORS = (0.0, 0.0, 0.0)
 
 
 class Statistics(NamedTuple):
-    """Sums over the voxels of each region: of P' and of z ``(R, K)`` float64; voxels ``(R,)``."""
+    """Sums of P' and of z over each region's voxels, float64 ``(R, K)``; voxel counts ``(R,)``."""
 
     derivative: Tensor
     constraint: Tensor
@@ -69,13 +69,13 @@ def supports(logits: Tensor, penalty: Penalty | None, *, statistics: bool = Fals
     """Whether :func:`sweep` takes these logits ``(N, K, *S)``; if not, use the readable version.
 
     It takes 1 to 3 spatial axes, 2 to 253 classes, patches of up to 253 voxels (of any size for the
-    regions of a predicted map), on a CPU (compiled by Numba) or an NVIDIA GPU (by Triton); there
-    images of fewer than 2^31 voxels.
+    regions of a predicted map), on a CPU (compiled by Numba) or an NVIDIA GPU (by Triton). On a GPU
+    images must have fewer than 2^31 voxels.
 
     Args:
         logits: the logits.
-        penalty: what is to be swept beside a cross-entropy.
-        statistics: ask for :func:`statistics` or :func:`confidence_statistics` in its place.
+        penalty: the penalty beside a cross-entropy.
+        statistics: ask for :func:`statistics` or :func:`confidence_statistics` instead.
     """
     axes = logits.ndim - 2
     patch = penalty.patch if isinstance(penalty, Residual) else None
@@ -104,7 +104,7 @@ def supports_overlap(logits: Tensor) -> bool:
 
 
 class _Variant(NamedTuple):
-    """What is compiled on its own: on a GPU nearly everything but sizes, on a CPU the loops."""
+    """What is compiled separately: on a GPU nearly everything but sizes, on a CPU the loops."""
 
     device: torch.device
     of_log_odds: bool
@@ -166,9 +166,9 @@ _FAILED: Counter[_Variant] = Counter()
 
 
 def _compiles(variant: _Variant) -> bool:
-    """Whether a variant can be compiled and run here, found out by a few voxels; warns if not.
+    """Whether a variant can be compiled and run here, tried with a few voxels; warns if not.
 
-    A failure may pass, such as that of a full disk: a variant is given up after a few.
+    A failure may be temporary, such as a full disk; a variant is given up after a few failures.
     """
     if variant in _WORK:
         return True
@@ -177,7 +177,7 @@ def _compiles(variant: _Variant) -> bool:
     if variant.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         warnings.warn(
             "segcal's fast path has not been compiled for what a CUDA graph captures; its slower "
-            "readable version is captured. Call the loss once before",
+            "readable version is captured. Call the loss once before the capture",
             stacklevel=3,
         )
         return False
@@ -218,12 +218,12 @@ def sweep(
     Args:
         logits: ``(N, K, *S)`` that :func:`supports` takes; half precision is promoted to float32.
         labels: integer ``(N, *S)``.
-        penalty: what it is; None leaves it out.
-        weight: of the penalty.
-        cross_entropy: the cross-entropy; None leaves it out. All have the same ignore label.
-        cross_entropy_weight: its weight.
+        penalty: description of the penalty; None leaves it out.
+        weight: weight of the penalty.
+        cross_entropy: the cross-entropy; None leaves it out. All parts have the same ignore label.
+        cross_entropy_weight: weight of the cross-entropy.
         overlap: the loss of overlaps, beside a cross-entropy; None leaves it out.
-        overlap_weight: its weight.
+        overlap_weight: weight of the loss of overlaps.
 
     Returns:
         the weighted sum, differentiable once (not by ``torch.func``); cross-entropy, penalty and
@@ -359,9 +359,9 @@ def _overlap(
 
 
 def _run_confidence(x: Tensor, codes: Tensor, term: ConfidenceTerm, plan: SharedPlan) -> Found:
-    """Find what is predicted, and where its patches are mixed; then call the device's loops.
+    """Find the predictions, and where their patches are mixed; then call the device's loops.
 
-    Voxels are on their own in these, so that their layout is ``(N, K, V)``.
+    These loops need no neighbours of a voxel, so the layout is ``(N, K, V)``.
     """
     backend = _backend(x.device.type)
     n, _, *space = x.shape

@@ -1,9 +1,9 @@
 """Small kernels around a sweep on NVIDIA GPUs, in Triton: its labels, its weights, its gradient.
 
-Labels become codes of a byte; in the same pass they are counted and checked, since asking for each
-of these in turn takes more launches than the rest of a step. A label that is wrong becomes
-``NOTHING``, so that no loop goes astray, and is counted for :mod:`segcal.late_checks`. As in
-:mod:`segcal.sweep.cuda` every program has a row of its own, and nothing is atomic.
+Labels become codes of one byte; in the same pass they are counted and checked, because separate
+passes would take more launches than the rest of a step. A wrong label becomes ``NOTHING``, so that
+no loop fails, and is counted for :mod:`segcal.late_checks`. As in :mod:`segcal.sweep.cuda` every
+program has a row of its own, and nothing is atomic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from segcal.sweep import terms
 
 NOTHING = tl.constexpr(terms.NOTHING)
 VALID, WEIGHT, WRONG, LOWEST, HIGHEST = (tl.constexpr(place) for place in range(5))
-"""Places in a row of what is found."""
+"""Places of the results in a row."""
 FOUND = 5
 
 
@@ -24,7 +24,7 @@ def encode_labels(
     labels, codes, class_weight, found, ignore, voxels, blocks,
     K: tl.constexpr, IGNORES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write codes, and what is found among every ``num_programs``-th block of labels."""
+    """Write codes, and the counts of every ``num_programs``-th block of labels."""
     program = tl.program_id(0)
     valid_voxels = tl.zeros((BLOCK,), tl.int64)
     wrong_voxels = tl.zeros((BLOCK,), tl.int64)
@@ -62,7 +62,7 @@ def weigh_labels(
     found, class_weight, weights, seen, programs,
     K: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, TINY: tl.constexpr,
 ):  # fmt: skip
-    """Write the factor on a voxel's penalty and those on its cross-entropy; add to what is seen."""
+    """Write the factors on a voxel's penalty and cross-entropy; add to the wrong labels seen."""
     rows = tl.arange(0, ROWS)
     inside = rows < programs
     row = found + rows * 5

@@ -15,36 +15,37 @@ and, with a and b the factors of the two and p the softmax,
                        = a w_y (p_k - [k = y]) - b v s d_k      without one
     d_k = P'(z_k) dz_k/du_k
 
-Without a patch each of the T logits that are largest takes its share ``b v s sum_j d_j / T`` of
-what flows through ``max l``, on top. In validation the sums of P' and of z per region and class,
-and the voxels per region, are found as well.
+Without a patch each of the T largest logits also gets its share ``b v s sum_j d_j / T`` of the
+gradient that flows through ``max l``. In validation the sums of P' and of z per region and class,
+and the number of voxels per region, are found as well.
 
 **Why one pass.** The work is bound by memory: logits are read and the gradient is written once, and
-all else stays in buffers that fit the fastest caches. ``e^(l - max l)`` serves the cross-entropy
-and its gradient; counts of labels serve the proportions and the regions.
+everything else stays in buffers that fit the fastest caches. ``e^(l - max l)`` serves the
+cross-entropy and its gradient; counts of labels serve the proportions and the regions.
 
 **Layout.** Logits are ``(N, K, Z, Y X)``, contiguous: the values of one class lie side by side. A
 *stretch* is up to ``STRETCH`` voxels of one plane Y X; a *block* is some consecutive stretches, the
-unit of work of a thread. Loops run over the voxels of a stretch with the class outside, and choose
-by selection instead of branches, so that they become vector instructions. :class:`Buffers` says
-what is kept of a stretch: one number per voxel, or per class and voxel.
+unit of work of a thread. The inner loops run over the voxels of a stretch, the outer loop over the
+classes, and they use selections instead of branches, so that they become vector instructions.
+:class:`Buffers` holds the numbers of a stretch: one per voxel, or per class and voxel.
 
 **Patches.** Codes are labels as bytes ``(N, Z + kz - 1, Y + ky - 1, X + kx - 1)``, padded by half a
 patch, ``NOTHING`` where a voxel does not count, ``NO_CLASS`` where it counts without a class. A
-class is counted along a piece of a row: first down every column (kz ky bytes), then over kx of
-them. Counts are bytes, so a patch has fewer voxels than 254, which ``supports`` sees to.
+class is counted along a piece of a row: first down every column (kz ky bytes), then over kx
+columns. Counts are bytes, so a patch has fewer voxels than 254, which ``supports`` ensures.
 
 **Invariants.** Which stretches make a block depends on the shape alone, and every block adds to
 sums of its own, so results have the same bits on any number of threads. A voxel with label
 ``NOTHING`` gives exactly 0 to values, statistics and gradient, whatever its logits. A NaN in the
-logits of any other reaches values and statistics: selections are written so that what does not
-compare goes through, and LLVM may not assume that there is none (``EXACT``, and ``SUMS`` for sums
-in an order of its own). Logits, buffers and gradient have one type, float32 or float64, for each of
-which all this is compiled once; sums are float64.
+logits of any other voxel reaches values and statistics: selections are written so that values which
+do not compare go through, and LLVM may not assume that there are no NaN (``EXACT``, and ``SUMS``
+for sums in an order of its own). Logits, buffers and gradient have the same type, float32 or
+float64, and the loops are compiled once for each; sums are float64.
 
 **Inlining.** ``inline="always"`` is done by Numba, which then does not count references of the
-arrays handed on, a matter of percents for what runs once a class; liberties with numbers are then
-those of :func:`sweep_block`. ``forceinline`` is done by LLVM, and keeps a function's own.
+arrays handed on; this saves a few percent in functions that run once per class. Such functions use
+the floating-point optimisations of :func:`sweep_block`. ``forceinline`` is done by LLVM, and keeps
+a function's own optimisations.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ from segcal.sweep.terms import ABS, NOTHING, P2, P3, PHR, RELU, UPPER, Z_LINEAR
 from segcal.sweep.vector_math import EXACT, exponential, logarithm
 
 STRETCH = 512
-"""Voxels of a stretch: with float32 and 5 classes, its buffers take 40 KiB."""
+"""Number of voxels of a stretch; with float32 and 5 classes, its buffers take 40 KiB."""
 BLOCK_VOXELS = 16384
-"""About as many make a block: enough that starting one costs nothing, few enough to share out."""
+"""About the number of voxels of a block: many enough to start one, few enough to share out."""
 SUMS = {"reassoc", "nsz"}
-"""Liberties for LLVM in sums: partial sums side by side, in an order fixed by the compiler."""
+"""Optimisations of sums by LLVM: partial sums side by side, in an order fixed by the compiler."""
 CROSS_ENTROPY, PENALTY = 0, 1
 """Places in a block's sums."""
 SLOPE_SUM, Z_SUM, VOXELS = 0, 1, 2
@@ -73,30 +74,30 @@ SLOPE_SUM, Z_SUM, VOXELS = 0, 1, 2
 
 
 class Numbers(NamedTuple):
-    """A :class:`segcal.sweep.terms.SweepPlan` as compiled code takes it.
+    """A :class:`segcal.sweep.terms.SweepPlan` in the form for compiled code.
 
     Attributes:
-        ce_weight: ``(K,)``, of a voxel's cross-entropy by its label.
+        ce_weight: ``(K,)``, weight of a voxel's cross-entropy by its label.
         penalty_weight: v.
-        lam: ``(R, K)``.
-        rho: ``(R, K)``.
-        margins: ``(R,)``, m; with R = 2 regions are those of the patch.
-        sizes: of the patch along Z, Y, X.
+        lam: multipliers ``(R, K)``.
+        rho: penalty parameters ``(R, K)``.
+        margins: ``(R,)``, m; with R = 2 the regions are those of the patch.
+        sizes: sizes of the patch along Z, Y, X.
         scale: s.
-        clip_low: bounds of every P' in the statistics, as the next.
-        clip_high: see there.
+        clip_low: lower bound of every P' in the statistics.
+        clip_high: upper bound of every P' in the statistics.
         ce_factor: a.
         penalty_factor: b.
-        shape: of ``SHAPE_CODES``.
-        function: of ``FUNCTION_CODES``.
-        from_largest: there is no patch.
-        gaps: some codes are ``NOTHING``.
-        one_ce_weight: all classes have the same.
-        with_ce: compute the cross-entropy.
-        with_penalty: compute the penalty.
-        with_gradient: compute the gradient.
-        with_statistics: compute the statistics.
-        slopes: ``(N, 2, K)``, of a loss of overlaps; none where there is none.
+        shape: one of ``SHAPE_CODES``.
+        function: one of ``FUNCTION_CODES``.
+        from_largest: whether there is no patch.
+        gaps: whether some codes are ``NOTHING``.
+        one_ce_weight: whether all classes have the same weight.
+        with_ce: whether to compute the cross-entropy.
+        with_penalty: whether to compute the penalty.
+        with_gradient: whether to compute the gradient.
+        with_statistics: whether to compute the statistics.
+        slopes: ``(N, 2, K)``, derivatives of a loss of overlaps; empty without such a loss.
     """
 
     ce_weight: NDArray[np.float64]
@@ -124,23 +125,23 @@ class Numbers(NamedTuple):
 
 @njit
 def split(planes, size):
-    """Return how many stretches planes of that size have, and how many make a block."""
+    """Return the number of stretches of a plane of that size, and of stretches in a block."""
     return planes * ((size + STRETCH - 1) // STRETCH), max(1, BLOCK_VOXELS // min(size, STRETCH))
 
 
 class Buffers(NamedTuple):
-    """What is kept of a stretch, by slot or by class, one number per voxel.
+    """Buffers of a stretch, by slot or by class, with one number per voxel.
 
-    Rows are cut to the stretch where they are used: of two axes, the last stays contiguous for the
-    compiler. They are few arrays, since references of every array in a tuple are counted whenever
-    the tuple is handed on.
+    Rows are cut to the stretch where they are used, so that the last axis stays contiguous for the
+    compiler. There are few arrays, because references of every array in a tuple are counted
+    whenever the tuple is handed on.
 
     Attributes:
         bytes: uint8 ``(BYTE_SLOTS, length)``.
         floats: ``(FLOAT_SLOTS, length)`` of the logits' type.
         counts: uint8 ``(K, length)``, voxels in the patch of each class.
         exps: ``(K, length)`` of the logits' type, e^(l - max l).
-        column: uint8 ``(length + kx - 1,)``, see :func:`_count`.
+        column: uint8 ``(length + kx - 1,)``, counts of columns in :func:`_count`.
     """
 
     bytes: Any
@@ -210,7 +211,7 @@ def _count(codes, code, at, sizes, column, count):
 
 @njit(forceinline=True, fastmath=EXACT)
 def _look_around(codes, at, sizes, gaps, count_all, column, label, counts, total):
-    """Set label, and if wanted counts and total: a stretch is pieces of rows of the plane."""
+    """Set label, and if wanted counts and total; a stretch is pieces of rows of the plane."""
     n, z, start, stop = at
     row_length = codes.shape[3] - sizes[2] + 1
     whole = np.uint8(sizes[0] * sizes[1] * sizes[2])
@@ -253,7 +254,7 @@ def _set_regions(two, label, counts, region):
 
 @njit(forceinline=True, fastmath=EXACT)
 def _by_region(region, table, out):
-    """out[x] = table[region[x]]; the first of the table where the voxel does not count."""
+    """out[x] = table[region[x]]; the table's first entry where the voxel does not count."""
     first = out.dtype.type(table[0])
     for x in range(out.shape[0]):
         out[x] = first
@@ -320,7 +321,7 @@ def set_exponentials(logits, at, largest, exps, norm):
 
 @njit(forceinline=True, fastmath=EXACT)
 def set_ce_weights(table, alike, label, weight):
-    """Set w_y, 0 where the voxel does not count; that all classes weigh alike is the usual case."""
+    """Set w_y, 0 where the voxel does not count; usually all classes have the same weight."""
     T = weight.dtype.type
     every, zero = T(table[0]), T(0)
     for x in range(label.shape[0]):
@@ -352,7 +353,7 @@ def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
 
 @njit(forceinline=True, fastmath=EXACT)
 def _prepare_gradient(factor, per_exp, norm, weight):
-    """Turn w_y into a w_y, and norm into what turns exps into a w_y p."""
+    """Turn w_y into a w_y, and norm into the factor from exps to a w_y p."""
     for x in range(norm.shape[0]):
         weight[x] *= factor
         norm[x] = weight[x] * per_exp[x]
@@ -374,7 +375,7 @@ def _set_residuals(plane, count, from_largest, scale, largest, margin, u):
 def _penalise(function, shape, u, lam, rho, value, slope, pull):
     """Put z in place of u, add P(z) to value, set slope = P'(z) and pull = P'(z) dz/du.
 
-    Above ``Z_LINEAR`` P goes on along its tangent.
+    Above ``Z_LINEAR`` P continues along its tangent.
     """
     T = u.dtype.type
     zero, one, half, top = T(0), T(1), T(0.5), T(Z_LINEAR)
@@ -409,7 +410,7 @@ def _penalise(function, shape, u, lam, rho, value, slope, pull):
 
 @njit(inline="always")
 def _penalise_by(function, shape, u, lam, rho, value, slope, pull):
-    """One loop for each function, without a branch inside; see :func:`_penalise`."""
+    """One loop for each function, without a branch inside, as :func:`_penalise` describes."""
     if function == PHR:
         _penalise(PHR, shape, u, lam, rho, value, slope, pull)
     elif function == P2:
@@ -422,7 +423,7 @@ def _penalise_by(function, shape, u, lam, rho, value, slope, pull):
 
 @njit(inline="always")
 def _observe(k, low, high, region, slope, z, statistics):
-    """Add P' and z of class k to the statistics; P' is not needed any more."""
+    """Add P' and z of class k to the statistics; P' is overwritten."""
     for x in range(slope.shape[0]):
         slope[x] = min(max(slope[x], low), high)
     for r in range(statistics.shape[1]):
@@ -439,7 +440,7 @@ def _count_voxels(region, statistics):
 
 @njit(inline="always")
 def _write_gradient(g, k, factor, with_ce, label, pull, e, norm, weight):
-    """Write the gradient of class k, less what flows through the largest logit."""
+    """Write the gradient of class k, without what flows through the largest logit."""
     zero, code = g.dtype.type(0), np.uint8(k)
     if with_ce:
         for x in range(g.shape[0]):
@@ -453,15 +454,15 @@ def _write_gradient(g, k, factor, with_ce, label, pull, e, norm, weight):
 
 @njit(forceinline=True, fastmath=EXACT)
 def add_overlap_gradient(gradient, at, slopes, label, exps, per_exp, total):
-    """Add the gradient of a loss of overlaps, see :mod:`segcal.sweep.overlap_loops`.
+    """Add the gradient of a loss of overlaps (:mod:`segcal.sweep.overlap_loops`).
 
     Args:
-        gradient: of all logits.
+        gradient: gradient of all logits.
         at: stretch.
-        slopes: ``(2, K)``, P' and O' of its image.
-        label: of the stretch.
-        exps: ``(K, length)``, which times per_exp are the softmax.
-        per_exp: see there.
+        slopes: ``(2, K)``, P' and O' of the stretch's image.
+        label: labels of the stretch.
+        exps: ``(K, length)``, exponentials of the logits.
+        per_exp: factor that turns exps into the softmax.
         total: buffer.
     """
     T = total.dtype.type
@@ -584,9 +585,9 @@ def sweep_block(logits, codes, plan, gradient, all_sums, all_statistics, block):
     Args:
         logits: ``(N, K, Z, Y X)``, contiguous.
         codes: uint8 labels, padded by half a patch.
-        plan: :class:`Numbers`.
+        plan: what to compute.
         gradient: like `logits`; empty where it is not wanted.
-        all_sums: float64 ``(blocks, 2)``, zeros: of cross-entropy and penalty, weighted.
+        all_sums: float64 ``(blocks, 2)``, zeros: weighted sums of cross-entropy and penalty.
         all_statistics: float64 ``(blocks, 3, R, K)``, zeros; one row where it is not wanted.
         block: number of the block.
     """

@@ -5,18 +5,19 @@ n that count,
 
     P_nk = sum_i p_k(i)      O_nk = sum_i p_k(i) [k = y(i)]      T_nk = sum_i [k = y(i)]
 
-by :func:`overlap_block`. A loss of these sums with derivatives P' and O' has, at a voxel,
+are found by :func:`overlap_block`. A loss of these sums with derivatives P' and O' has, at a voxel,
 
     g_k = P'_nk + O'_nk [k = y]        dL/dl_k = p_k (g_k - sum_j p_j g_j)
 
 which :func:`add_overlap_gradient` adds to the gradient of a stretch while its softmax is at hand.
 
-**Why two passes.** The derivatives are known when all sums are. The first pass only reads; the
-second is that of :mod:`segcal.sweep.loops` or of :mod:`segcal.sweep.confidence_loops`, which makes
-the exponentials anyhow. Nothing of the logits' size is kept between the two.
+**Why two passes.** The derivatives are known when all sums are known. The first pass only reads;
+the second is the pass of :mod:`segcal.sweep.loops` or of :mod:`segcal.sweep.confidence_loops`,
+which computes the exponentials anyway. Nothing of the logits' size is kept between the two.
 
-**Invariants.** As in :mod:`segcal.sweep.loops`: blocks do not depend on the number of threads, and
-add to sums of their own; what does not count adds 0, whatever its logits; NaN elsewhere goes on.
+**Invariants.** They are those of :mod:`segcal.sweep.loops`: blocks do not depend on the number of
+threads, and add to sums of their own. A voxel that does not count adds 0, whatever its logits; a
+NaN in any other voxel reaches the sums.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def overlap_block(logits, codes, per_block, all_sums, block):
     Args:
         logits: ``(N, K, 1, V)``, contiguous.
         codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
-        per_block: stretches of a block.
+        per_block: number of stretches of a block.
         all_sums: float64 ``(N, blocks / N, 3, K)``, zeros.
         block: number of the block.
     """

@@ -33,7 +33,7 @@ class CrossEntropyTerm:
     Attributes:
         num_classes: K.
         ignore_index: label of voxels that do not count.
-        class_weight: ``(K,)``, or None for 1.
+        class_weight: ``(K,)``; None gives all classes the weight 1.
     """
 
     num_classes: int
@@ -47,8 +47,9 @@ class OverlapTerm:
 
     Attributes:
         num_classes: K.
-        value: takes ``sum_i p_k(i)``, ``sum_i p_k(i) [k = y(i)]`` and ``sum_i [k = y(i)]`` over the
-            voxels that count, float64 ``(N, K)`` each, and returns a scalar; p is the softmax.
+        value: function that takes ``sum_i p_k(i)``, ``sum_i p_k(i) [k = y(i)]`` and
+            ``sum_i [k = y(i)]`` over the voxels that count, float64 ``(N, K)`` each, and returns a
+            scalar; p is the softmax.
         ignore_index: label of voxels that do not count.
     """
 
@@ -61,17 +62,17 @@ class OverlapTerm:
 class Residual:
     """A penalty ``sum_i sum_k P(z_k(i); lam[r(i), k], rho[r(i), k]) / (N d)`` on a residual u.
 
-    ``u_k = l_k - m_r tau_k`` (`patch` given) or ``(max_j l_j - l_k - m_r) scale`` (None); N are the
-    voxels that count.
+    With a `patch`, ``u_k = l_k - m_r tau_k``; without, ``u_k = (max_j l_j - l_k - m_r) scale``. N
+    is the number of voxels that count.
 
     Attributes:
-        lam: ``(R, K)``.
-        rho: ``(R, K)``.
+        lam: multipliers ``(R, K)``.
+        rho: penalty parameters ``(R, K)``.
         function: name of P in :mod:`segcal.alm.functions`.
-        shape: z is the size of u (``abs``), u (``upper``), or -u (``lower``).
-        margins: m of the only region, or of two: r is 0 where the patch holds one class and 1
-            where it holds several.
-        scale: see above.
+        shape: z is the absolute value of u (``abs``), u (``upper``), or -u (``lower``).
+        margins: m of the only region, or of two regions: r is 0 where the patch holds one class and
+            1 where it holds several.
+        scale: factor on u without a patch.
         patch: size and padding of the patch of the class proportions tau.
         divisor: d.
         ignore_index: label of voxels that do not count.
@@ -110,14 +111,14 @@ class Residual:
 class ConfidenceTerm:
     """A penalty ``(1 / N) sum_i lam[r(i), c(i)] min(o(i), clip)`` on the log-odds of predictions.
 
-    c is the first class with the largest logit and ``o = log p_c / (1 - p_c)``; N are the voxels
-    that count; r is 0 where the patch of the predicted map holds one class, among the voxels that
-    count, and 1 where it holds several. The map is replicated at the border of the image.
+    c is the first class with the largest logit and ``o = log p_c / (1 - p_c)``. N is the number of
+    voxels that count. r is 0 where the patch of the predicted map holds one class, among the voxels
+    that count, and 1 where it holds several. The map is replicated at the border of the image.
 
     Attributes:
-        lam: ``(2, K)``.
-        clip: of the log-odds.
-        kernel_size: of the patch.
+        lam: multipliers ``(2, K)``.
+        clip: upper bound of the log-odds.
+        kernel_size: size of the patch.
         ignore_index: label of voxels that do not count.
     """
 
@@ -146,8 +147,8 @@ class Together:
         overlap: the loss of overlaps, beside a cross-entropy.
 
     Raises:
-        ValueError: nothing to compute, a loss of overlaps without a cross-entropy, or parts of
-            several numbers of classes or ignore labels.
+        ValueError: nothing to compute, a loss of overlaps without a cross-entropy, or parts with
+            different numbers of classes or ignore labels.
     """
 
     penalty: Penalty | None
@@ -180,18 +181,18 @@ class Together:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPlan:
-    """One sweep with everything looked up, but for its penalty.
+    """Everything that a sweep needs except for its penalty.
 
     Attributes:
-        penalty_weight: float64 scalar, factor on a voxel's penalty: ``1 / N``, of a residual
-            ``1 / (N d)``; 0 where nothing counts.
+        penalty_weight: float64 scalar, factor on a voxel's penalty: ``1 / N``, or ``1 / (N d)`` for
+            a residual; 0 where nothing counts.
         cross_entropy_weight: float64 ``(K,)``, factor on a voxel's cross-entropy by label; None
             leaves it out.
-        factors: of cross-entropy and penalty in the gradient.
-        slopes: float64 ``(N, 2, K)``, derivatives of a loss of overlaps by its first two sums, its
-            weight included; None leaves it out.
-        gradient: compute the gradient.
-        statistics: compute what multipliers are learned from.
+        factors: factors of cross-entropy and penalty in the gradient.
+        slopes: float64 ``(N, 2, K)``, derivatives of a loss of overlaps by its first two sums,
+            times its weight; None leaves it out.
+        gradient: whether to compute the gradient.
+        statistics: whether to compute the sums from which multipliers are learned.
     """
 
     penalty_weight: Tensor
@@ -204,12 +205,12 @@ class SharedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan(SharedPlan):
-    """A plan with a penalty on residuals. Statistics: sums of P' and z per region and class.
+    """A plan with a penalty on residuals; statistics are sums of P' and z per region and class.
 
     Attributes:
         residual: the penalty; None leaves it out.
-        sizes: of the patch along Z, Y, X.
-        gaps: some codes are :data:`NOTHING`.
+        sizes: sizes of the patch along Z, Y, X.
+        gaps: whether some codes are :data:`NOTHING`.
     """
 
     residual: Residual | None
@@ -221,7 +222,8 @@ class SweepPlan(SharedPlan):
 class ConfidencePlan(SharedPlan):
     """A plan with the penalty on log-odds.
 
-    Statistics: sums of confidence and of hits, and the voxels, per region and predicted class.
+    The statistics are sums of confidence and of hits, and numbers of voxels, per region and
+    predicted class.
 
     Attributes:
         term: the penalty.

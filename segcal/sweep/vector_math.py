@@ -16,16 +16,16 @@ from numba import njit, types
 from numba.extending import overload
 
 EXACT = {"contract", "nsz"}
-"""Liberties for LLVM that keep NaN and infinity: a * b + c in one rounding; -0 is 0."""
+"""Optimisations by LLVM that keep NaN and infinity: a * b + c in one rounding; -0 is 0."""
 
 
 @njit(fastmath=EXACT, forceinline=True)
 def exp32(x):
     """e^x of a float32 <= 0 within 2 ulp: Cody-Waite reduction, the polynomial of Cephes' expf.
 
-    ``e^x = 2^n e^r`` with ``r = x - n log 2`` in [-log 2 / 2, log 2 / 2], log 2 being subtracted in
-    two parts, the first of which times n is exact. Below -87 the result is that of -87, the
-    smallest whose 2^n is a normal number.
+    ``e^x = 2^n e^r`` with ``r = x - n log 2`` in [-log 2 / 2, log 2 / 2], where log 2 is subtracted
+    in two parts, and n times the first part is exact. Below -87 the result is that of -87, the
+    smallest x for which 2^n is a normal number.
     """
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
     n = np.floor(x * np.float32(1.44269504088896341) + np.float32(0.5))

@@ -161,7 +161,7 @@ def test_what_a_fit_is_odd_about_is_said_and_does_not_warn(tmp_path):
     config = write_config(tmp_path, tmp_path / "b.npz", recipe="ce")
     folder = train(config, "training.epochs=8")
     said = segcal("classify", "evaluate", folder, "-o", tmp_path / "r", "--calibrate")
-    assert "temperature 0.05 is the bound of what is looked for" in said
+    assert "temperature 0.05 is at the bound of the search" in said
 
 
 def test_what_does_not_fit_is_refused(digits, tmp_path):

@@ -161,7 +161,7 @@ def test_recipe_and_what_is_refused():
         ({"bins": 0}, "bins: expected at least 1, got 0"),
         ({"rate": 0}, "rate: expected a positive number, got 0"),
         ({"switch": 3}, r"gamma_bounds, switch: expected low <= -switch .* got \(-2.0, 20.0\), 3"),
-        ({"gamma0": 0.1}, r"gamma0: expected a number of \(-2.0, 20.0\) of a size of 0.2 or more"),
+        ({"gamma0": 0.1}, r"gamma0: expected a number within \(-2.0, 20.0\) .* at least 0.2, got"),
     ):
         with pytest.raises(ValueError, match=message):
             AdaFocal(3, **options)

@@ -289,7 +289,7 @@ def test_bands_of_the_users_and_states_of_others():
         ({"bands": (1, 1)}, r"bands: expected ascending whole distances .* got \[1, 1\]"),
         ({"bands": ()}, r"bands: expected ascending whole distances"),
         ({"bands": BANDS, "margins": (1, 5)}, r"margins: expected 3 finite numbers, .* got \[1, 5"),
-        ({"margins": (1, 5)}, r"margins: are those of bands, which are not given"),
+        ({"margins": (1, 5)}, r"margins: need bands, which are not given"),
     ):
         with pytest.raises(ValueError, match=message):
             CRaC(3, **options)

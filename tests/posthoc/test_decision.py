@@ -269,7 +269,7 @@ def test_cases_that_disagree_leave_argmax():
     assert not found.facts["taken"]
     assert found.values == [0, 0, 0]
     assert found.facts["dsc_after"] == found.facts["dsc_before"]
-    assert any("not taken" in text for text in found.facts["notes"])
+    assert any("they are not used" in text for text in found.facts["notes"])
     assert np.array_equal(found.apply(cases[0][0]), decide_argmax(cases[0][0]))
 
 

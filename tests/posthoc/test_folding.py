@@ -128,7 +128,7 @@ def test_what_tells_no_temperature_is_not_taken():
     network, x = nn.Sequential(nn.Conv2d(1, K, 1)), images()
     logits = network(x).detach()
     separable = fitted_temperature([(logits, logits.argmax(1))], 1)
-    with pytest.raises(FoldingError, match="is the bound of what is looked for"):
+    with pytest.raises(FoldingError, match="is at the bound of the search"):
         fold_temperature(network, separable, lambda: network(x))
     with pytest.raises(ValueError, match="not fitted yet"):
         fold_temperature(network, Temperature(), lambda: network(x))

@@ -1,1 +1,1 @@
-"""Losses of multi-label classification: any number of labels per sample, some of them unknown."""
+"""Losses of multi-label classification: a sample has any number of labels, some unknown."""

@@ -30,15 +30,15 @@ def asymmetric(
     reduction: Reduction = "mean",
     class_reduction: ClassReduction = "mean",
 ) -> Tensor:
-    """Focal binary cross-entropy with a power for either side and a margin for the negatives.
+    """Focal binary cross-entropy, with a power for positives and negatives and a negative margin.
 
     ``l+ = -(1 - q)^{g+} log q`` and ``l- = -q_m^{g-} log(1 - q_m)``, ``q = sigmoid(v)``,
-    ``q_m = max(q - m, 0)`` (Ridnik et al. 2021). Equal powers and m = 0 make the focal loss,
-    m = 0 the asymmetric focal loss, all 0 binary cross-entropy. A negative with ``q <= m`` has
-    neither loss nor gradient.
+    ``q_m = max(q - m, 0)`` (Ridnik et al. 2021). Equal powers with m = 0 give the focal loss,
+    different powers with m = 0 the asymmetric focal loss, and all three at 0 binary cross-entropy.
+    A negative with ``q <= m`` has neither loss nor gradient.
 
-    The published code adds all entries up, bounds the logarithms at 1e-8, and by default lets no
-    gradient through the focal factor: ``reduction="sum", detach_weight=True``.
+    The published code adds up all entries, bounds the logarithms at 1e-8, and by default lets no
+    gradient through the focal factor, as ``reduction="sum", detach_weight=True`` does here.
 
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
@@ -74,21 +74,21 @@ def asymmetric(
 
 
 def log_odds(logits: Tensor, *, gamma_neg: float, gamma_pos: float, margin: float) -> Tensor:
-    """Log-odds of the posterior that an asymmetric loss ties to `logits`.
+    """Log-odds of the posterior that belongs to `logits` trained with an asymmetric loss.
 
     ``logit phi = log h(q_m; g-) - log h(1 - q; g+)`` with
-    ``h(u; g) = (u^g - g u^{g-1} (1 - u) log(1 - u)) / (1 - u)``: the posterior eta at which the
-    expected loss is stationary in v (Cheng & Vasconcelos 2024, eqs. 14 and 15). Without a margin
-    it is exact for logits of any size, where q itself is rounded to 0 or 1.
+    ``h(u; g) = (u^g - g u^{g-1} (1 - u) log(1 - u)) / (1 - u)``. This phi is the posterior eta at
+    which the expected loss is stationary in v (Cheng & Vasconcelos 2024, eqs. 14 and 15). Without a
+    margin the result is exact for logits of any size, even where q itself is rounded to 0 or 1.
 
     Args:
         logits: floating, any shape; half precision is promoted to float32.
-        gamma_neg: as in training, and so the others.
-        gamma_pos: see there.
-        margin: see there. With a margin, all ``q <= m`` have phi = 0, so -inf.
+        gamma_neg: g- of the training.
+        gamma_pos: g+ of the training.
+        margin: m of the training. With a margin, all ``q <= m`` have phi = 0, and so log-odds -inf.
 
     Returns:
-        like `logits`; increasing in them, strictly where ``q > margin``.
+        log-odds like `logits`; they increase with the logits, strictly where ``q > margin``.
 
     Raises:
         ValueError: options that do not fit.
@@ -112,13 +112,14 @@ def _log_odds(x: Tensor, q: Tensor, gamma_neg: float, gamma_pos: float, margin: 
 def from_log_odds(
     eta_log_odds: Tensor, *, gamma_neg: float, gamma_pos: float, margin: float
 ) -> Tensor:
-    """Inverse of :func:`log_odds` by bisection: the logits of given posteriors.
+    """Logits that belong to given posteriors, as the inverse of :func:`log_odds` by bisection.
 
     Args:
-        eta_log_odds: floating, any shape; half precision is promoted to float32.
-        gamma_neg: as in training, and so the others.
-        gamma_pos: see there.
-        margin: see there. -inf goes to the logit of m; what lies above phi(1) goes to 1e4.
+        eta_log_odds: log-odds of the posteriors, floating, any shape; half precision is promoted to
+            float32.
+        gamma_neg: g- of the training.
+        gamma_pos: g+ of the training.
+        margin: m of the training. -inf gives the logit of m, posteriors above phi(1) give 1e4.
 
     Returns:
         logits between -1e4 and 1e4, without gradient.
@@ -142,14 +143,14 @@ def from_log_odds(
 def phi(scores: Tensor, *, gamma_neg: float, gamma_pos: float, margin: float) -> Tensor:
     """Posterior that belongs to the scores ``q = sigmoid(v)`` of an asymmetric loss.
 
-    Strictly increasing for m = 0; with a margin, all ``q <= m`` go to 0, and with g+ = 0 even
-    q = 1 stays below 1. :func:`log_odds` is the same without the rounding of q.
+    It is strictly increasing for m = 0; with a margin, all ``q <= m`` give 0, and with g+ = 0 even
+    q = 1 gives less than 1. :func:`log_odds` is the same without the rounding of q.
 
     Args:
         scores: floating in [0, 1], any shape.
-        gamma_neg: as in training, and so the others.
-        gamma_pos: see there.
-        margin: see there.
+        gamma_neg: g- of the training.
+        gamma_pos: g+ of the training.
+        margin: m of the training.
 
     Returns:
         probabilities like `scores`.
@@ -169,10 +170,10 @@ def inverse_phi(
     """Scores ``q = sigmoid(v)`` that minimise the expected loss at given posteriors.
 
     Args:
-        probabilities: floating in [0, 1], any shape.
-        gamma_neg: as in training, and so the others.
-        gamma_pos: see there.
-        margin: see there; 0 goes to m, what lies above phi(1) to 1.
+        probabilities: posteriors, floating in [0, 1], any shape.
+        gamma_neg: g- of the training.
+        gamma_pos: g+ of the training.
+        margin: m of the training; a posterior of 0 gives m, posteriors above phi(1) give 1.
 
     Returns:
         scores like `probabilities`, without gradient.
@@ -239,7 +240,7 @@ class Asymmetric(MultiLabelLoss):
         )
 
     def log_odds(self, logits: Tensor) -> Tensor:
-        """Return the log-odds of phi at `logits` ``(B, T)``, see :func:`log_odds`."""
+        """Return the log-odds of the posterior at `logits` ``(B, T)``, as :func:`log_odds` does."""
         return log_odds(
             logits, gamma_neg=self.gamma_neg, gamma_pos=self.gamma_pos, margin=self.margin
         )

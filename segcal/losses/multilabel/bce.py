@@ -23,7 +23,7 @@ __all__ = ["BCE", "bce", "frequency_weights"]
 
 Scheme = Literal["balanced", "pos_weight"]
 WEIGHT_LIMIT = 50.0
-"""Weights of labels lie between its inverse and this."""
+"""Largest weight of a label; its inverse is the smallest."""
 
 
 def bce(
@@ -37,13 +37,14 @@ def bce(
 ) -> Tensor:
     """Binary cross-entropy of every known label: ``-w+ y log s(v) - w- (1 - y) log s(-v)``.
 
-    s is the sigmoid. Without weights the minimiser is the posterior itself, ``eta = s(v)``.
+    s is the sigmoid. Without weights, the expected loss is smallest where ``s(v)`` is the
+    posterior.
 
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
         targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is left out.
-        positive_weight: w+ per label ``(T,)``; None is 1.
-        negative_weight: w- per label ``(T,)``; None is 1.
+        positive_weight: w+ per label ``(T,)``; None gives all labels the weight 1.
+        negative_weight: w- per label ``(T,)``; None gives all labels the weight 1.
         reduction: ``mean`` over the known entries, their ``sum``, or ``none`` for ``(B, T)``.
         class_reduction: ``sum`` adds the labels of a sample up before the mean over samples.
 
@@ -69,14 +70,14 @@ def frequency_weights(
 ) -> tuple[Tensor, Tensor]:
     """Weights w+ and w- of labels from how often they are 1 and 0 in the training set.
 
-    ``balanced``: ``w+ = N / (2 N+)``, ``w- = N / (2 N-)``, ``N = N+ + N-``; ``pos_weight``:
-    ``w+ = N- / N+``, ``w- = 1``. Weights are clipped to [1/50, 50]. The weight of what never
-    occurs has no effect and is 0.
+    With ``balanced``, ``w+ = N / (2 N+)`` and ``w- = N / (2 N-)``, where ``N = N+ + N-``. With
+    ``pos_weight``, ``w+ = N- / N+`` and ``w- = 1``. Weights are clipped to [1/50, 50]. Where a
+    label is never 1, or never 0, the weight of that side has no effect and is 0.
 
     Args:
-        positives: N+ per label ``(T,)``.
-        negatives: N- per label ``(T,)``.
-        scheme: one of the two.
+        positives: number N+ of samples with the label, per label ``(T,)``.
+        negatives: number N- of samples without it, per label ``(T,)``.
+        scheme: ``balanced`` or ``pos_weight``.
 
     Returns:
         w+ and w-, float64 ``(T,)``.
@@ -103,15 +104,16 @@ def frequency_weights(
 class BCE(MultiLabelLoss):
     """Module form of :func:`bce`; weights are buffers.
 
-    With weights the minimiser is not the posterior: its log-odds are ``v - log(w+ / w-)``, which
-    :meth:`log_odds` undoes. A label that never was 1, or never 0, in training is left as it is.
+    With weights the sigmoid of a logit v is not the posterior, whose log-odds are
+    ``v - log(w+ / w-)``; :meth:`log_odds` returns these. Logits of a label that was never 1, or
+    never 0, in training are returned as they are.
 
     Args:
-        scheme: weights by frequency, see :func:`frequency_weights`; None has no weights.
-        positives: how many training samples have each label; of use with a scheme alone.
-        negatives: how many lack it; unknown ones are in neither.
-        reduction: see :func:`bce`.
-        class_reduction: see there.
+        scheme: how :func:`frequency_weights` makes the weights; None has no weights.
+        positives: number of training samples with each label; only used with a scheme.
+        negatives: number of training samples without each label; unknown labels count in neither.
+        reduction: ``mean`` over the known entries, their ``sum``, or ``none`` for ``(B, T)``.
+        class_reduction: ``sum`` adds up the labels of a sample before the mean over samples.
 
     Raises:
         ValueError: a scheme without counts, or counts that do not fit.
@@ -157,7 +159,7 @@ class BCE(MultiLabelLoss):
         )
 
     def log_odds(self, logits: Tensor) -> Tensor:
-        """Return the log-odds of the posterior: `logits`, less the log-ratio of the weights."""
+        """Return the log-odds of the posterior: `logits` minus the log-ratio of the weights."""
         with full_precision(logits) as x:
             if self.positive_weight is None or self.negative_weight is None:
                 return x

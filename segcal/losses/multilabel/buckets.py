@@ -1,4 +1,4 @@
-"""The batches of all processes of a training as one, and their parts."""
+"""The batches of all processes of a training, joined to one batch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ __all__ = ["gather_batches"]
 def gather_batches(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and targets of all processes, in the order of their ranks.
 
-    A loss of the result is the same number in every process. Its gradient goes to the own logits
-    alone, times the number of processes: the mean over processes, by which
-    ``DistributedDataParallel`` brings gradients together, is that of one process with all samples.
+    A loss of the result is the same number in every process. In every process its gradient goes to
+    the logits of that process alone, multiplied by the number of processes.
+    ``DistributedDataParallel`` takes the mean of the gradients over processes, which is then the
+    gradient of one process with all samples.
 
     Args:
         logits: floating ``(B, T)``, of this process.
-        targets: ``(B, T)``, of one dtype in all.
+        targets: ``(B, T)``, of the same dtype in all processes.
 
     Returns:
-        both with the samples of all; what was given where there is no process group.
+        logits and targets of all processes; the arguments themselves without a process group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return logits, targets
@@ -39,7 +40,7 @@ def gather_batches(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gathered(own: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Rows of every process; only equally many can be exchanged."""
+    """Rows of every process; filled up with zeros, as only equally many rows can be exchanged."""
     filled = torch.cat([own, own.new_zeros((max(counts) - len(own), *own.shape[1:]))])
     found = [torch.empty_like(filled) for _ in counts]
     dist.all_gather(found, filled)

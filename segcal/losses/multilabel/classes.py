@@ -1,4 +1,4 @@
-"""A loss of labels for classes that exclude each other: a sample's class is its one label."""
+"""Multi-label losses for classes that exclude each other: a sample's class is its one label."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["OfClasses"]
 
 
 class OfClasses(Term):
-    """A loss of labels on classes as labels (Kobayashi 2023, section 4.4).
+    """A multi-label loss, applied to exclusive classes (Kobayashi 2023, section 4.4).
 
-    The two-way loss of samples alone, with both temperatures 1, is then cross-entropy.
+    The two-way loss along samples alone, with both temperatures 1, is then cross-entropy.
 
     Args:
-        base: the loss of labels.
+        base: the multi-label loss.
     """
 
     def __init__(self, base: MultiLabelLoss) -> None:

@@ -27,7 +27,7 @@ def masked_logsumexp(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Log of the sum of exponentials over the last axis, where `mask` is True.
 
     Returns:
-        the logarithm, 0 with zero gradient where nothing is selected; and where anything is.
+        the logarithm, 0 with zero gradient where nothing is selected; and whether anything is.
     """
     kept, some = _masked(x, mask)
     return torch.where(some, torch.logsumexp(kept, dim=-1), 0.0), some
@@ -36,10 +36,10 @@ def masked_logsumexp(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def soft_maximum(x: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """``T log sum exp(x / T)`` over the last axis, where `mask` is True.
 
-    Temperature 0 is its limit, the maximum; equal ones share the gradient.
+    Temperature 0 gives its limit, the maximum; equal largest values share the gradient.
 
     Returns:
-        as :func:`masked_logsumexp`.
+        this value, 0 with zero gradient where nothing is selected; and whether anything is.
     """
     if temperature > 0:
         value, some = masked_logsumexp(x / temperature, mask)
@@ -51,7 +51,7 @@ def soft_maximum(x: Tensor, mask: Tensor, temperature: float) -> tuple[Tensor, T
 
 
 def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """`x` with -inf outside of `mask`, 0 where nothing is selected; and where anything is."""
+    """`x` with -inf outside of `mask`, 0 where nothing is selected; and whether anything is."""
     some = mask.any(-1)
     return torch.where(some.unsqueeze(-1), x.masked_fill(~mask, -math.inf), 0.0), some
 
@@ -67,8 +67,8 @@ def contrast(
 ) -> Tensor:
     """``softplus(T_N LSE_n(x_n / T_N) + T_P LSE_p(-x_p / T_P) + bias)`` over the last axis.
 
-    A temperature of 0 takes the maximum. 0 with zero gradient where there is no positive or no
-    negative label.
+    A temperature of 0 takes the maximum. The value is 0 with zero gradient where there is no
+    positive or no negative label.
     """
     low, has_negative = soft_maximum(x, negative, temperature_neg)
     high, has_positive = soft_maximum(-x, positive, temperature_pos)

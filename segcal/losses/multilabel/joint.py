@@ -1,4 +1,4 @@
-"""Joint-way loss: all positive against all negative labels of a batch."""
+"""Joint-way loss: all positive labels of a batch against all negative labels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def joint(
     temperature_neg: float = 1.0,
     bias: float = 0.0,
 ) -> Tensor:
-    """Softplus of the soft maximum of negative less the soft minimum of positive scores.
+    """Softplus of the soft maximum of negative scores minus the soft minimum of positive scores.
 
     ``softplus(T_N log sum exp(x_n / T_N) + T_P log sum exp(-x_p / T_P) + bias)`` with the sums
-    over all negative and all positive entries of the batch (Kobayashi 2023, eq. 22, whose second
-    sum is over positives of its own index). It is the same for ``x + c``.
+    over all negative and all positive entries of the batch (Kobayashi 2023, eq. 22, where we read
+    the index ``y_ip`` of the second sum as ``y_jp``). It does not change when c is added to all
+    scores.
 
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
@@ -33,7 +34,7 @@ def joint(
         bias: added inside the softplus.
 
     Returns:
-        scalar; 0 with zero gradient when there is no positive or no negative.
+        scalar; 0 with zero gradient when there is no positive or no negative label.
 
     Raises:
         ValueError: shapes, targets or options that do not fit.
@@ -58,7 +59,7 @@ class Joint(MultiLabelLoss):
         ValueError: temperatures out of range.
     """
 
-    no_posterior = "it is the same for all scores shifted by a constant"
+    no_posterior = "it does not change when a constant is added to all scores"
 
     def __init__(
         self, temperature_pos: float = 4.0, temperature_neg: float = 1.0, *, bias: float = 0.0

@@ -1,4 +1,4 @@
-"""Label pair regulariser (LPR): who of two unequal labels is the positive one."""
+"""Label pair regulariser (LPR): which of two unequal labels is the positive one."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ __all__ = ["LPR", "lpr"]
 
 Link = Literal["base", "identity"]
 PAIRS_AT_ONCE = 2**20
-"""Label pairs that are in memory at a time."""
+"""Number of label pairs that are in memory at a time."""
 
 
 def lpr(log_odds: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of which label of a pair is the positive one, given that one of them is.
+    """Cross-entropy of which label of a pair is positive, given that exactly one of them is.
 
-    Of labels t, t' with log-odds z it is t with probability ``sigmoid(z_t - z_t')``, so
-    ``L_i = 2 / (T (T - 1)) sum_{p positive, n negative} softplus(z_n - z_p)``, the mean over the
-    samples that have a known label (Cheng & Vasconcelos 2024, eqs. 18 to 20; T counts the known
-    labels). A sample without positives or without negatives counts as 0.
+    Of two labels t and t' with log-odds z, t is the positive one with probability
+    ``sigmoid(z_t - z_t')``. The loss of a sample is
+    ``L_i = 2 / (T (T - 1)) sum_{p positive, n negative} softplus(z_n - z_p)``, where T counts its
+    known labels. The result is the mean over the samples that have a known label (Cheng &
+    Vasconcelos 2024, eqs. 18 to 20). A sample without positives or without negatives counts as 0.
 
-    The pairs are visited in parts and the gradient with them: memory grows with B T, not B T^2.
+    The pairs and their gradient are computed in parts, so memory grows with B T, not B T^2.
 
     Args:
         log_odds: floating ``(B, T)``, finite; half precision is promoted to float32.
         targets: ``(B, T)`` of 0, 1, and -1 where unknown, which is in no pair.
 
     Returns:
-        scalar; 0 with zero gradient when there is no pair. It can be differentiated once.
+        scalar, which can be differentiated once; 0 with zero gradient when there is no pair.
 
     Raises:
         ValueError: shapes or targets that do not fit.
@@ -83,10 +84,10 @@ class LPR(MultiLabelLoss):
     """A base loss plus `weight` times :func:`lpr`; its posterior is that of the base loss.
 
     Args:
-        base: the loss that it is added to.
-        weight: of the pairs, >= 0; the paper names none.
-        link: ``base`` compares the log-odds of the base loss's posterior; ``identity`` the logits
-            themselves, as the paper does with losses that have no posterior.
+        base: the loss that the regulariser is added to.
+        weight: weight of the regulariser, >= 0; the paper names no value.
+        link: ``base`` compares the log-odds of the base loss's posterior; ``identity`` compares the
+            logits themselves, as the paper does with losses that have no posterior.
 
     Raises:
         ValueError: a base loss whose log-odds can be infinite or do not exist, with
@@ -120,6 +121,6 @@ class LPR(MultiLabelLoss):
         """Return the log-odds of the base loss's posterior at `logits` ``(B, T)``.
 
         Raises:
-            ValueError: no posterior goes with the base loss.
+            ValueError: the base loss has no known posterior.
         """
         return self.base.log_odds(logits)

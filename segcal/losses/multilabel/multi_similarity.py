@@ -1,4 +1,4 @@
-"""Multi-similarity loss: positive and negative labels of a sample against zero."""
+"""Multi-similarity loss: compares positive and negative labels of a sample with zero."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ def multi_similarity(
     temperature_pos: float = 1.0,
     temperature_neg: float = 1.0,
 ) -> Tensor:
-    """Softplus of the soft minimum of positive, plus that of the soft maximum of negative scores.
+    """Sum of the softplus losses of the lowest positive and the highest negative scores, both soft.
 
-    ``softplus(T_P log sum exp(-x_p / T_P)) + softplus(T_N log sum exp(x_n / T_N))`` per sample, the
-    mean over samples that have a known label (Kobayashi 2023, eq. 20, with both temperatures 1).
-    A set without labels adds 0.
+    The loss of a sample is
+    ``softplus(T_P log sum exp(-x_p / T_P)) + softplus(T_N log sum exp(x_n / T_N))``, and the result
+    is the mean over the samples that have a known label (Kobayashi 2023, eq. 20, with both
+    temperatures 1). A sample without positives, or without negatives, has no loss of that side.
 
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
@@ -55,7 +56,7 @@ class MultiSimilarity(MultiLabelLoss):
         ValueError: temperatures out of range.
     """
 
-    no_posterior = "each score is weighed by those of the other labels"
+    no_posterior = "the weight of each score depends on the scores of the other labels"
 
     def __init__(self, temperature_pos: float = 1.0, temperature_neg: float = 1.0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The posterior that goes with a multi-label loss, or the lack of one."""
+"""The calibrated posterior of a multi-label loss, where it is known."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from segcal.term import Term
 __all__ = ["MultiLabelLoss", "bisect"]
 
 BISECTIONS = 100
-"""Halvings of a bracket; float64 is exhausted before."""
+"""Number of times the bracket is halved; float64 is exhausted before."""
 
 
 class MultiLabelLoss(Term):
-    """A loss of logits ``(B, T)`` and targets ``(B, T)``, with the posterior of its minimiser.
+    """A multi-label loss of logits and targets ``(B, T)``, with its link to the posterior.
+
+    :meth:`probabilities` returns calibrated posteriors; losses without a known posterior raise an
+    error. The map from logits to the posterior is called the link of the loss.
 
     Attributes:
-        no_posterior: why no posterior goes with the loss; empty where one does.
+        no_posterior: why the loss has no known posterior; empty if it has one.
         bijective: whether :meth:`log_odds` is finite and strictly increasing in the logit of its
-            label: then it can be inverted, and ranks samples by a label as the logit does.
-        link_name: what to call the way from logits to the posterior.
+            label, so that it can be inverted and ranks the samples of a label as the logit does.
+        link_name: name of the link.
     """
 
     no_posterior: str = ""
@@ -30,23 +33,24 @@ class MultiLabelLoss(Term):
     link_name: str = "link"
 
     def log_odds(self, logits: Tensor) -> Tensor:
-        """Return ``log(eta / (1 - eta))``, eta the calibrated posterior at `logits` ``(B, T)``.
+        """Return ``log(eta / (1 - eta))`` of the calibrated posterior eta at `logits` ``(B, T)``.
 
         Raises:
-            ValueError: no posterior goes with this loss.
+            ValueError: this loss has no known posterior.
         """
         reason = self.no_posterior or "it has no link"
         raise ValueError(
-            f"{type(self).__name__}: no posterior goes with this loss: {reason}. segcal classify "
-            "evaluate --calibrate fits temperature scaling to the validation samples; in Python, "
-            "segcal.posthoc.temperature.Temperature(per_channel=True) does to held-out logits"
+            f"{type(self).__name__}: no posterior goes with this loss, because {reason}. Run "
+            "segcal classify evaluate --calibrate, which fits temperature scaling to the "
+            "validation samples; in Python, fit "
+            "segcal.posthoc.temperature.Temperature(per_channel=True) to held-out logits"
         )
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the calibrated posterior ``(B, T)`` at `logits`, at least float32.
 
         Raises:
-            ValueError: no posterior goes with this loss.
+            ValueError: this loss has no known posterior.
         """
         return torch.sigmoid(self.log_odds(logits))
 
@@ -58,10 +62,10 @@ def bisect(
     """Return x between `low` and `high` where ``increasing(x) = target``, else the nearer end.
 
     Args:
-        increasing: elementwise and increasing.
+        increasing: elementwise, increasing function.
         target: floating, any shape.
-        low: of the shape of `target`.
-        high: of the shape of `target`.
+        low: lower ends, of the shape of `target`.
+        high: upper ends, of the shape of `target`.
     """
     for _ in range(BISECTIONS):
         middle = low + (high - low) / 2

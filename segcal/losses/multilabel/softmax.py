@@ -17,9 +17,9 @@ __all__ = ["Softmax", "softmax"]
 def softmax(logits: Tensor, targets: Tensor, *, along: Along = "sample") -> Tensor:
     """Cross-entropy of a softmax over the labels against ``y / sum y``.
 
-    ``L_i = -sum_c ytilde_c log softmax(x_i)_c``, ``ytilde = y / sum y`` (Kobayashi 2023, eq. 18),
-    the mean over the samples that have a positive. Along classes, the softmax runs over the
-    samples of a class, and the mean over the classes that have a positive.
+    ``L_i = -sum_c ytilde_c log softmax(x_i)_c`` with ``ytilde = y / sum y`` (Kobayashi 2023, eq.
+    18); the result is the mean over the samples that have a positive. Along classes, the softmax
+    runs over the samples of a class, and the mean over the classes that have a positive.
 
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
@@ -58,7 +58,7 @@ class Softmax(MultiLabelLoss):
         ValueError: an unknown `along`.
     """
 
-    no_posterior = "its softmax shares one unit among the labels of a sample"
+    no_posterior = "its softmax divides a total of 1 among the labels of a sample"
 
     def __init__(self, along: Along = "sample") -> None:
         super().__init__()

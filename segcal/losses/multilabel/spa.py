@@ -29,12 +29,12 @@ def spa(
     reduction: Reduction = "mean",
     class_reduction: ClassReduction = "mean",
 ) -> Tensor:
-    """A softplus for either side, each with a scale, a slope and an offset of its own.
+    """A softplus loss for positives and one for negatives, each with scale, slope and offset.
 
     ``l+(v) = softplus(-k+ (v - b+)) / zeta+`` and ``l-(v) = softplus(k- (v - b-)) / zeta-``
-    (Cheng & Vasconcelos 2024, eq. 16). Both triples (1, 1, 0)
-    are binary cross-entropy. The minimiser is the posterior through :func:`log_odds`; a posterior
-    of 1/2 does not lie at v = 0.
+    (Cheng & Vasconcelos 2024, eq. 16). With both triples (zeta, k, b) at (1, 1, 0) this is binary
+    cross-entropy. :func:`log_odds` gives the posterior at which v minimises the expected loss; a
+    posterior of 1/2 is in general not at v = 0.
 
     Args:
         logits: floating ``(B, T)``; half precision is promoted to float32.
@@ -66,15 +66,15 @@ def log_odds(logits: Tensor, *, positive: Triple = POSITIVE, negative: Triple = 
 
     ``log(k- zeta+ / (k+ zeta-)) - softplus(-k- (v - b-)) + softplus(k+ (v - b+))``, strictly
     increasing and exact for logits of any size. The paper's eq. 17 has the opposite signs inside
-    its sigmoids, by which it decreases; this is the one that its theorem describes.
+    its sigmoids and so decreases; this function is the one that the paper's theorem describes.
 
     Args:
         logits: floating, any shape; half precision is promoted to float32.
-        positive: as in training.
-        negative: as in training.
+        positive: zeta+, k+ and b+ of the training.
+        negative: zeta-, k- and b- of the training.
 
     Returns:
-        like `logits`.
+        log-odds like `logits`.
 
     Raises:
         ValueError: options that do not fit.
@@ -88,12 +88,13 @@ def log_odds(logits: Tensor, *, positive: Triple = POSITIVE, negative: Triple = 
 def from_log_odds(
     eta_log_odds: Tensor, *, positive: Triple = POSITIVE, negative: Triple = NEGATIVE
 ) -> Tensor:
-    """Inverse of :func:`log_odds` by bisection: the logits of given posteriors.
+    """Logits that belong to given posteriors, as the inverse of :func:`log_odds` by bisection.
 
     Args:
-        eta_log_odds: floating, any shape; half precision is promoted to float32.
-        positive: as in training.
-        negative: as in training.
+        eta_log_odds: log-odds of the posteriors, floating, any shape; half precision is promoted to
+            float32.
+        positive: zeta+, k+ and b+ of the training.
+        negative: zeta-, k- and b- of the training.
 
     Returns:
         logits, without gradient.
@@ -119,7 +120,7 @@ def from_log_odds(
 def inverse_link(
     logits: Tensor, *, positive: Triple = POSITIVE, negative: Triple = NEGATIVE
 ) -> Tensor:
-    """Posterior eta at `logits`: the sigmoid of :func:`log_odds`, with its arguments."""
+    """Posterior eta at `logits`: the sigmoid of :func:`log_odds`, with the same arguments."""
     return torch.sigmoid(log_odds(logits, positive=positive, negative=negative))
 
 
@@ -128,7 +129,8 @@ def link(
 ) -> Tensor:
     """Logits that minimise the expected loss at given posteriors.
 
-    The inverse of :func:`inverse_link`; arguments as in :func:`from_log_odds`.
+    This is the inverse of :func:`inverse_link`; `positive` and `negative` are as in
+    :func:`from_log_odds`.
     """
     with full_precision(probabilities) as p:
         return from_log_odds(torch.logit(p), positive=positive, negative=negative)
@@ -168,7 +170,7 @@ class SPA(MultiLabelLoss):
         )
 
     def log_odds(self, logits: Tensor) -> Tensor:
-        """Return the log-odds of the posterior at `logits` ``(B, T)``, see :func:`log_odds`."""
+        """Return the log-odds of the posterior at `logits` ``(B, T)``, as :func:`log_odds` does."""
         return log_odds(logits, positive=self.positive, negative=self.negative)
 
 

@@ -1,4 +1,4 @@
-"""Two-way loss: positive against negative labels, within samples and within classes."""
+"""Two-way loss: positive labels against negative labels, within samples and within classes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def two_way(
     bucket_size: int | None = None,
     gather: bool = False,
 ) -> Tensor:
-    """Softplus of the soft maximum of negative less the soft minimum of positive scores.
+    """Softplus of the soft maximum of negative scores minus the soft minimum of positive scores.
 
-    For the scores x of a sample (or of a class over the batch) with positives P, negatives N,
-    ``l = softplus(T_N log sum_N exp(x_n / T_N) + T_P log sum_P exp(-x_p / T_P) + bias)``; the
+    For the scores x of a sample (or of a class over the batch) with positives P and negatives N,
+    ``l = softplus(T_N log sum_N exp(x_n / T_N) + T_P log sum_P exp(-x_p / T_P) + bias)``. The
     loss is the mean over samples plus the mean over classes (Kobayashi 2023, eqs. 14 to 17). It
-    is the same for ``x + c``: a sigmoid of x is no probability.
+    does not change when c is added to all scores, so a sigmoid of x is no probability.
 
     A sample or class without positives or without negatives has l = 0 and no gradient.
 
@@ -46,15 +46,17 @@ def two_way(
         bias: added inside the softplus.
         along: ``sample`` or ``class`` for one of the two terms.
         average: ``valid`` takes the mean over samples (classes) that have a positive, as the
-            published code; ``paper`` over all that have a known label.
-        bucket_size: the loss is the mean of those of buckets of this many samples (fewer in the
-            last), as of processes with a batch each; None takes the batch as one.
-        gather: the batches of all processes of a training are one, before it is parted into
-            buckets, see :func:`segcal.losses.multilabel.buckets.gather_batches`; each must then
-            call this equally often. The published code leaves every process its own.
+            published code does; ``paper`` takes it over all that have a known label.
+        bucket_size: number of samples per bucket (fewer in the last bucket). The loss is the mean
+            of the losses of the buckets, as if every bucket were the batch of one process. None
+            takes the whole batch as one bucket.
+        gather: whether the batches of all processes of a training are joined before they are
+            split into buckets (:func:`segcal.losses.multilabel.buckets.gather_batches`). Every
+            process must then call the loss equally often. In the published code every process has
+            a loss of its own batch.
 
     Returns:
-        scalar; 0 with zero gradient when nothing is contrasted.
+        scalar; 0 with zero gradient when no sample or class has both positives and negatives.
 
     Raises:
         ValueError: shapes, targets or options that do not fit.
@@ -97,7 +99,7 @@ class TwoWay(MultiLabelLoss):
         ValueError: options out of range.
     """
 
-    no_posterior = "it is the same for all scores shifted by a constant"
+    no_posterior = "it does not change when a constant is added to all scores"
 
     def __init__(
         self,
