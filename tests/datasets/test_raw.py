@@ -201,7 +201,7 @@ def test_a_record_that_names_other_files_removes_none(tmp_path, source):
         ("does not lie on the reference: size", lambda r: save(r / "l/a.nii.gz", labels(3)[1:])),
         ("origin .* 3 mm apart", lambda r: save(r / "l/a.nii.gz", labels(3), shifted(3))),
         ("holds label 7; known are 0, 1, 2", lambda r: save(r / "l/a.nii.gz", 7 * labels(2))),
-        ("are no labels", lambda r: save(r / "l/a.nii.gz", labels(3) * np.float32(0.5))),
+        ("do not hold labels", lambda r: save(r / "l/a.nii.gz", labels(3) * np.float32(0.5))),
         ("expected a 3-D label map", lambda r: save(r / "l/a.nii.gz", labels(3, 0, (*SHAPE, 2)))),
         ("not at right angles", lambda r: save(r / "i/a.nii.gz", image(0), sheared(5e-3))),
     ],

@@ -193,7 +193,7 @@ def test_labels_that_cannot_be_read_are_not_missed(folders, tmp_path):
     ("options", "message"),
     [
         ({"engine": "threads"}, "engine: expected one of"),
-        ({"scheduler": "here"}, "scheduler here: is for the engine dask"),
+        ({"scheduler": "here"}, "scheduler here: needs the engine dask"),
         ({"roi": "nowhere"}, "nowhere: no such folder"),
         ({"settings": EvaluationSettings(chosen=("roi",))}, "roi: expected the folder of the mask"),
         ({"dataset_json": "nowhere.json"}, "nowhere.json"),

@@ -171,7 +171,7 @@ def test_structures_that_were_not_fitted_are_refused(data, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({}, "no intervals of volumes"),
+        ({}, "expected intervals of volumes"),
         ({"structures": {}, "format": 0}, "of format 0"),
         ({"structures": {"a": {}}, "format": 1}, "damaged"),
         (

@@ -126,7 +126,7 @@ def test_an_array_without_a_label_map_needs_an_image(folder, tmp_path):
     (folder / "two.nii.gz").unlink()
     done = run(folder, "-o", tmp_path / "out")
     assert done.exit_code == 2
-    assert "two.npz: nothing says how large its voxels are" in done.output
+    assert "two.npz: its voxel size and position are unknown" in done.output
     assert "--images" in done.output
     images = tmp_path / "images"
     for name in SURE:
