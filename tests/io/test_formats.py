@@ -396,9 +396,7 @@ def test_segments_that_overlap_are_refused_in_words(tmp_path):
     layers = np.stack([LABELS, LABELS], -1)
     path = tmp_path / "a.seg.nrrd"
     sitk.WriteImage(sitk.GetImageFromArray(layers, True), str(path))
-    with pytest.raises(
-        ValueError, match=r"a\.seg\.nrrd: its segments overlap, so they lie in 2 layers"
-    ):
+    with pytest.raises(ValueError, match=r"a\.seg\.nrrd: its segments overlap.* lie in 2 layers"):
         read_labels(path)
 
 

@@ -32,8 +32,8 @@ def test_an_order_that_contradicts_the_regions_is_said():
     assert wrong.contradiction() == (
         "dataset.json: 'regions_class_order' [1, 2, 3] contradicts the regions: in the label map "
         "of a perfect prediction 1 (whole, core, enhancing) becomes 3 (whole, core), 4 (whole) "
-        "becomes 1 (whole, core, enhancing); [4, 2, 1] would fit, since each of these labels lies in "
-        "no later region"
+        "becomes 1 (whole, core, enhancing); [4, 2, 1] would fit, since each of these labels lies "
+        "in no later region"
     )
     assert scores(wrong)[0] == 1
     assert scores(wrong)[2] == 0

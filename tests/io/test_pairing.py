@@ -33,9 +33,7 @@ def test_some_cases_alone(tmp_path):
     found = with_cases(pair(predictions, references), ["a", "c"])
     assert [case.name for case in found.cases] == ["a"]
     assert (found.without_prediction, found.without_reference) == (["c"], [])
-    with pytest.raises(
-        ValueError, match="cases: there is neither a prediction nor a reference of e, f"
-    ):
+    with pytest.raises(ValueError, match="neither a prediction nor a reference of e, f"):
         with_cases(found, ["a", "f", "e"])
 
 

@@ -64,9 +64,7 @@ def test_a_mask_of_a_class_that_was_divided(tmp_path):
         folder = tmp_path / str(divisor)
         for name, mask in (("liver", Y == 1), ("left kidney", Y == 2)):
             save(folder / f"{name}.nii.gz", mask, scale=1 / divisor)
-        with pytest.raises(
-            ValueError, match=rf"liver\.nii\.gz: holds only 0 and .* by {divisor} say"
-        ):
+        with pytest.raises(ValueError, match=rf"liver\.nii\.gz: holds only 0 and .* by {divisor};"):
             read_class_files(folder, GEOMETRY, LABELS)
 
 
