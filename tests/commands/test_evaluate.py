@@ -179,7 +179,7 @@ def test_no_report_goes_into_predictions(folders):
     shutil.copytree(root / "a", root / "b")
     done = run(root / "a", root / "b", root / "gt", "-o", root, "--names", "b,a")
     assert done.exit_code == 2
-    assert "holds what is evaluated" in done.output
+    assert "holds the files to evaluate" in done.output
     assert sorted(p.name for p in (root / "b").iterdir()) == ["a.npz", "b.npz"]
 
 

@@ -210,7 +210,7 @@ def test_refused_reports(folders, tmp_path):
         write_report(report, tmp_path, formats=["word"])
     with pytest.raises(ValueError, match="images: nowhere: no such folder"):
         write_report(report, tmp_path, images="nowhere")
-    with pytest.raises(ValueError, match="holds what is evaluated"):
+    with pytest.raises(ValueError, match="holds the files to evaluate"):
         write_report(report, folders / "labelsTs")
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ValueError, match="predictions: expected at least two methods"):

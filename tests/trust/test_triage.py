@@ -193,7 +193,7 @@ def test_several_processes_give_the_same(folder):
 def test_the_folder_of_predictions_is_no_place_for_the_report(folder, tmp_path):
     done = run(folder, "-o", folder)
     assert done.exit_code == 2
-    assert "holds what is evaluated" in done.output
+    assert "holds the files to evaluate" in done.output
     assert run(tmp_path / "nowhere", "-o", tmp_path / "out").exit_code == 2
 
 
