@@ -190,7 +190,7 @@ def test_files_that_are_no_intervals(tmp_path, content, said):
 def test_masks_of_0_and_1_are_refused(phantoms):
     rows = phantoms[:3].copy()
     rows["volume_sd_ml/myocardium"] = 0.0
-    with pytest.raises(ValueError, match="0: myocardium: probabilities of 0 and 1 alone"):
+    with pytest.raises(ValueError, match="0: myocardium: the probabilities are only 0 and 1"):
         fit_rows(rows)
     intervals = VolumeIntervals(fit_rows(phantoms[:19]))
     assert not intervals.too_few("conformal", 0.95)
