@@ -118,8 +118,8 @@ def test_what_is_missing():
     assert [case.name for case in plan.cases] == ["c"]
     reasons = {one.name: one.reason for one in plan.skipped}
     assert set(reasons) == {"a", "b"}
-    assert "is there twice" in reasons["a"]
-    assert reasons["b"] == "no image of TrainingMask/b.nii.gz"
+    assert "occurs twice" in reasons["a"]
+    assert reasons["b"] == "there is no image for TrainingMask/b.nii.gz"
     with pytest.raises(ValueError, match="found none among 1 images and 0 label maps"):
         plan_flare(["Img/a_0000.nii.gz"], "21")
     with pytest.raises(ValueError, match="release: expected 21 or 22"):
