@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 TEMPORARY = ".segcal-"
 CHUNK = 1 << 18
 BULK = 1 << 21
-"""Bytes that a thread unpacks while others are copied: fewer, and the two would mostly wait for the
-interpreter's lock."""
+"""Bytes that a thread unpacks while others are copied; with fewer bytes, both threads would mostly
+wait for the interpreter's lock."""
 JPEG_ENDINGS = (".jpg", ".jpeg")
 IMAGE_ENDINGS = (".png", ".bmp", ".tif", ".tiff", *JPEG_ENDINGS)
 """Endings of 2-D images, which have no size in mm."""

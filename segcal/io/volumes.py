@@ -270,7 +270,7 @@ def put_into(path: Path, volume: Volume, image: Geometry) -> Volume:
 
 
 def _geometry(path: Path, shape: tuple[int, ...], frame: Frame) -> tuple[Geometry, str]:
-    """Geometry of a grid of ``shape`` (x, y, z, ...), and what is odd about it."""
+    """Geometry of a grid of ``shape`` (x, y, z, ...), and notes on anything unusual about it."""
     if not 3 <= len(shape) <= 4:
         raise ValueError(f"{path}: expected 2 to 4 axes, got shape {shape}")
     spacing = [abs(float(s)) for s in [*frame.spacing, 1.0][:3]]

@@ -271,9 +271,9 @@ def _draw_bins(axis: Axes, statistics: BinStatistics, true: str) -> None:
 def _bars(
     axis: Axes, left: NDArray[Any], width: float, top: NDArray[Any], bottom: Any = 0.0, **style: Any
 ) -> None:
-    """Bars as one artist: a patch each would take a third of the time of a page.
+    """Draw bars as one artist, since one patch per bar would take a third of the time of a page.
 
-    The limits of the axis must be set, for these do not widen it.
+    The limits of the axes must be set already, since the bars do not widen them.
     """
     x = np.stack([left, left, left + width, left + width], -1)
     low = np.broadcast_to(bottom, np.shape(top))
