@@ -37,7 +37,7 @@ def test_files_that_are_none_are_refused(tmp_path):
         ([], "not a calibrator"),
         ({}, "not a calibrator"),
         ({**good, "format": 99}, "of format 99.*fit it again"),
-        ({**good, "method": "platt"}, "unknown method 'platt'"),
+        ({**good, "method": "platt"}, "its method 'platt' is unknown"),
         ({**good, "state": {}}, "damaged"),
         ({**good, "channels": None}, "damaged"),
         ({k: v for k, v in good.items() if k != "model"}, "damaged"),
