@@ -137,7 +137,7 @@ def test_a_release_is_told_by_names_or_asked_for():
 def test_labels_of_the_other_release_are_refused(tmp_path):
     _, done = convert(write_22(tmp_path / "src"), tmp_path / "Dataset021_X", "21")
     assert (done.training, done.test, len(done.skipped)) == (0, 0, 3)
-    assert "holds label 5, 6, 7" in done.skipped[0].reason
+    assert "holds the unknown label 5, 6, 7" in done.skipped[0].reason
 
 
 def test_real_ct_with_flares_organs(tmp_path):

@@ -36,7 +36,7 @@ def test_files_that_are_none_are_refused(tmp_path):
     for content, message in (
         ([], "not a calibrator"),
         ({}, "not a calibrator"),
-        ({**good, "format": 99}, "of format 99.*fit it again"),
+        ({**good, "format": 99}, "got 99.*fit it again"),
         ({**good, "method": "platt"}, "its method 'platt' is unknown"),
         ({**good, "state": {}}, "damaged"),
         ({**good, "channels": None}, "damaged"),

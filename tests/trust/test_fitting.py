@@ -172,7 +172,7 @@ def test_structures_that_were_not_fitted_are_refused(data, tmp_path):
     ("content", "said"),
     [
         ({}, "expected intervals of volumes"),
-        ({"structures": {}, "format": 0}, "of format 0"),
+        ({"structures": {}, "format": 0}, "got 0"),
         ({"structures": {"a": {}}, "format": 1}, "damaged"),
         (
             {"structures": {"a": {"inflation": 1, "effective_voxels": 1, "scores": []}},
