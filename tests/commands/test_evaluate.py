@@ -1172,7 +1172,7 @@ def test_references_in_folders_of_masks(folders):
     done = CliRunner().invoke(app, checked)
     assert done.exit_code == 0
     assert "Note on b: " in done.output
-    assert "no file for label liver" in done.output
+    assert "label liver has no file" in done.output
 
 
 def test_several_thresholds_are_compared(binary):
