@@ -114,7 +114,8 @@ def test_a_file_of_masks_is_noted():
     notes = []
     check_probabilities(one_hot(p)[0].numpy(), "x/a.npz", note=notes.append)
     assert notes == [
-        "a.npz: holds 0 and 1 alone, masks in place of probabilities: their ECE is 1 - accuracy"
+        "a.npz: holds only 0 and 1, so these are masks and not probabilities; their ECE is 1 - "
+        "accuracy"
     ]
 
 

@@ -1,1 +1,1 @@
-"""Data sets made or converted by segcal."""
+"""Converts public data sets to nnU-Net's raw layout, and generates phantoms."""

@@ -1,4 +1,4 @@
-"""AMOS22 and BTCV: abdominal organs in CT, of AMOS22 in MRI as well, with validation sets.
+"""AMOS22 and BTCV: abdominal organs in CT (AMOS22 also in MRI), with validation sets.
 
 Y. Ji et al., AMOS, NeurIPS 2022 (arXiv:2206.08023): folders ``imagesTr``, ``labelsTr``,
 ``imagesVa`` and so on. B. Landman et al., MICCAI 2015 Multi-Atlas Labeling Beyond the Cranial
@@ -19,18 +19,18 @@ AMOS_FOLDER = {"1": (218, "AMOS22CT"), "2": (219, "AMOS22")}
 """Number, as in nnU-Net's own converters, and name of each task's data set."""
 BTCV_FOLDER = (17, "BTCV")
 LAST_CT = 500
-"""AMOS numbers its CT scans up to here; what comes after is MRI."""
+"""Highest number of a CT scan in AMOS; higher numbers are MRI."""
 BTCV_VALIDATION = {f"img{n:04d}" for n in range(35, 41)}
-"""Held out by MONAI's ``dataset_0.json``, which Swin UNETR and its tutorials use."""
+"""Cases that MONAI's ``dataset_0.json`` holds out, which Swin UNETR and its tutorials use."""
 AMOS_FILE = re.compile(r"(?:.*/)?(images|labels)(Tr|Va|Ts)/(amos_(\d+))\.nii(?:\.gz)?")
 BTCV_FILE = re.compile(r"(?:.*/)?(img|label)(\d{4})\.nii(?:\.gz)?")
 Files = dict[str, dict[str, list[str]]]
-"""Names by case, then ``image`` or ``label``."""
+"""Names of files by case, and then by ``image`` or ``label``."""
 
 ORGANS = (
     "spleen", "right kidney", "left kidney", "gallbladder", "esophagus", "liver", "stomach", "aorta"
 )  # fmt: skip
-"""Labels 1 to 8 of both."""
+"""Labels 1 to 8 of both data sets."""
 AMOS: dict[str, Any] = {
     "description": "Abdominal CT and MRI with 15 organs",
     "reference": "https://amos22.grand-challenge.org/",
@@ -54,14 +54,14 @@ BTCV: dict[str, Any] = {
 
 
 def plan_amos(names: Iterable[str], task: str = "1") -> Plan:
-    """Which file of AMOS22 becomes which case.
+    """Plan which file of AMOS22 becomes which case.
 
     Args:
-        names: of all files.
-        task: ``1``: the CT scans, ``2``: CT and MRI.
+        names: names of all files.
+        task: ``1`` for the CT scans, ``2`` for CT and MRI.
 
     Raises:
-        ValueError: an unknown task, or no labelled case.
+        ValueError: the task is unknown, or there is no labelled case.
     """
     if task not in AMOS_FOLDER:
         raise ValueError(f"task: expected {' or '.join(AMOS_FOLDER)}, got {task!r}")
@@ -76,7 +76,7 @@ def plan_amos(names: Iterable[str], task: str = "1") -> Plan:
                 continue
             subsets.setdefault(case, subset)
             files.setdefault(case, {}).setdefault(kind[:-1], []).append(name)
-    counts = {"MRI scans, which are no part of task 1": len(left_out)} if left_out else {}
+    counts = {"MRI scans, which are not part of task 1": len(left_out)} if left_out else {}
     channel = "CT" if task == "1" else "CT or MRI"  # nnU-Net normalises what is called CT as CT
     dataset = _dataset(AMOS, AMOS_FOLDER[task][1], channel)
     found = "imagesTr/amos_0001.nii.gz and labelsTr/amos_0001.nii.gz"
@@ -84,13 +84,13 @@ def plan_amos(names: Iterable[str], task: str = "1") -> Plan:
 
 
 def plan_btcv(names: Iterable[str]) -> Plan:
-    """Which file of BTCV becomes which case; one without a label tests.
+    """Plan which file of BTCV becomes which case; cases without labels become test cases.
 
     Args:
-        names: of all files.
+        names: names of all files.
 
     Raises:
-        ValueError: no labelled case.
+        ValueError: there is no labelled case.
     """
     files: Files = {}
     for name in sorted(names):
@@ -122,18 +122,18 @@ def _plan(
     expected: str,
     settings: Mapping[str, Any],
 ) -> Plan:
-    """A plan of cases that train, validate (``Va``) or test."""
+    """A plan of training, validation (``Va``) and test cases."""
     cases: list[RawCase] = []
     skipped: list[Skipped] = []
     for name, of in sorted(files.items()):
         images, labels = of.get("image", []), of.get("label", [])
         held_out = subsets[name] == "Ts"
         if len(images) > 1 or len(labels) > 1:
-            skipped.append(Skipped(name, f"is there twice: {' and '.join([*images, *labels])}"))
+            skipped.append(Skipped(name, f"occurs twice: {' and '.join([*images, *labels])}"))
         elif not images:
-            skipped.append(Skipped(name, f"no image of {labels[0]}"))
+            skipped.append(Skipped(name, f"there is no image for {labels[0]}"))
         elif not labels and not held_out:
-            skipped.append(Skipped(name, f"no label map of {images[0]}"))
+            skipped.append(Skipped(name, f"there is no label map for {images[0]}"))
         else:
             label = labels[0] if labels else None
             cases.append(RawCase(name, "Ts" if held_out else "Tr", (images[0],), label))

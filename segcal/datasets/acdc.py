@@ -1,7 +1,7 @@
 """ACDC (MICCAI 2017): cine MRI of the heart, end-diastole and end-systole of every patient.
 
-O. Bernard et al., IEEE Transactions on Medical Imaging 37(11), 2018. In all of its files the affine
-says 1 mm; the voxel size in the header is the true one, and what is written says so in both.
+O. Bernard et al., IEEE Transactions on Medical Imaging 37(11), 2018. The affine of all files says
+1 mm. The voxel size in the header is right, and the written files have it in both places.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DATASET = {
 }
 FOLDS = 5
 TENTHS = 10
-"""The papers split 70 : 10 : 20, patient by patient."""
+"""Number of parts, since the papers split patients 70 : 10 : 20."""
 UNKNOWN = "unknown"
 FRAME = re.compile(
     r"(?:.*/)?(training|testing)/(?:.*/)?(patient\d+)_frame(\d+)(_gt)?\.nii(?:\.gz)?"
@@ -42,7 +42,7 @@ INFO = re.compile(r"(?:.*/)?(training|testing)/(?:.*/)?(patient\d+)/Info\.cfg")
 
 @dataclass(frozen=True)
 class Info:
-    """What ``Info.cfg`` says about a patient.
+    """Content of ``Info.cfg`` on a patient.
 
     Attributes:
         frames: numbers of the frames at end-diastole and end-systole, as far as stated.
@@ -78,18 +78,19 @@ def parse_info(text: str) -> Info:
 def plan_acdc(
     names: Iterable[str], infos: Mapping[str, Info], *, split: str = "nnunet", seed: int = 0
 ) -> Plan:
-    """Which file becomes which case.
+    """Plan which file becomes which case.
 
     Args:
-        names: of all files.
-        infos: by patient.
-        split: ``nnunet``: all of ``training`` trains, in 5 folds of patients, and ``testing``
-            tests. ``paper``: the patients of ``training`` are split 70 : 10 : 20 into training,
-            validation (one fold) and test; ``testing`` is left out. Both are stratified by group.
-        seed: of the split.
+        names: names of all files.
+        infos: content of ``Info.cfg`` by patient.
+        split: ``nnunet`` uses all patients in ``training`` for training, in 5 folds, and those in
+            ``testing`` for testing. ``paper`` splits the patients in ``training`` 70 : 10 : 20 into
+            training, validation (one fold) and test, and leaves ``testing`` out. Both are
+            stratified by group.
+        seed: random seed of the split.
 
     Raises:
-        ValueError: no ACDC, an unknown split, or too few patients for it.
+        ValueError: the files are not ACDC's, the split is unknown, or there are too few patients.
     """
     if split not in ("nnunet", "paper"):
         raise ValueError(f"split: expected nnunet or paper, got {split!r}")
@@ -105,7 +106,7 @@ def plan_acdc(
         tenths = deal(groups, TENTHS, seed)
         validation, test = [tenths[7]], {*tenths[8], *tenths[9]}
         if testing := len(subsets) - len(training):
-            counts["patients of testing, which the split of the papers leaves out"] = testing
+            counts["patients in testing, which the split of the papers leaves out"] = testing
     else:
         validation = deal(groups, min(FOLDS, len(training)), seed) if len(training) > 1 else []
         test = set(subsets) - set(training)
@@ -155,12 +156,12 @@ def _files(
 def _patient(
     patient: str, files: Mapping[tuple[int, bool], list[str]], info: Info | None, subset: str
 ) -> list[RawCase | Skipped]:
-    """The cases of a patient, or why there are none."""
+    """The cases of a patient, or the reason why they are left out."""
     there = sorted({frame for frame, _ in files})
     frames = info.frames if info else ()
     if len(frames) != 2:
         if len(there) != 2:
-            reason = f"no Info.cfg says which of the frames {there} are ED and ES"
+            reason = f"no Info.cfg says which of the frames {there} are end-diastole and -systole"
             return [Skipped(patient, reason)]
         frames = (there[0], there[1])
     found: list[RawCase | Skipped] = []
@@ -168,11 +169,11 @@ def _patient(
         name = f"{patient}_frame{frame:02d}"
         images, labels = files.get((frame, False), []), files.get((frame, True), [])
         if twice := next((kind for kind in (images, labels) if len(kind) > 1), None):
-            found.append(Skipped(name, f"is there twice: {' and '.join(twice)}"))
+            found.append(Skipped(name, f"occurs twice: {' and '.join(twice)}"))
         elif not images:
-            found.append(Skipped(name, f"no image of it; there are frames {there}"))
+            found.append(Skipped(name, f"it has no image; there are frames {there}"))
         elif not labels and subset == "Tr":
-            found.append(Skipped(name, "no label map (_gt) of it"))
+            found.append(Skipped(name, "it has no label map (_gt)"))
         else:
             found.append(RawCase(name, subset, (images[0],), labels[0] if labels else None))
     return found

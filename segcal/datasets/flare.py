@@ -48,14 +48,14 @@ HELD_OUT = re.compile(
     r"(val(idation)?|test(ing)?|flarets)(images?|imgs?|labels?|masks?|cases?|set|data)?(?![a-z])",
     re.IGNORECASE,
 )
-"""Beginning of a folder or file that belongs to the test set."""
+"""How the name of a folder or file begins if it belongs to the test set."""
 
 
 def find_release(names: Iterable[str]) -> str:
-    """Release that the names of files tell of.
+    """Release of FLARE, from the names of the files.
 
     Raises:
-        ValueError: none, or both.
+        ValueError: the names point to no release, or to both.
     """
     names = list(names)
     told = [key for key, pattern in NAMED_BY.items() if any(map(pattern.search, names))]
@@ -68,17 +68,17 @@ def find_release(names: Iterable[str]) -> str:
 
 
 def plan_flare(names: Iterable[str], release: str) -> Plan:
-    """Which file becomes which case.
+    """Plan which file becomes which case.
 
-    Labelled cases train, or test if they lie in a folder of validation or test, or are named so.
-    Images without labels are left out, and counted.
+    Labelled cases become training cases, or test cases if their folder or name says validation or
+    test. Images without labels are left out, and counted.
 
     Args:
-        names: of all files.
+        names: names of all files.
         release: 21 or 22.
 
     Raises:
-        ValueError: an unknown release, or no labelled case.
+        ValueError: the release is unknown, or there is no labelled case.
     """
     if release not in ORGANS:
         raise ValueError(f"release: expected {' or '.join(ORGANS)}, got {release!r}")
@@ -93,9 +93,9 @@ def plan_flare(names: Iterable[str], release: str) -> Plan:
     for name in sorted(labels):
         both = [*images.get(name, []), *labels[name]]
         if name not in images:
-            skipped.append(Skipped(name, f"no image of {labels[name][0]}"))
+            skipped.append(Skipped(name, f"there is no image for {labels[name][0]}"))
         elif len(both) > 2:
-            skipped.append(Skipped(name, f"is there twice: {' and '.join(both)}"))
+            skipped.append(Skipped(name, f"occurs twice: {' and '.join(both)}"))
         else:
             subset = "Ts" if _held_out(both[1]) else "Tr"
             cases.append(RawCase(name, subset, (both[0],), both[1]))

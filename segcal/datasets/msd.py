@@ -1,6 +1,6 @@
 """Medical Segmentation Decathlon: ten tasks, each with a ``dataset.json`` that lists its files.
 
-Other data sets are listed in the same way, some with validation cases, or labels of test cases.
+Other data sets use the same kind of list, some with validation cases or labels of test cases.
 A. L. Simpson et al., arXiv:1902.09063; M. Antonelli et al., Nature Communications 13:4128 (2022).
 """
 
@@ -26,19 +26,19 @@ CITATION = (
     "Nature Communications 13, 4128, 2022."
 )
 FILE = re.compile(r"dataset(_\d+)?\.json")
-"""Name of the list; MONAI's of BTCV is ``dataset_0.json``."""
+"""File name of the list; MONAI's list of BTCV is ``dataset_0.json``."""
 LISTS = ("training", "validation", "test")
 TASK = re.compile(r"Task(\d+)_(\w+)")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the ``dataset.json`` of a task says.
+    """Content of the ``dataset.json`` of a task.
 
     Attributes:
-        folder: that holds it, as in the names of sources; empty for the outermost.
-        labels: value of each name, background 0.
-        content: all of it.
+        folder: folder that holds it, as in the names of sources; empty for the outermost folder.
+        labels: label value of each name, background 0.
+        content: whole content of the file.
     """
 
     folder: str
@@ -50,7 +50,7 @@ def read_task(sources: Mapping[str, Source]) -> Task:
     """Read the ``dataset.json`` of a task.
 
     Raises:
-        ValueError: none or several of them, or not of the Decathlon.
+        ValueError: there is none or more than one, or it is not of the Decathlon.
     """
     found = [name for name in sources if FILE.fullmatch(PurePosixPath(name).name)]
     if len(found) != 1:
@@ -65,11 +65,14 @@ def read_task(sources: Mapping[str, Source]) -> Task:
         content.get("modality"), dict
     ):
         raise ValueError(
-            f"{found[0]}: expected the Decathlon's, with 'modality' and a list 'training'"
+            f"{found[0]}: expected a dataset.json of the Decathlon, with 'modality' and a list "
+            "'training'"
         )
     values = sorted(label_set.names)
     if label_set.regions or values != list(range(len(values))):
-        raise ValueError(f"{found[0]}: nnU-Net wants labels 0, 1, 2, ... in a row, got {values}")
+        raise ValueError(
+            f"{found[0]}: nnU-Net needs labels 0, 1, 2, ... without gaps, got {values}"
+        )
     if sorted(content["modality"]) != sorted(str(c) for c in range(len(content["modality"]))):
         raise ValueError(
             f"{found[0]}: 'modality' must number the channels 0, 1, ..., got "
@@ -80,10 +83,10 @@ def read_task(sources: Mapping[str, Source]) -> Task:
 
 
 def task_name(task: Task, root: str) -> tuple[int | None, str]:
-    """Number and name of a task: of its folder if that is ``TaskNN_Name``, else its own name.
+    """Number and name of a task: from its folder ``TaskNN_Name``, else the name in its list.
 
     Args:
-        task: as read.
+        task: result of :func:`read_task`.
         root: name of the outermost folder, or archive.
     """
     match = TASK.match(posixpath.basename(task.folder) or root)
@@ -93,14 +96,14 @@ def task_name(task: Task, root: str) -> tuple[int | None, str]:
 
 
 def plan_msd(names: Collection[str], task: Task) -> Plan:
-    """Which file becomes which case.
+    """Plan which file becomes which case.
 
-    Cases in the list ``validation`` are training cases, held out by the only fold; without a label
-    they are test cases.
+    Cases in the list ``validation`` become training cases, which the only fold holds out; without a
+    label they become test cases.
 
     Args:
-        names: of all files.
-        task: as read.
+        names: names of all files.
+        task: result of :func:`read_task`.
     """
     cases: list[RawCase] = []
     skipped: list[Skipped] = []
@@ -119,12 +122,12 @@ def plan_msd(names: Collection[str], task: Task) -> Plan:
         needed = [file for kind, file in files.items() if kind == "image" or not optional]
         missing = [file for file in needed if file not in names]
         if name is None:
-            skipped.append(Skipped(str(entry), "dataset.json lists it, but it is no volume"))
+            skipped.append(Skipped(str(entry), "dataset.json lists it, but it is not a volume"))
         elif missing:
             gone = " and ".join(missing)
-            skipped.append(Skipped(name, f"dataset.json lists it, but {gone} is not there"))
+            skipped.append(Skipped(name, f"dataset.json lists it, but {gone} is missing"))
         elif name in {case.name for case in cases}:
-            skipped.append(Skipped(name, "dataset.json lists it twice; the first is taken"))
+            skipped.append(Skipped(name, "dataset.json lists it twice; the first entry is used"))
         else:
             label = files.get("label")
             there = label if label in names else None
@@ -143,7 +146,7 @@ def plan_msd(names: Collection[str], task: Task) -> Plan:
 
 
 def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Cases of the lists that are known, and the name of each one's list."""
+    """Entries of the known lists, each with the name of its list."""
     for listed in LISTS:
         yield from ((listed, entry) for entry in content.get(listed) or [])
 
@@ -151,7 +154,7 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _left_out(
     names: Collection[str], task: Task, cases: Collection[RawCase], used: Collection[str]
 ) -> dict[str, int]:
-    """What the lists, or the folders beside them, hold and no case does, and how many."""
+    """Numbers of files and entries that become no case, by kind."""
     unlisted = [name for name in names if name not in used and case_name(PurePosixPath(name))]
     counts = {
         "test cases without a label": sum(case.label is None for case in cases),
@@ -164,5 +167,5 @@ def _left_out(
 
 
 def _place(folder: str, listed: Any) -> str:
-    """Name among the sources of a file as the list has it, e.g. ``./imagesTr/a.nii.gz``."""
+    """Name among the sources of a file in the list, e.g. ``./imagesTr/a.nii.gz``."""
     return posixpath.normpath(posixpath.join(folder, str(listed)))

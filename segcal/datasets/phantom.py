@@ -1,8 +1,8 @@
 """Phantom: short-axis hearts whose true posterior is known in every voxel.
 
-Labels as in ACDC: 0 background, 1 right ventricle, 2 myocardium, 3 left ventricle. Boundaries are
-ambiguous to a degree that varies in space; the labels are one draw from the stated posterior, so
-the posterior itself is a perfectly calibrated prediction of them.
+Labels are those of ACDC: 0 background, 1 right ventricle, 2 myocardium, 3 left ventricle. How
+ambiguous boundaries are varies in space. The labels are drawn from the stated posterior, so the
+posterior itself is a perfectly calibrated prediction.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PhantomSettings:
-    """How a phantom looks.
+    """Appearance of a phantom.
 
     Attributes:
         shape: ``(z, y, x)`` in voxels.
         spacing_mm: ``(z, y, x)``; thick slices as in cine MRI.
-        ambiguity_mm: scale of the boundary's blur: the posterior goes from 0.27 to 0.73 over
+        ambiguity_mm: scale of the blur at boundaries: the posterior goes from 0.27 to 0.73 over
             twice this distance. It varies by a factor of about 3 in space and grows to the apex.
         noise: standard deviation of the image noise; tissue means lie between 0.2 and 0.9.
-        correlation_voxels: in-plane scale over which neighbouring labels are drawn alike. The
-            marginal of every voxel is the posterior whatever this is.
+        correlation_voxels: in-plane scale over which labels of neighbours are correlated. The
+            marginal of every voxel is the posterior for any value.
     """
 
     shape: tuple[int, int, int] = (8, 64, 64)
@@ -76,7 +76,7 @@ def make_phantom(rng: np.random.Generator, settings: PhantomSettings | None = No
 
     Args:
         rng: source of all randomness.
-        settings: how it looks; None takes the defaults.
+        settings: appearance; None uses the defaults.
     """
     settings = settings or PhantomSettings()
     posterior = _posterior(rng, settings)
@@ -95,20 +95,20 @@ def write_phantom_dataset(
 ) -> None:
     """Write phantoms in nnU-Net's raw layout, all or nothing.
 
-    ``imagesTr labelsTr imagesTs labelsTs dataset.json`` as nnU-Net has them, and beside them
-    ``posteriorTr posteriorTs`` with ``CASE.npz`` in the format of nnU-Net's probabilities: they
-    can be evaluated like a prediction. Case i depends on `seed` and i alone.
+    It writes ``imagesTr labelsTr imagesTs labelsTs dataset.json`` as nnU-Net needs them. Beside
+    them, ``posteriorTr posteriorTs`` hold ``CASE.npz`` in the format of nnU-Net's probabilities,
+    which can be evaluated like a prediction. Case i depends only on `seed` and i.
 
     Args:
         folder: e.g. ``$nnUNet_raw/Dataset900_Phantom``; must not exist.
         train: number of training cases.
         test: number of test cases.
-        seed: of the whole data set.
-        settings: how they look; None takes the defaults.
+        seed: random seed of the whole data set.
+        settings: appearance; None uses the defaults.
         progress: called with each case's name after it is written.
 
     Raises:
-        ValueError: `folder` exists, or no training case.
+        ValueError: `folder` exists, or there is no training case.
     """
     settings = settings or PhantomSettings()
     if folder.exists():
@@ -193,7 +193,7 @@ def _posterior(rng: np.random.Generator, settings: PhantomSettings) -> NDArray[n
 def _draw(
     rng: np.random.Generator, posterior: NDArray[np.float32], scale: float
 ) -> NDArray[np.uint8]:
-    """Draw labels whose marginals are the posterior, alike in neighbouring voxels.
+    """Draw labels whose marginals are the posterior, correlated between neighbouring voxels.
 
     A Gaussian field gives each voxel a uniform number, and the inverse of the cumulative
     posterior (from the left ventricle outward, so that neighbours in the order are neighbours in

@@ -1,7 +1,7 @@
-"""nnU-Net's raw layout: what goes where, what is checked before, and how it gets there.
+"""Writes data sets in nnU-Net's raw layout, after checking their files.
 
-A :class:`Plan` says which source becomes which case; :func:`write_dataset` carries it out. A case
-is written when all of its files are good, and ``dataset.json`` when all cases are done.
+A :class:`Plan` says which source becomes which case, and :func:`write_dataset` carries it out. A
+case is written if all of its files are good, and ``dataset.json`` when all cases are done.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Changes with what is written of a case."""
+"""Version of the files that are written for a case."""
 ENDING = ".nii.gz"
 RECORD = "conversion.json"
 DATASET = "dataset.json"
 SPLITS = "splits_final.json"
 SAME = 1e-4
-"""Grids that differ by less, in voxels, are one to all readers."""
+"""Grids that differ by less, in voxels, are the same to all readers."""
 STRAIGHT = 1e-5
-"""Cosine between two axes that all readers take for a right angle."""
+"""Largest cosine between two axes that all readers accept as a right angle."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class RawCase:
     """Sources of one case.
 
     Attributes:
-        name: without folder, channel and ending.
-        subset: ``Tr`` or ``Ts``.
-        images: a source per channel, or one that holds all channels.
-        label: source of the label map, or None in a test case without one.
+        name: name without folder, channel and ending.
+        subset: ``Tr`` (training) or ``Ts`` (test).
+        images: one source per channel, or one source that holds all channels.
+        label: source of the label map; None for a test case without labels.
     """
 
     name: str
@@ -82,7 +82,7 @@ class RawCase:
         return (*self.images, *([] if self.label is None else [self.label]))
 
     def targets(self, channels: int) -> list[str]:
-        """Names of its files in the data set: those of the channels, then that of the labels."""
+        """Names of its files in the data set: first the channels, then the label map."""
         images = [f"images{self.subset}/{self.name}_{c:04d}{ENDING}" for c in range(channels)]
         return (
             images if self.label is None else [*images, f"labels{self.subset}/{self.name}{ENDING}"]
@@ -91,7 +91,7 @@ class RawCase:
 
 @dataclass(frozen=True)
 class Skipped:
-    """What is not converted though it should be, and why."""
+    """A case that should be converted, but is not, and why."""
 
     name: str
     reason: str
@@ -99,16 +99,16 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a data set will be made of.
+    """Plan of a data set.
 
     Attributes:
-        converter: e.g. ``acdc``.
-        cases: to be checked and written.
-        dataset: ``dataset.json`` but for ``numTraining``.
-        skipped: what lacks a part.
-        counts: what else was found, e.g. images without labels, and how many.
-        splits: of the training cases, in nnU-Net's format; none if empty.
-        settings: what was asked for.
+        converter: name of the converter, e.g. ``acdc``.
+        cases: cases to check and write.
+        dataset: content of ``dataset.json`` without ``numTraining``.
+        skipped: cases that lack a part.
+        counts: numbers of other files that were found, e.g. images without labels, by kind.
+        splits: splits of the training cases in nnU-Net's format; empty if there are none.
+        settings: settings of the converter.
     """
 
     converter: str
@@ -137,14 +137,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What came of it.
+    """Result of a conversion.
 
     Attributes:
-        training: number of training cases that are there.
-        test: number of test cases that are there.
-        unchanged: how many of them were there before.
-        rewritten: how many of them are not copies bit for bit.
-        skipped: what is not there, and why.
+        training: number of training cases in the data set.
+        test: number of test cases in the data set.
+        unchanged: number of these cases that an earlier run had written.
+        rewritten: number of these cases whose files are not bit-for-bit copies.
+        skipped: cases that were not converted, and why.
         splits: number of folds written.
     """
 
@@ -158,11 +158,11 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Output:
-    """A checked file: its source to copy, or what to write and why.
+    """A checked file: a source to copy, or a volume to write instead.
 
     Attributes:
         content: path of the source, or array and grid.
-        change: what differs from the source; empty for a copy.
+        change: how it differs from the source; empty for a copy.
     """
 
     content: Path | Volume
@@ -170,11 +170,11 @@ class Output:
 
 
 def raw_folder(destination: Path, dataset_id: int | None, default_id: int, name: str) -> Path:
-    """Folder of a data set: `destination` if it is named like one, else one in it.
+    """Folder of a data set: `destination` if it is named ``DatasetNNN_...``, else a folder in it.
 
     Raises:
-        ValueError: a number other than that of the folder's name, that nnU-Net does not know, or
-            that another data set beside it has.
+        ValueError: the number differs from the folder's name, is not between 1 and 999, or belongs
+            to another data set beside it.
     """
     named = re.fullmatch(r"Dataset(\d{3})_.+", destination.name)
     if named and dataset_id is not None and dataset_id != int(named[1]):
@@ -187,36 +187,36 @@ def raw_folder(destination: Path, dataset_id: int | None, default_id: int, name:
     for other in sorted(folder.parent.glob(f"{prefix}*")):
         if other.name != folder.name:
             raise ValueError(
-                f"dataset_id: {other} has the number of {folder.name}; nnU-Net wants one data set "
-                "a number, choose another"
+                f"dataset_id: {other} has the number of {folder.name}; nnU-Net needs a different "
+                "number for every data set, so choose another"
             )
     return folder
 
 
 def check_apart(source: Path, folder: Path) -> None:
-    """See to it that neither of two folders lies in the other.
+    """Check that neither of two folders lies in the other.
 
     Raises:
-        ValueError: one does.
+        ValueError: one lies in the other.
     """
     a, b = source.resolve(), folder.resolve()
     if a == b or a in b.parents or b in a.parents:
         raise ValueError(
-            f"{folder}: lies in {source}, or the other way round; a data set made there would "
-            "be taken for its own source"
+            f"{folder}: lies in {source}, or the other way round, so the output would be read as "
+            "input; choose another folder"
         )
 
 
 def deal(groups: Mapping[str, str], parts: int, seed: int) -> list[list[str]]:
-    """Deal names into parts that are alike in size and in their share of every group.
+    """Deal names into parts of similar size, with similar shares of every group.
 
-    The order within a group is that of a checksum of seed and name: the same with every version
-    of every library, and hardly changed by a name more or less.
+    Names of a group are ordered by a checksum of seed and name, so the order is the same with every
+    version of every library, and one name more or less hardly changes it.
 
     Args:
         groups: group of each name.
-        parts: number of parts; sizes differ by at most 1, those of a group as well.
-        seed: of the order.
+        parts: number of parts; their sizes differ by at most 1, overall and within a group.
+        seed: random seed of the order.
     """
 
     def place(name: str) -> tuple[str, str]:
@@ -229,11 +229,11 @@ def deal(groups: Mapping[str, str], parts: int, seed: int) -> list[list[str]]:
 def one_fold(
     cases: Iterable[RawCase], validation: Collection[str]
 ) -> tuple[dict[str, list[str]], ...]:
-    """The fold that trains on all training cases but those of a validation set; none without.
+    """One fold that holds out the validation cases; empty if none is a training case.
 
     Args:
-        cases: of the data set.
-        validation: names of those held out.
+        cases: cases of the data set.
+        validation: names of the validation cases.
     """
     training = [case.name for case in cases if case.subset == "Tr"]
     if not any(name in validation for name in training):
@@ -249,12 +249,12 @@ def one_fold(
 def check_case(
     images: Sequence[Path], label: Path | None, *, channels: int, labels: frozenset[int]
 ) -> list[Output]:
-    """Check the files of a case; return what to make of them, in the order of its targets.
+    """Check the files of a case; return what to write, in the order of its targets.
 
     Raises:
-        ValueError: a file that cannot be read, intensities that are not finite, another number
-            of channels, a label map on another grid or with unknown values, axes so far from
-            right angles that nnU-Net's readers refuse them.
+        ValueError: a file cannot be read, intensities are not finite, the number of channels is
+            wrong, the label map lies on another grid or has unknown values, or the axes are so far
+            from right angles that nnU-Net's readers refuse them.
     """
     found = [(path, volume) for path in images for volume in _channels(path)]
     if len(found) != channels:
@@ -274,7 +274,7 @@ def check_case(
         values = to_labels(label, volume)
         if unknown := sorted(set(distinct_labels(values.array).tolist()) - labels):
             raise ValueError(
-                f"{label}: holds label {', '.join(map(str, unknown[:9]))}; known are "
+                f"{label}: holds the unknown label {', '.join(map(str, unknown[:9]))}; expected "
                 f"{', '.join(map(str, sorted(labels)))}"
             )
         outputs.append(_output(label, volume, values.array, grid, target))
@@ -289,16 +289,17 @@ def write_dataset(
     force: bool = False,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Conversion:
-    """Write a data set in nnU-Net's raw layout; go on where an earlier run stopped.
+    """Write a data set in nnU-Net's raw layout; continue where an earlier run stopped.
 
-    A case that was written from the same sources is left as it is. ``conversion.json`` keeps the
-    account, ``dataset.json`` is written last, and not at all if there is no training case.
+    A case that was written from the same sources is left as it is. ``conversion.json`` records
+    every case. ``dataset.json`` is written last, and only if there is a training case.
 
     Args:
         sources: files by name.
-        plan: what becomes of them.
-        folder: of the data set.
-        force: write every case anew, and remove those of an earlier conversion that `plan` lacks.
+        plan: which file becomes which case.
+        folder: folder of the data set.
+        force: whether to write every case again, and to remove cases of an earlier conversion that
+            `plan` lacks.
         progress: called with each case's name after it is done.
 
     Raises:
@@ -350,7 +351,7 @@ def write_dataset(
 def present_splits(
     splits: Sequence[Mapping[str, list[str]]], there: Mapping[str, str]
 ) -> list[dict[str, list[str]]]:
-    """Folds without the cases that are not there, and without folds that lose a side by it."""
+    """Folds without missing cases; a fold is dropped if its training or validation set is empty."""
     left = [{side: [n for n in fold[side] if n in there] for side in fold} for fold in splits]
     return [fold for fold in left if all(fold.values())]
 
@@ -372,7 +373,7 @@ def _check_intensities(path: Path, array: Array) -> None:
 
 
 def _output(path: Path, volume: Volume, array: Array, grid: Geometry, target: Geometry) -> Output:
-    """What to make of `array`, the values of a volume on `grid`, so that it lies on `target`."""
+    """File to write for `array`, the values of a volume on `grid`, so that it lies on `target`."""
     placed, turned = put_on(path, Volume(array, volume.geometry), grid)
     reasons = [volume.note, turned]
     if volume.array.dtype != array.dtype and not np.array_equal(volume.array, array):
@@ -380,7 +381,7 @@ def _output(path: Path, volume: Volume, array: Array, grid: Geometry, target: Ge
     if target is not grid:
         reasons.append("axes brought to right angles")
     elif not turned and volume.geometry.differences(target, SAME):
-        reasons.append("put on the very grid of the image")
+        reasons.append("put on exactly the grid of the image")
     if not path.name.endswith(ENDING):
         sized = ", a pixel as 1 mm" if volume.geometry.unit == "px" else ""
         reasons.append(f"written as {ENDING}{sized}")
@@ -421,7 +422,7 @@ def _convert(
 
 
 def _key(case: RawCase, plan: Plan, sources: Mapping[str, Source]) -> str:
-    """Checksum of all that a written case depends on."""
+    """Checksum of everything that a written case depends on."""
     stamps = [sources[name].stamp for name in case.sources]
     text = json.dumps([FORMAT, asdict(case), plan.channels, sorted(plan.labels), stamps])
     return hashlib.sha256(text.encode()).hexdigest()
@@ -430,7 +431,7 @@ def _key(case: RawCase, plan: Plan, sources: Mapping[str, Source]) -> str:
 def _is_there(
     entry: Mapping[str, Any] | None, key: str, folder: Path, targets: Sequence[str]
 ) -> bool:
-    """Whether an entry of the record tells of just this case, and its files are there."""
+    """Whether an entry of the record is of exactly this case, and its files exist."""
     if entry is None or entry.get("key") != key:
         return False
     sizes = entry["files"]
@@ -439,7 +440,7 @@ def _is_there(
 
 
 def _take_over(folder: Path, plan: Plan, force: bool) -> dict[str, Any]:
-    """See to it that a folder holds this conversion alone; return its record.
+    """Check that a folder holds nothing but this conversion; return its record.
 
     Raises:
         ValueError: it holds something else.
@@ -460,8 +461,8 @@ def _take_over(folder: Path, plan: Plan, force: bool) -> dict[str, Any]:
     before = read_json(folder / RECORD) if RECORD in present else None
     if not isinstance(before, dict) or before.get("converter") != plan.converter:
         raise ValueError(
-            f"{folder}: holds something else than a conversion of {plan.converter}; choose another "
-            "place, or empty it"
+            f"{folder}: holds something other than a conversion of {plan.converter}; choose "
+            "another folder, or empty it"
         )
     cases = {
         name: entry
@@ -476,8 +477,8 @@ def _take_over(folder: Path, plan: Plan, force: bool) -> dict[str, Any]:
         )
     if others and not force:
         raise ValueError(
-            f"force: {folder} holds {', '.join(others[:3])} of an earlier conversion, which this "
-            "one would not write; choose another place, or have it removed"
+            f"force: {folder} holds {', '.join(others[:3])} from an earlier conversion, which this "
+            "conversion would not write; choose another folder, or force their removal"
         )
     for name in others:
         (folder / name).unlink()

@@ -1,4 +1,4 @@
-"""From files of predictions and labels to numbers of cases, of a cohort, and of several methods."""
+"""Evaluates files of predictions against labels: single cases, whole data sets, several methods."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["Comparison", "Report", "compare_methods", "evaluate"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, and not before: ``segcal check`` needs none of it."""
+    """Import a name only when it is used, since ``segcal check`` needs none of them."""
     if name in __all__:
         from segcal.evaluation import api
 

@@ -1,4 +1,4 @@
-"""Whether what probabilities say without a reference holds: DSC, its order, and volumes."""
+"""How well predicted DSC, the order of cases, and volumes agree with the reference."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from segcal.metrics.aurc import aurc, excess_aurc
 from segcal.metrics.limits_of_agreement import limits_of_agreement
 
 MEAN = "mean"
-"""Stands for the mean over the labels of a case, among the labels."""
+"""Name of the mean over the labels of a case, among the names of labels."""
 FEWEST = 3
-"""Cases for a rank correlation."""
+"""Fewest cases for a rank correlation."""
 GROUP = 5
-"""Cases a group of the calibration curve has at least."""
+"""Fewest cases in a group of the calibration curve."""
 MOST_GROUPS = 10
 DEFINITIONS = {
     "spearman": "rank correlation of predicted and true DSC over the cases that have both",
     "mae": "mean |predicted - true DSC|",
-    "dsc bias": "mean of predicted less true DSC",
-    "curve": f"means of predicted and true DSC in groups of {GROUP} cases or more of like "
-    "prediction",
-    "dsc aurc": "mean 1 - DSC of the cases kept, the most confident first, mean over all numbers "
-    "kept; random: of no order; ideal: by the true DSC; excess: aurc less ideal",
-    "volume bias_ml, limits_ml": "mean of expected less reference volume, and -+ 1.96 standard "
-    "deviations of it (Bland, Altman)",
+    "dsc bias": "mean of (predicted - true DSC)",
+    "curve": f"means of predicted and true DSC in groups of {GROUP} or more cases with similar "
+    "predicted DSC",
+    "dsc aurc": "area under the risk-coverage curve: mean 1 - DSC of the most confident cases, "
+    "averaged over all numbers of cases kept; random: cases in no order; ideal: cases in the order "
+    "of their true DSC; excess: aurc - ideal",
+    "volume bias_ml, limits_ml": "mean of (expected - reference volume), and this mean -+ 1.96 "
+    "standard deviations of the difference (Bland, Altman)",
     "volume coverage": "share of reference volumes within their intervals",
 }
 
@@ -40,7 +41,7 @@ class Predicted:
     """Predicted and true DSC of one label, or of the mean over labels, by case.
 
     Attributes:
-        cases: their names.
+        cases: names of the cases.
         predicted: soft Dice confidence.
         true: DSC.
     """
@@ -51,20 +52,20 @@ class Predicted:
 
 
 def label_names(rows: pd.DataFrame) -> list[str]:
-    """Labels with probabilities, in the order of the table; none without.
+    """Labels with probabilities, in the order of the table; may be empty.
 
     Args:
-        rows: of :class:`segcal.evaluation.cohort.Cohort`.
+        rows: rows of a :class:`segcal.evaluation.cohort.Cohort`.
     """
     key = "soft_dice_confidence/"
     return [str(c).removeprefix(key) for c in rows.columns if str(c).startswith(key)]
 
 
 def predicted_dsc(rows: pd.DataFrame) -> dict[str, Predicted]:
-    """Predicted and true DSC by label, and of the mean over labels, where both are defined.
+    """Predicted and true DSC by label, and their means over labels, where both are defined.
 
     Args:
-        rows: of :class:`segcal.evaluation.cohort.Cohort`.
+        rows: rows of a :class:`segcal.evaluation.cohort.Cohort`.
     """
     names = label_names(rows)
     if not names:
@@ -86,7 +87,7 @@ def predicted_dsc(rows: pd.DataFrame) -> dict[str, Predicted]:
 
 
 def dsc_agreement(of: Predicted) -> dict[str, Any]:
-    """How well the predicted DSC of cases holds; what is undefined is None."""
+    """How well the predicted DSC agrees with the true DSC; undefined numbers are None."""
     p, t, n = of.predicted, of.true, len(of.true)
     ranked = n >= FEWEST and np.ptp(p) > 0 and np.ptp(t) > 0
     area, excess = aurc(p, 1 - t), excess_aurc(p, 1 - t)
@@ -106,24 +107,24 @@ def dsc_agreement(of: Predicted) -> dict[str, Any]:
 
 
 def in_words(numbers: dict[str, Any]) -> str:
-    """Say how well predicted DSC holds, in a sentence; empty without cases.
+    """Say in a sentence how well the predicted DSC agrees with the true DSC; empty without cases.
 
     Args:
-        numbers: of :func:`dsc_agreement`.
+        numbers: result of :func:`dsc_agreement`.
     """
     if not numbers["n"]:
         return ""
     rank, side = numbers["spearman"], "above" if numbers["bias"] > 0 else "below"
     return (
         f"Predicted DSC (soft Dice confidence) is on average {abs(numbers['bias']):.3f} {side} the "
-        f"true one; mean absolute error {numbers['mae']:.3f}, rank correlation "
-        f"{'undefined' if rank is None else format(rank, '.3f')}; of {numbers['n']} "
+        f"true DSC; mean absolute error {numbers['mae']:.3f}, rank correlation "
+        f"{'undefined' if rank is None else format(rank, '.3f')}; over {numbers['n']} "
         f"case{'' if numbers['n'] == 1 else 's'}"
     )
 
 
 def curve(of: Predicted) -> list[dict[str, float]]:
-    """Calibration curve of the DSC: groups of cases of like prediction, equally many in each."""
+    """Calibration curve of the DSC: equal groups of cases with similar predicted DSC."""
     n = len(of.true)
     order = np.argsort(of.predicted, kind="stable")
     groups = np.array_split(order, min(MOST_GROUPS, n // GROUP)) if n >= GROUP else []
@@ -138,10 +139,10 @@ def curve(of: Predicted) -> list[dict[str, float]]:
 
 
 def volumes(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Volumes by label: ``true``, ``expected``, ``low``, ``high`` in ml, a row a case.
+    """Volumes by label: ``true``, ``expected``, ``low``, ``high`` in ml, one row per case.
 
     Args:
-        rows: of :class:`segcal.evaluation.cohort.Cohort`.
+        rows: rows of a :class:`segcal.evaluation.cohort.Cohort`.
     """
     voxel_ml = rows[[f"spacing_{a}_mm" for a in "zyx"]].prod(axis=1) / 1000 if len(rows) else 0
     return {
@@ -161,7 +162,7 @@ def volume_agreement(of: pd.DataFrame) -> dict[str, Any]:
     """Bias and limits of agreement of the expected volume, and coverage of its intervals.
 
     Args:
-        of: of a label, see :func:`volumes`.
+        of: table of one label from :func:`volumes`.
     """
     limits = limits_of_agreement(of["expected"], of["true"])
     covered = (of["low"] <= of["true"]) & (of["true"] <= of["high"])

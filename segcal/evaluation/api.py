@@ -42,20 +42,20 @@ Engine = Literal["processes", "dask"]
 Runner = Callable[..., Generator[tuple[int, Any]]]
 Progress = Callable[[str], None]
 RESAMPLES = 2000
-"""Of the bootstrap over cases, unless something else is asked for."""
+"""Default number of bootstrap resamples over cases."""
 
 
 @dataclass(frozen=True)
 class Report:
     """Results of one set of predictions.
 
-    :func:`segcal.reporting.report.write_report` makes the files and the page of it.
+    :func:`segcal.reporting.report.write_report` writes its files and its page.
 
     Attributes:
         job: what was evaluated.
-        cohort: results of its cases.
+        cohort: results of all cases.
         summary: means, counts, conventions and versions: the content of ``summary.json``.
-        bootstrap: resamples of the intervals.
+        bootstrap: number of bootstrap resamples behind the intervals.
     """
 
     job: Job
@@ -70,7 +70,7 @@ class Report:
 
     @property
     def calibration(self) -> dict[str, Tally]:
-        """Sums over the voxels of all cases, by scope; empty without probabilities."""
+        """Sums over the voxels of all cases, by scope (selection of voxels); may be empty."""
         return self.cohort.calibration
 
     @property
@@ -80,7 +80,7 @@ class Report:
 
     @property
     def notes(self) -> dict[str, list[str]]:
-        """What was odd about a case that was evaluated, by its name."""
+        """Anything unusual about a case that was evaluated, by its name."""
         return self.cohort.notes
 
 
@@ -88,13 +88,13 @@ class Report:
 class Comparison:
     """Results of several sets of predictions, and how they differ from the first.
 
-    :func:`segcal.reporting.report.write_comparison` makes the files and the page of it.
+    :func:`segcal.reporting.report.write_comparison` writes its files and its page.
 
     Attributes:
-        reports: by name of the method; the first is the baseline.
-        differences: of every metric.
-        means: of the metrics that are shown first, over the cases that all methods have.
-        asked: keys of the metrics that are shown first; None takes the usual ones.
+        reports: reports by name of the method; the first is the baseline.
+        differences: differences in every metric.
+        means: means of the metrics that are shown first, over the cases that all methods share.
+        asked: keys of the metrics that are shown first; None shows the default metrics.
     """
 
     reports: dict[str, Report]
@@ -104,7 +104,7 @@ class Comparison:
 
     @property
     def shown(self) -> list[Difference]:
-        """Differences that are shown first, where there are any cases to compare."""
+        """Differences that are shown first, without metrics that have no cases to compare."""
         first = next(iter(self.reports.values())).job
         columns = compared_columns(first.settings.scopes, self.asked)
         return [
@@ -116,7 +116,7 @@ class Comparison:
 
     @property
     def listed(self) -> list[Difference]:
-        """Differences of all metrics but those that are left out unless they are asked for."""
+        """Differences in all metrics, except those that are only shown if they are asked for."""
         return [
             one
             for one in self.differences
@@ -143,9 +143,10 @@ def evaluate(
     store: PathLike | None = None,
     progress: Progress = lambda case: None,
 ) -> Report:
-    """Evaluate predictions against reference labels; overlap, surface distances and calibration.
+    """Evaluate predictions against reference labels: overlap, surface distances and calibration.
 
-    A case that fails is noted and does not stop the others; Ctrl-C leaves a report of what is done.
+    A case that fails is noted and does not stop the others. After Ctrl-C, the report covers the
+    cases that are done.
 
     Examples:
         >>> from segcal.evaluation.api import evaluate
@@ -159,31 +160,32 @@ def evaluate(
     Args:
         predictions: folder of ``.npz`` (nnU-Net), 4-D volumes, folders with a file per class, or
             label maps; a folder of nnU-Net's results; or one file.
-        labels: folder of reference label maps named like the predictions, or one label map. Those
-            that several raters drew are ``CASE_rater1``, ..., or in folders ``rater1``, ....
-        settings: bins, thresholds, scopes; None takes the defaults.
-        name: in headings; None takes that of the folder.
+        labels: folder of reference label maps named like the predictions, or one label map. Several
+            raters' label maps are named ``CASE_rater1``, ..., or lie in folders ``rater1``, ....
+        settings: bins, thresholds and scopes (selections of voxels); None uses the defaults.
+        name: name in headings; None uses the name of the folder.
         dataset_json: nnU-Net's ``dataset.json`` with label names and ``ignore``, or a
-            :class:`segcal.io.label_sets.LabelSet` (of
-            :func:`segcal.io.label_sets.parse_labels`, say); None looks for a file beside or above
-            the predictions, then the references, and warns if it is no good.
+            :class:`segcal.io.label_sets.LabelSet` (for example from
+            :func:`segcal.io.label_sets.parse_labels`); None looks for a file beside or above the
+            predictions, then the references, and warns if that file cannot be used.
         roi: folder of masks named like the cases, for the scope ``roi``.
-        patterns: where the names of cases stand in the paths; None goes by the names of files.
+        patterns: where the names of cases stand in the paths; None uses the names of files.
         samples: folder of label maps that were drawn from the model (``CASE_sample1``, ..., or in
-            folders ``sample1``, ...), to compare with those of several raters.
+            folders ``sample1``, ...), to compare with the label maps of several raters.
         bootstrap: resamplings of the cases for 95 % intervals of the means; 0 leaves them out.
-        processes: cases evaluated at the same time, each of which holds one case in memory; None
-            takes one a core, of four cases or more each. More than one are new interpreters, so a
-            script needs ``if __name__ == "__main__":`` around the call.
+        processes: number of cases evaluated at the same time, each in memory; None uses one
+            process per core, if each gets four cases or more. More than one process starts new
+            interpreters, so a script needs ``if __name__ == "__main__":`` around the call.
         engine: ``processes`` of this machine, or a ``dask`` cluster; the numbers are the same.
-        scheduler: of a running Dask cluster; None starts one on this machine.
-        store: folder in which results of cases are kept until all are there (in a sub-folder
-            ``.segcal-results``), and from which those of files and settings that have not changed
-            are taken; None keeps nothing.
+        scheduler: address or scheduler file of a running Dask cluster; None starts a cluster on
+            this machine.
+        store: folder in which results of cases are kept (in a sub-folder ``.segcal-results``)
+            until all cases are done; results are reused while files and settings are unchanged.
+            None keeps nothing.
         progress: called with the name of each case that is done.
 
     Raises:
-        ValueError: files that do not fit each other, settings out of range.
+        ValueError: files do not fit each other, or settings are out of range.
     """
     runner = runner_of(engine, scheduler)
     one = named([Path(predictions)], None if name is None else [name])
@@ -217,19 +219,21 @@ def compare_methods(
     Args:
         predictions: folders or files, two or more; by name, or named by their folders. The first
             is the baseline.
-        labels: as for :func:`evaluate`, as are the arguments that follow.
-        settings: see there.
-        dataset_json: see there.
-        roi: see there.
-        patterns: see there.
-        bootstrap: see there.
-        processes: see there.
-        engine: see there.
-        scheduler: see there.
-        progress: see there.
+        labels: folder of reference label maps named like the predictions, or one label map.
+        settings: bins, thresholds and scopes (selections of voxels); None uses the defaults.
+        dataset_json: label names and the ignore label; None looks for a ``dataset.json``.
+        roi: folder of masks named like the cases, for the scope ``roi``.
+        patterns: where the names of cases stand in the paths; None uses the names of files.
+        bootstrap: resamplings of the cases for 95 % intervals of the means; 0 leaves them out.
+        processes: number of cases evaluated at the same time; None uses one process per core.
+        engine: ``processes`` of this machine, or a ``dask`` cluster; the numbers are the same.
+        scheduler: address or scheduler file of a running Dask cluster; None starts a cluster on
+            this machine.
+        progress: called with the name of each case that is done.
 
     Raises:
-        ValueError: as :func:`evaluate`; fewer than two methods, or one without a case.
+        ValueError: as :func:`evaluate`; or there are fewer than two methods, or a method has no
+            case that could be evaluated.
         KeyboardInterrupt: on Ctrl-C, since a comparison needs all cases.
     """
     runner = runner_of(engine, scheduler)
@@ -258,18 +262,19 @@ def run_job(
     store: Path | None = None,
     progress: Progress = lambda case: None,
 ) -> Report:
-    """Evaluate what has been planned; arguments as of :func:`evaluate`.
+    """Evaluate a job that has been planned.
 
     Args:
-        job: see :func:`segcal.evaluation.job.plan`.
-        bootstrap: see :func:`evaluate`.
-        processes: see there.
-        runner: see :func:`runner_of`.
-        store: see there; its results stay.
-        progress: see there.
+        job: result of :func:`segcal.evaluation.job.plan`.
+        bootstrap: resamplings of the cases for 95 % intervals of the means; 0 leaves them out.
+        processes: number of cases evaluated at the same time; None uses one process per core.
+        runner: result of :func:`runner_of`.
+        store: folder in which results of cases are kept, and from which they are reused; they
+            stay there afterwards. None keeps nothing.
+        progress: called with the name of each case that is done.
 
     Raises:
-        ValueError: numbers out of range.
+        ValueError: numbers are out of range.
     """
     for name, number, least in (("bootstrap", bootstrap, 0), ("processes", processes, 1)):
         if number is not None and number < least:
@@ -294,15 +299,15 @@ def run_job(
 def comparison_of(
     reports: Mapping[str, Report], asked: Collection[str] | None = None
 ) -> Comparison:
-    """Compare reports with the first of them.
+    """Compare each report with the first one.
 
     Args:
-        reports: by name of the method, two or more, of the same references and settings.
+        reports: reports by name of the method, two or more, with the same references and settings.
         asked: keys of the metrics that are shown first, see
-            :func:`segcal.evaluation.reported.find_metrics`; None takes the usual ones.
+            :func:`segcal.evaluation.reported.find_metrics`; None shows the default metrics.
 
     Raises:
-        ValueError: fewer than two, or one without a case.
+        ValueError: there are fewer than two reports, or a report has no case.
     """
     if empty := [name for name, report in reports.items() if not len(report.cases)]:
         raise ValueError(f"reports: no case of {', '.join(empty)} could be evaluated")
@@ -318,19 +323,20 @@ def comparison_of(
 
 
 def runner_of(engine: Engine, scheduler: str | None = None) -> Runner:
-    """What runs the cases, once it is sure that it can start.
+    """Function that runs the cases, after a check that it can start.
 
     Args:
-        engine: see :func:`evaluate`.
-        scheduler: see there.
+        engine: ``processes`` of this machine, or a ``dask`` cluster.
+        scheduler: address or scheduler file of a running Dask cluster; None starts a cluster on
+            this machine.
 
     Raises:
-        ValueError: an unknown engine, Dask is not installed, or no scheduler answers.
+        ValueError: the engine is unknown, Dask is not installed, or no scheduler answers.
     """
     check_choice("engine", engine, get_args(Engine))
     if engine == "processes":
         if scheduler is not None:
-            raise ValueError(f"scheduler {scheduler}: is for the engine dask, got processes")
+            raise ValueError(f"scheduler {scheduler}: needs the engine dask, got processes")
         return run
     check_cluster(scheduler)
     return partial(run_on_cluster, scheduler=scheduler)
@@ -360,7 +366,7 @@ def _planned(
 
 
 def _warn(labels: FoundLabels) -> None:
-    """Say that a file was there to name labels and does not, or what contradicts in it."""
+    """Warn if a file that was found cannot name the labels, or if its regions are contradictory."""
     if labels.problem:
         warnings.warn(f"going on without label names: {labels.problem}", stacklevel=5)
     if labels.label_set is not None and (why := labels.label_set.contradiction()):

@@ -1,4 +1,4 @@
-"""One case: arrays in, one row of numbers out."""
+"""Evaluates one case: takes arrays, and returns one row of numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from segcal.surface import Box, label_boxes
 from segcal.tally import Tally, Voxels, predicted_classes
 
 OF_A_REGION = "cece"
-"""Beginning of the calibration errors that are reported of every region, too."""
+"""First letters of the calibration errors that are reported for every region, too."""
 IGNORED = 255
 """Stands for the ignore label among the 0 and 1 of a region."""
 
@@ -32,9 +32,10 @@ class CaseResult:
     """Numbers of one case.
 
     Attributes:
-        row: scalar results by key; per-class ones are ``metric/label``. NaN is undefined.
-        calibration: sums over voxels by scope, of regions over the regions, too; empty without
-            probabilities.
+        row: scalar results by key; keys of per-class results are ``metric/label``. NaN means
+            undefined.
+        calibration: sums over voxels by scope (selection of voxels), and over regions if there
+            are any; empty without probabilities.
     """
 
     row: dict[str, float]
@@ -43,12 +44,12 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Structure:
-    """What is compared as one: a label, or a region of several.
+    """A structure that is compared as one: a label, or a region of several labels.
 
     Attributes:
-        name: of the column.
-        labels: values it consists of.
-        channel: of the probabilities.
+        name: name in the columns.
+        labels: label values that it consists of.
+        channel: its channel of the probabilities.
     """
 
     name: str
@@ -69,7 +70,7 @@ def evaluate_case(
     raters: Sequence[NDArray[Any]] = (),
     settings: EvaluationSettings | None = None,
 ) -> CaseResult:
-    """Evaluate a label map, and its probabilities if there are some.
+    """Evaluate a label map, and the probabilities behind it if there are any.
 
     Args:
         prediction: integer ``(*S)``.
@@ -81,12 +82,12 @@ def evaluate_case(
         regions: whether labels overlap in the probabilities.
         ignore_index: reference label that is left out of everything.
         roi: voxels of the scope ``roi``.
-        raters: label maps of several raters, `reference` the majority of them; calibration is
+        raters: label maps of several raters, whose majority is `reference`; calibration is
             against all of them.
-        settings: bins, thresholds and scopes; None takes the defaults.
+        settings: bins, thresholds and scopes; None uses the defaults.
 
     Raises:
-        ValueError: arrays that do not fit each other, a scope ``roi`` without a mask.
+        ValueError: arrays do not fit each other, or the scope ``roi`` has no mask.
     """
     settings = settings or EvaluationSettings()
     row = evaluate_mask(
@@ -117,18 +118,18 @@ def evaluate_mask(
     ignore_index: int | None = None,
     settings: EvaluationSettings,
 ) -> dict[str, float]:
-    """Overlap and surface distances of a label map; arguments as of :func:`evaluate_case`.
+    """Overlap and surface distances of a label map.
 
     Args:
-        prediction: see there.
-        reference: see there.
-        spacing_mm: see there.
-        structures: see there.
-        ignore_index: see there.
-        settings: see there.
+        prediction: integer ``(*S)``.
+        reference: integer ``(*S)``.
+        spacing_mm: voxel size along the axes of the arrays.
+        structures: foreground labels or regions to report.
+        ignore_index: reference label that is left out of everything.
+        settings: tolerance of the surface distance.
 
     Raises:
-        ValueError: arrays of different shapes.
+        ValueError: the arrays have different shapes.
     """
     if prediction.shape != reference.shape:
         raise ValueError(
@@ -153,20 +154,20 @@ def evaluate_probabilities(
     raters: Sequence[NDArray[Any]] = (),
     settings: EvaluationSettings,
 ) -> CaseResult:
-    """Calibration of the probabilities of a case; arguments as of :func:`evaluate_case`.
+    """Calibration of the probabilities of a case.
 
     Args:
-        probabilities: see there.
-        reference: see there.
-        structures: see there.
-        regions: see there.
-        ignore_index: see there.
-        roi: see there.
-        raters: see there.
-        settings: see there.
+        probabilities: ``(K, *S)``, background first; with `regions` one channel per structure.
+        reference: integer ``(*S)``.
+        structures: foreground labels or regions to report.
+        regions: whether labels overlap in the probabilities.
+        ignore_index: reference label that is left out of everything.
+        roi: voxels of the scope ``roi``.
+        raters: label maps of several raters, whose majority is `reference`.
+        settings: bins, thresholds and scopes.
 
     Raises:
-        ValueError: a scope ``roi`` without a mask.
+        ValueError: the scope ``roi`` has no mask.
     """
     labelled = np.maximum.reduce(raters) if raters else reference
     if raters and ignore_index is not None:
@@ -195,7 +196,7 @@ def _calibration_of_raters(
     ignore_index: int | None,
     settings: EvaluationSettings,
 ) -> CaseResult:
-    """Calibration against all raters, whose sums add up to those against their shares."""
+    """Calibration against all raters; the sums over raters equal sums against their shares."""
     each = [
         Voxels(probabilities, one, scopes, ignore_index=ignore_index).tally(
             bins=settings.bins, threshold=settings.tace_threshold
@@ -221,7 +222,7 @@ def _errors(
     settings: EvaluationSettings,
     groups: dict[str, list[BinStatistics]] | None = None,
 ) -> dict[str, float]:
-    """Numbers of every scope; without exact groups of equal mass, from those of the cells."""
+    """Numbers of every scope; without exact equal-mass groups, they are built from the cells."""
     row: dict[str, float] = {}
     for scope, one in tallies.items():
         metrics = {m.key: m for m in calibration_metrics() if m.is_of(scope)}
@@ -240,7 +241,7 @@ def _region_calibration(
     valid: NDArray[np.bool_] | None,
     settings: EvaluationSettings,
 ) -> CaseResult:
-    """Mean over the regions, of which each is a question of its own, and the error of each."""
+    """Mean over the regions, each of which is a question of its own, and the error of each."""
     found: dict[str, CaseResult] = {}
     for one in structures:
         inside = [np.isin(labels, one.labels).astype(np.uint8) for labels in references]
@@ -277,7 +278,7 @@ def _overlap(
     valid: NDArray[np.bool_] | None,
     settings: EvaluationSettings,
 ) -> dict[str, float]:
-    """Numbers of every structure, looked at in the box around it."""
+    """Numbers of every structure, computed in the box around it."""
     row: dict[str, float] = {}
     boxes = label_boxes((prediction, reference), [k for one in structures for k in one.labels])
     for one in structures:
@@ -296,7 +297,7 @@ def _overlap(
 
 
 def _means_of_labels(row: dict[str, float], structures: Sequence[Structure]) -> dict[str, float]:
-    """Means over the labels that are defined; what is infinite costs the image diagonal."""
+    """Means over the labels that are defined; an infinite distance counts as the image diagonal."""
     means = {}
     for key, metric in label_means().items():
         scores = np.array([row[f"{metric}/{one.name}"] for one in structures])
@@ -307,9 +308,10 @@ def _means_of_labels(row: dict[str, float], structures: Sequence[Structure]) -> 
 
 
 def _around(boxes: list[Box], shape: tuple[int, ...]) -> Box:
-    """Box around boxes, of which those of absent labels are empty, for surfaces in it.
+    """Box around several boxes, in which surfaces are computed; boxes of absent labels are empty.
 
-    Only an axis on which the whole image has one voxel may have one here: surfaces leave it out.
+    The box may be one voxel wide only along axes on which the whole image is, since surfaces
+    ignore such an axis.
     """
     found = [box for box in boxes if all(s.stop > s.start for s in box)] or boxes[:1]
     sides = (

@@ -1,4 +1,4 @@
-"""What would stop an evaluation, from the headers of the files alone."""
+"""Finds what would stop an evaluation, from the headers of the files alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def count_channels(case: Case) -> int | None:
 
 
 def oddities(case: Case, label_set: LabelSet | None) -> list[str]:
-    """Sentences on what the evaluation of a case notes: readers at odds, organs without a file."""
+    """Sentences on what is unusual about a case: ambiguous orientations, labels without a file."""
     notes = []
     for path in (case.reference, *case.raters[1:], case.label_map, case.prediction):
         if path is None or is_array(path):
@@ -54,16 +54,16 @@ def check_case(
     reader: str | None = None,
     tolerance: float = 1e-2,
 ) -> list[str]:
-    """Sentences on what is wrong with the files of a case; empty if nothing is seen.
+    """Sentences on what is wrong with the files of a case; empty if nothing is found.
 
-    Headers tell sizes, places and numbers of channels. Damaged contents, wrong label values and
-    values that are no probabilities only show in the evaluation.
+    Headers state sizes, positions and numbers of channels. Damaged contents, wrong label values
+    and values that are not probabilities only show in the evaluation.
 
     Args:
         case: files to look at.
-        label_set: what the labels mean, which gives the number of channels.
+        label_set: what the labels mean, which determines the number of channels.
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
-        tolerance: of the geometry, in voxels.
+        tolerance: how far, in voxels, the geometry may deviate from the reference.
     """
     problems: list[str] = []
 
@@ -115,7 +115,7 @@ def _check_label_map(path: Path, reference: Geometry, tolerance: float) -> None:
 
 
 def _check_single(path: Path, channels: int) -> None:
-    """Refuse a label map of several channels; grey values may be saved as those of colours."""
+    """Refuse a label map with several channels, unless it is an image saved in colour."""
     if channels > 1 and not is_image(path):
         raise ValueError(f"{path}: expected a label map, got {channels} channels")
 

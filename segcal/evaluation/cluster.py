@@ -1,4 +1,4 @@
-"""Run one function on many items on a Dask cluster, of this machine or of many."""
+"""Run one function on many items on a Dask cluster, on this machine or on many."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from segcal.io.files import read_json
 CONNECT_S = 10
 """Seconds in which a scheduler must answer."""
 RESTART_S = 60
-"""Seconds in which a worker of ours should have started again (imports, on a busy disk)."""
+"""Seconds in which a worker on this machine should have restarted (imports, on a busy disk)."""
 ALIVE = ("running", "connecting")
-"""States of a client that takes work."""
+"""States in which a client accepts work."""
 GONE = "the connection to the Dask scheduler was lost"
 
 
 def check_cluster(scheduler: str | None) -> None:
-    """See to it that :func:`run_on_cluster` can start.
+    """Check that :func:`run_on_cluster` can start.
 
     Raises:
         ValueError: Dask is not installed, or no scheduler answers.
@@ -48,20 +48,20 @@ def run_on_cluster(
     jobs: int = 1,
     scheduler: str | None = None,
 ) -> Generator[tuple[int, Result]]:
-    """Yield index and result of every item, in order, as :func:`segcal.evaluation.engine.run`.
+    """Yield index and result of every item, in order, as :func:`segcal.evaluation.engine.run` does.
 
-    At most ``AHEAD`` items per worker are started and not yet yielded. Items of a worker that dies
-    are run again. An item whose workers died repeatedly is tried once more with nothing beside it,
-    since Dask blames all that a worker had been given; if that does not help it is lost. If the
-    scheduler goes away, what is left is lost.
+    At most ``AHEAD`` items per worker are started and not yet yielded. If a worker dies, its items
+    are run again. An item whose workers died repeatedly is tried once more on its own, since Dask
+    blames every item that a worker had been given; if its worker dies again, the item is lost. If
+    the scheduler goes away, all remaining items are lost.
 
     Args:
-        function: takes an item, catches what may go wrong with it, can be pickled.
-        items: can be pickled; files they name are under the same path for every worker.
-        lost: takes an item and why it has no result; gives the result instead.
-        jobs: worker processes to start on this machine; of a running cluster, workers to expect.
-        scheduler: address or scheduler file of a running cluster, which must be one to trust: it
-            gets and sends pickles. None starts one on this machine.
+        function: takes an item and handles its errors; it can be pickled.
+        items: items, which can be pickled; files that they name have the same path on every worker.
+        lost: takes an item and the reason why it has no result; returns a result instead.
+        jobs: worker processes to start on this machine; for a running cluster, workers to expect.
+        scheduler: address or scheduler file of a running cluster. You must trust it, since it
+            sends and receives pickles. None starts a cluster on this machine.
 
     Raises:
         ValueError: Dask is not installed, or no scheduler answers.
@@ -107,13 +107,13 @@ def run_on_cluster(
 
 
 def _on_one_thread(function: Callable[[Item], Result], item: Item) -> Result:
-    """Run in a worker, also in one that somebody else has started."""
+    """Run in a worker on one thread, even in a worker that somebody else has started."""
     torch.set_num_threads(1)
     return function(item)
 
 
 def _threads(client: Any) -> int:
-    """How many items the cluster can work on, just now."""
+    """How many items the cluster can work on at the moment."""
     if client.status != "running":
         return 0
     try:
@@ -166,7 +166,7 @@ def _started(jobs: int) -> Iterator[Any]:
 
 @contextmanager
 def _kept_at(jobs: int, cluster: Any) -> Iterator[None]:
-    """Add workers for those that do not come back; Dask would wait for them for ever."""
+    """Replace workers that do not come back; Dask would wait for them for ever."""
     over = threading.Event()
 
     def watch() -> None:
@@ -197,7 +197,7 @@ def _connected(scheduler: str) -> Iterator[Any]:
         reason = f": {error}" if str(error) else ""
         raise ValueError(
             f"{scheduler}: no Dask scheduler answered within {CONNECT_S} s{reason}; expected the "
-            "address of a running one, tcp://HOST:PORT, or its scheduler file"
+            "address of a running scheduler, tcp://HOST:PORT, or its scheduler file"
         ) from error
     if kind != "Scheduler":
         raise ValueError(f"{scheduler}: expected a Dask scheduler, got a {kind}")
@@ -206,19 +206,19 @@ def _connected(scheduler: str) -> Iterator[Any]:
 
 
 def _address(scheduler: str) -> str:
-    """Read a scheduler file; an address is one already."""
+    """Address of a scheduler, from its scheduler file or as given."""
     if not Path(scheduler).is_file():
         return scheduler
     content = read_json(Path(scheduler))
     if not isinstance(content, dict) or not isinstance(content.get("address"), str):
         raise ValueError(
-            f"{scheduler}: expected a scheduler file of Dask, found no 'address' in it"
+            f"{scheduler}: expected a scheduler file of Dask, got a file without an 'address'"
         )
     return content["address"]
 
 
 async def _kind(address: str) -> str:
-    """Ask who listens; a client would wait for ever for the answer of something else."""
+    """Ask what kind of server listens; a client would wait for ever if it is not a scheduler."""
     distributed = _distributed()
     security = distributed.Security().get_connection_args("client")
     async with distributed.rpc(address, connection_args=security) as server:

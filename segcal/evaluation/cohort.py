@@ -1,4 +1,4 @@
-"""Many cases: a pairing of files in, a table with a row for each out."""
+"""Evaluates many cases: takes paired files, and returns a table with a row per case."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class Cohort:
     Attributes:
         rows: one row per case, indexed by case name; columns as in
             :class:`segcal.evaluation.case.CaseResult`.
-        calibration: sums over the voxels of all cases, by scope.
+        calibration: sums over the voxels of all cases, by scope (selection of voxels).
         failed: why a case could not be evaluated, by name.
-        notes: what was odd about a case that was evaluated, by name.
-        pairing: what was matched with what.
+        notes: anything unusual about a case that was evaluated, by name.
+        pairing: which predictions and references were matched.
         interrupted: whether the user stopped before the last case.
-        reliability: bins of the top label of every case with probabilities, by scope.
+        reliability: bins of the top label (the most likely class) of every case with
+            probabilities, by scope.
     """
 
     rows: pd.DataFrame
@@ -49,12 +50,12 @@ class Cohort:
 
     @property
     def calibrated(self) -> pd.Series[bool]:
-        """Which cases have probabilities, where some have."""
+        """Which cases have probabilities; at least one must."""
         return self.rows[f"voxels_{next(iter(self.calibration))}"].notna()
 
     @cached_property
     def floors(self) -> dict[str, EceFloor]:
-        """ECE of all voxels together by scope, and what it would be if they were calibrated."""
+        """ECE of all voxels together by scope, and its value if they were perfectly calibrated."""
         return {
             scope: floor_over_cases(tally.top_mass.statistics, self.reliability[scope])
             for scope, tally in self.calibration.items()
@@ -77,20 +78,20 @@ def evaluate_cohort(
     store: Store | None = None,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> Cohort:
-    """Evaluate every case; one that fails is noted and does not stop the others.
+    """Evaluate every case; a case that fails is noted and does not stop the others.
 
-    Ctrl-C stops after what is done, which is returned. The result depends on neither `jobs` nor
-    `engine`, nor on what comes from the store. Memory does not grow with the number of cases, but
-    for a row of numbers each.
+    After Ctrl-C, the cases that are done are returned. The result does not depend on `jobs`,
+    `engine`, or on which results come from the store. Memory grows only by a row of numbers per
+    case.
 
     Args:
         pairing: cases to evaluate.
         label_set: names and ignore label; None names labels by their value.
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
         settings: bins, thresholds, scopes and tolerance.
-        jobs: processes.
-        engine: called as :func:`segcal.evaluation.engine.run` to run the cases.
-        store: where results of cases are kept until all are there, and taken from.
+        jobs: number of processes.
+        engine: called like :func:`segcal.evaluation.engine.run` to run the cases.
+        store: keeps results of cases until all are done, and returns results it already has.
         progress: called after each case.
     """
     measure = partial(
@@ -109,16 +110,16 @@ def run_cases(
     store: Store | None = None,
     progress: Callable[[Case], None] = lambda case: None,
 ) -> Cohort:
-    """Measure every case, whatever is measured; arguments as of :func:`evaluate_cohort`.
+    """Measure every case with any function, as :func:`evaluate_cohort` does.
 
     Args:
         pairing: cases to measure.
-        measure: takes a case and ``note``; raises ValueError where a case cannot be measured. It
-            can be pickled.
-        jobs: see there.
-        engine: see there.
-        store: see there.
-        progress: see there.
+        measure: takes a case and ``note``; raises ValueError if a case cannot be measured. It can
+            be pickled.
+        jobs: number of processes.
+        engine: called like :func:`segcal.evaluation.engine.run` to run the cases.
+        store: keeps results of cases until all are done, and returns results it already has.
+        progress: called after each case.
     """
     one = partial(_outcome, measure=measure)
     known = [store is not None and store.holds(case) for case in pairing.cases]
@@ -143,7 +144,9 @@ def run_cases(
     cohort.rows.index.name = "case"
     if cohort.calibration:
         for name in cohort.rows.index[~cohort.calibrated]:
-            cohort.notes.setdefault(name, []).append("a label map: not in the calibration errors")
+            cohort.notes.setdefault(name, []).append(
+                "is a label map, so it is left out of the calibration errors"
+            )
     return cohort
 
 
@@ -181,7 +184,7 @@ def _outcome(case: Case, *, measure: Callable[..., CaseResult]) -> CaseOutcome:
 
 
 def _of_raters(arrays: CaseArrays, settings: EvaluationSettings) -> dict[str, float]:
-    """Numbers of a case that are of several raters alone."""
+    """Numbers that only a case with several raters has."""
     reference, spacing = arrays.reference.array, arrays.reference.geometry.spacing_mm
     valid = None if arrays.ignore_index is None else reference != arrays.ignore_index
     row = rater_row(
@@ -199,7 +202,7 @@ def _of_raters(arrays: CaseArrays, settings: EvaluationSettings) -> dict[str, fl
 
 
 def lost(case: Case, why: str) -> CaseOutcome:
-    """What became of a case without a result."""
+    """Outcome of a case that has no result."""
     return CaseOutcome(f"{case.prediction}: {why}", [])
 
 
@@ -218,10 +221,10 @@ def evaluate_files(
         label_set: names and ignore label; None names labels by their value.
         settings: bins, thresholds, scopes and tolerance.
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
-        note: called with what is odd and was decided.
+        note: called with a sentence on anything unusual, and how it was read.
 
     Raises:
-        ValueError: naming the file and what is wrong with it.
+        ValueError: names the file and what is wrong with it.
     """
     arrays = read_case(
         case, label_set, tolerance=settings.tolerance, reader=reader,

@@ -1,4 +1,4 @@
-"""Several methods on the same cases: intervals over cases, paired differences, Wilcoxon's test."""
+"""Compares methods on the same cases: intervals over cases, paired differences, Wilcoxon's test."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = [
 
 LEVEL = 0.95
 BATCH = 1000
-"""Resamplings that are in memory at a time."""
+"""Resamples that are in memory at a time."""
 DESCRIBED = ("diagonal_mm", "spacing_", "voxels_", "raters")
-"""Beginnings of columns that describe a case and are no result."""
+"""First letters of columns that describe a case and are not results."""
 
 
 def result_columns(rows: pd.DataFrame) -> list[str]:
-    """Columns that hold one result a case: not those per label, nor those that describe it."""
+    """Columns with one result per case, without columns per label or that describe the case."""
     return [c for c in rows.columns if "/" not in c and not c.startswith(DESCRIBED)]
 
 
@@ -43,10 +43,10 @@ def interval(
     Args:
         values: one per case, finite.
         resamples: how often cases are drawn with replacement; 0 gives None.
-        seed: of the draws, so that the same cases give the same interval.
+        seed: random seed, so that the same cases give the same interval.
 
     Returns:
-        low and high; None for fewer than two cases.
+        lower and upper end; None for fewer than two cases.
     """
     if resamples < 1 or len(values) < 2:
         return None
@@ -59,18 +59,18 @@ def interval(
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of one method less that of the first, over the cases that both have.
+    """Difference (method - baseline) in one metric, over the cases that both have.
 
     Attributes:
         metric: column of the tables.
-        method: which is compared.
-        baseline: with which.
-        n: cases in which both are finite.
-        mean: of the differences.
+        method: method that is compared with the baseline.
+        baseline: first method.
+        n: number of cases in which both are finite.
+        mean: mean of the differences.
         ci95: bootstrap interval of that mean; None for fewer than two cases.
         p_wilcoxon: two-sided Wilcoxon signed-rank test of no difference; None for fewer than six
-            cases, which cannot be significant, or without a difference. It is not corrected for
-            the number of comparisons.
+            cases, which cannot be significant, or if all differences are 0. It is not corrected
+            for the number of comparisons.
     """
 
     metric: str
@@ -90,11 +90,11 @@ def compare(
     Args:
         tables: rows of :class:`segcal.evaluation.cohort.Cohort` by method; the first is the
             baseline.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+        resamples: number of bootstrap resamples.
+        seed: random seed of the bootstrap.
 
     Raises:
-        ValueError: fewer than two methods.
+        ValueError: there are fewer than two methods.
     """
     if len(tables) < 2:
         raise ValueError("tables: expected at least two methods")
@@ -125,9 +125,9 @@ class SharedMean:
 
     Attributes:
         metric: column of the tables.
-        method: whose.
-        n: cases.
-        mean: None without a case.
+        method: name of the method.
+        n: number of cases.
+        mean: mean over these cases; None without a case.
         ci95: bootstrap interval of the mean; None for fewer than two cases.
     """
 
@@ -147,14 +147,14 @@ def shared_means(
 ) -> list[SharedMean]:
     """Means of every method over the same cases, so that they can stand in one column.
 
-    A method without a value in any case has no mean of that metric and takes no case from the
-    others.
+    A method that has a metric in no case has no mean of it, and does not reduce the cases of the
+    other methods.
 
     Args:
         tables: rows of :class:`segcal.evaluation.cohort.Cohort` by method.
-        metrics: columns.
-        resamples: of the bootstrap.
-        seed: of the bootstrap.
+        metrics: columns of the tables.
+        resamples: number of bootstrap resamples.
+        seed: random seed of the bootstrap.
     """
     found = []
     for metric in metrics:
@@ -188,7 +188,7 @@ def _wilcoxon(delta: NDArray[np.float64]) -> float | None:
 
 
 def case_table(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """One row a case and method, for statistics of the reader's own."""
+    """One row per case and method, for further statistics of your own."""
     parts = [
         rows[result_columns(rows)].assign(method=method).set_index("method", append=True)
         for method, rows in tables.items()

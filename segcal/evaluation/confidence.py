@@ -1,4 +1,4 @@
-"""What the probabilities of a case say about its masks and volumes, without a reference."""
+"""Predicted quality and volumes of a case, from its probabilities alone, without a reference."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def confidence_row(
 
     Args:
         probabilities: floating ``(K, *S)``.
-        prediction: label map ``(*S)`` that was decided.
-        structures: to report.
+        prediction: label map ``(*S)`` that belongs to the probabilities.
+        structures: structures to report.
         spacing_mm: voxel size along S.
         regions: whether the channels are regions.
         valid: bool ``(*S)``; False leaves a voxel out. None keeps all.
-        level: of the intervals of the volume.
+        level: level of the intervals of the volume, such as 0.95.
 
     Raises:
-        ValueError: arrays that do not fit each other.
+        ValueError: the arrays do not fit each other.
     """
     sums = structure_sums(
         probabilities,

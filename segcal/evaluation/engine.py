@@ -20,13 +20,13 @@ import torch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 CASES_PER_PROCESS = 4
-"""Starting a process costs some seconds of imports: fewer cases are not worth one."""
+"""Fewest cases per process, since starting a process costs some seconds of imports."""
 AHEAD = 4
-"""Items per process that may be started and not yet yielded: what order costs in memory."""
+"""Most items per process that wait for earlier items, since results are yielded in order."""
 
 
 def default_jobs(items: int) -> int:
-    """Processes for so many items: one a core, as far as each has some work to do."""
+    """Number of processes for so many items: one per core, if each has enough work."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(cores or 1, items // CASES_PER_PROCESS))
 
@@ -40,16 +40,16 @@ def run(
 ) -> Generator[tuple[int, Result]]:
     """Yield index and result of every item, in order.
 
-    At most ``AHEAD * jobs`` items are started and not yet yielded. If a process dies (out of
-    memory, say), what was under way is run again, one by one in a process each, and an item whose
-    own process dies is lost. However this process ends, by Ctrl-C or killed, the others end with
-    it.
+    At most ``AHEAD * jobs`` items are started and not yet yielded. If a process dies (for example,
+    out of memory), the items under way are run again, each in a process of its own, and an item
+    whose own process dies is lost. However this process ends, by Ctrl-C or killed, the others end
+    with it.
 
     Args:
-        function: takes an item, catches what may go wrong with it, can be pickled.
-        items: can be pickled.
-        lost: takes an item and why it has no result; gives the result instead.
-        jobs: processes; 1 is this one alone.
+        function: takes an item and handles its errors; it can be pickled.
+        items: items, which can be pickled.
+        lost: takes an item and the reason why it has no result; returns a result instead.
+        jobs: number of processes; 1 uses this process alone.
     """
     if jobs == 1:
         return in_order(lambda item: partial(function, item), items, lambda: 1)
@@ -63,8 +63,8 @@ def in_order(
 
     Args:
         start: starts an item and returns the function that waits for its result.
-        items: all there are.
-        ahead: how many may, just now, be started and not yet yielded; 1 or more.
+        items: all items.
+        ahead: returns how many items may be started and not yet yielded at the moment; 1 or more.
     """
     rest = iter(items)
     waiting: deque[Callable[[], Result]] = deque()
@@ -122,13 +122,13 @@ def _in_processes(
 
 
 def _begin(parent: Connection) -> None:
-    """One thread a process; Ctrl-C is for the process that started us, whose end is ours."""
+    """Use one thread, leave Ctrl-C to the process that started this one, and end with it."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: Connection) -> None:
-    """Leave in the middle of whatever it is when the other end is closed; nothing is ever sent."""
+    """Exit at once when the other end of the pipe is closed; nothing is ever sent."""
     parent.poll(None)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Intervals of volumes that were fitted to validation cases, and tables of cases with them."""
+"""Intervals of volumes that were fitted to validation cases."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ from segcal.tensors import check_choice
 FORMAT = 1
 Kind = Literal["conformal", "inflated"]
 _MADE = {
-    None: "as if all voxels of a structure erred together, wide, since nothing was fitted; segcal "
-    "trust fit makes intervals from validation cases",
-    "conformal": "expected volume and as many independent SD as the conformal quantile of the "
-    "errors of validation cases: covers so often whatever their distribution is",
-    "inflated": "expected volume and a quantile of Student's t of an independent SD that was "
-    "inflated to the errors of validation cases: trusts that they are normal",
+    None: "as wide as if all voxels of a structure erred together, since nothing was fitted; "
+    "segcal trust fit makes intervals from validation cases",
+    "conformal": "expected volume -+ the standard deviation of independent voxels, times the "
+    "conformal quantile of the errors of validation cases; no assumption on their distribution",
+    "inflated": "expected volume -+ the standard deviation of independent voxels, inflated to the "
+    "errors of validation cases, times a quantile of Student's t; assumes that errors are normal",
 }
 
 
 @dataclass(frozen=True)
 class StructureIntervals:
-    """What validation cases say about the volume of a structure.
+    """Errors of the volume of a structure on validation cases.
 
     Attributes:
-        inflation: of the variance, see :func:`segcal.metrics.volume_interval.variance_inflation`.
-        effective_voxels: undecided voxels a case, were they independent and at p = 1/2:
-            ``4 sum p (1 - p) / inflation``, mean over cases.
-        scores: see :func:`segcal.metrics.volume_interval.conformal_scores`, one a case.
+        inflation: factor of the variance, see
+            :func:`segcal.metrics.volume_interval.variance_inflation`.
+        effective_voxels: number of independent voxels with p = 1/2 that would be as uncertain as
+            a case: ``4 sum p (1 - p) / inflation``, mean over cases.
+        scores: one per case, see :func:`segcal.metrics.volume_interval.conformal_scores`.
     """
 
     inflation: float
@@ -52,7 +53,7 @@ class StructureIntervals:
     scores: tuple[float, ...]
 
     def factor(self, kind: Kind, level: float) -> float:
-        """Standard deviations of independent voxels to each side; infinite for too few cases."""
+        """Half width in standard deviations of independent voxels; infinite for too few cases."""
         if kind == "conformal":
             return conformal_factor(self.scores, level)
         return inflated_factor(self.inflation, level, len(self.scores))
@@ -60,12 +61,12 @@ class StructureIntervals:
 
 @dataclass(frozen=True)
 class VolumeIntervals:
-    """Intervals of the volumes of all structures, and what they were fitted on.
+    """Intervals of the volumes of all structures, and the cases they were fitted on.
 
     Attributes:
-        structures: by name.
+        structures: errors of each structure, by name.
         model: record of the predictions, see :func:`segcal.repair.saved.model_of`.
-        fitted_on: where the cases came from, and which they were.
+        fitted_on: where the cases came from, and their names.
     """
 
     structures: dict[str, StructureIntervals]
@@ -73,19 +74,19 @@ class VolumeIntervals:
     fitted_on: dict[str, Any] = field(default_factory=dict)
 
     def factors(self, kind: Kind, level: float) -> dict[str, float]:
-        """Factor of every structure by name."""
+        """Half width of every structure's interval in standard deviations, by name."""
         check_choice("kind", kind, get_args(Kind))
         return {name: one.factor(kind, level) for name, one in self.structures.items()}
 
     def not_fitted(self, names: Sequence[str]) -> str:
-        """Say that nothing was fitted for structures of these names."""
+        """Message that nothing was fitted for structures of these names."""
         return (
             f"intervals: fitted for {', '.join(self.structures)}, not for {', '.join(names)}; fit "
             "them to validation cases of this model with the same labels"
         )
 
     def too_few(self, kind: Kind, level: float) -> str:
-        """Say that there are too few cases for a level, and what to do; empty if there are not."""
+        """Message that there are too few cases for a level, and what to do; empty if enough."""
         need = fewest_cases(level)
         few = {n: len(one.scores) for n, one in self.structures.items() if len(one.scores) < need}
         if kind != "conformal" or not few:
@@ -94,12 +95,12 @@ class VolumeIntervals:
             f"{min(few.values())} validation cases ({', '.join(few)}) are too few for conformal "
             f"intervals of {100 * level:.4g} %, which need {need}: no finite interval is stated. "
             f"They allow a level of {_floored(highest_level(min(few.values())))}; intervals of the "
-            "kind inflated need fewer cases and trust that errors are normal"
+            "kind inflated need fewer cases and assume that errors are normal"
         )
 
 
 def _floored(level: float) -> str:
-    """A level that is no higher, in hundredths."""
+    """A level, rounded down to hundredths."""
     return f"{math.floor(100 * level) / 100:.2f}"
 
 
@@ -107,8 +108,8 @@ def stated(level: float, kind: Kind | None) -> str:
     """What intervals promise, and how they were made.
 
     Args:
-        level: of the intervals.
-        kind: of fitted ones; None without a fit.
+        level: level of the intervals.
+        kind: kind of the fitted intervals; None if nothing was fitted.
     """
     return f"meant to hold {100 * level:.4g} % of the true volumes: {_MADE[kind]}"
 
@@ -135,18 +136,18 @@ def write_intervals(path: Path, intervals: VolumeIntervals) -> None:
 
 
 def read_intervals(path: Path) -> VolumeIntervals:
-    """Read what :func:`write_intervals` wrote.
+    """Read a file that :func:`write_intervals` wrote.
 
     Raises:
-        ValueError: naming the file: no such file, another format, or a damaged one.
+        ValueError: names the file: it is missing, has another format, or is damaged.
     """
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("structures"), dict):
-        raise ValueError(f"{path}: no intervals of volumes; segcal trust fit writes them")
+        raise ValueError(f"{path}: expected intervals of volumes, which segcal trust fit writes")
     if content.get("format") != FORMAT:
         raise ValueError(
-            f"{path}: of format {content.get('format')!r}, expected {FORMAT}; fit them again with "
-            "this version"
+            f"{path}: expected format {FORMAT}, got {content.get('format')!r}; fit the intervals "
+            "again with this version"
         )
     try:
         structures = {
@@ -174,13 +175,13 @@ def with_intervals(
     """The table of cases with fitted intervals in ``volume_low_ml`` and ``volume_high_ml``.
 
     Args:
-        rows: of :class:`segcal.evaluation.cohort.Cohort`.
-        intervals: of the structures.
-        kind: of the intervals.
-        level: of the intervals.
+        rows: rows of a :class:`segcal.evaluation.cohort.Cohort`.
+        intervals: fitted intervals of the structures.
+        kind: kind of the intervals.
+        level: level of the intervals.
 
     Raises:
-        ValueError: a structure that no interval was fitted for.
+        ValueError: no interval was fitted for a structure.
     """
     key = "volume_sd_ml/"
     names = [str(c).removeprefix(key) for c in rows.columns if str(c).startswith(key)]

@@ -1,4 +1,4 @@
-"""What one evaluation is of: predictions, their references, and settings; checked beforehand."""
+"""Plans evaluations: pairs predictions with references, and checks them with the settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIBRARIES = ("segcal", "torch", "numpy", "scipy", "nibabel", "SimpleITK", "panda
 
 
 STORE = ".segcal-results"
-"""Sub-folder in which results of cases wait for the last."""
+"""Sub-folder in which results of cases are kept until the last case is done."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Job:
     """One set of predictions, checked and ready to be evaluated.
 
     Attributes:
-        name: in headings.
+        name: name in headings.
         predictions: folder or file.
         references: folder or file.
-        settings: of the evaluation.
-        pairing: what belongs to what.
-        labels: what they mean.
-        reader: of nnU-Net that the predictions were made with, or None.
-        intervals: of volumes, fitted to validation cases, or None.
+        settings: settings of the evaluation.
+        pairing: which prediction belongs to which reference.
+        labels: what the labels mean.
+        reader: nnU-Net's reader that the predictions were made with, or None.
+        intervals: intervals of volumes that were fitted to validation cases, or None.
     """
 
     name: str
@@ -57,10 +57,10 @@ class Job:
         return self.labels.label_set
 
     def store(self, folder: Path) -> Store:
-        """Where results of cases are until all of them are there.
+        """Store that keeps results of cases until all cases are done.
 
         Args:
-            folder: in which they have a sub-folder of their own, :data:`STORE`.
+            folder: folder in which they get a sub-folder of their own, :data:`STORE`.
         """
         labels = None if self.label_set is None else vars(self.label_set)
         making = [vars(self.settings), labels, self.reader, version("segcal")]
@@ -68,11 +68,11 @@ class Job:
 
     @property
     def unit(self) -> str:
-        """Of the lengths: ``px`` where the references are images, which state no size."""
+        """Unit of the lengths: ``px`` if the references are images, which state no size."""
         return unit_of(self.pairing)
 
     def header(self) -> dict[str, Any]:
-        """What a summary says about its making."""
+        """Part of the summary that says how it was made."""
         return {
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "predictions": str(self.predictions.resolve()),
@@ -88,7 +88,7 @@ class Job:
 
 
 def unit_of(pairing: Pairing) -> str:
-    """Unit of the lengths: ``px`` where the references are images, which state no size."""
+    """Unit of the lengths: ``mm``, or ``px`` if the references are images, which state no size."""
     found = [case.reference for case in pairing.cases]
     files = [
         file
@@ -99,7 +99,7 @@ def unit_of(pairing: Pairing) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers are made with."""
+    """Versions of Python and of the libraries that the numbers are computed with."""
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
@@ -115,21 +115,21 @@ def plan(
     cases: Sequence[str] = (),
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> list[Job]:
-    """Check all that is given, before the first case is read.
+    """Check everything that is given, before the first case is read.
 
     Args:
         predictions: folders or files by name.
         references: folder or file of the label maps.
-        settings: of the evaluation; None takes the defaults.
+        settings: settings of the evaluation; None uses the defaults.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         roi: folder of masks named like the cases, which adds the scope ``roi``.
         patterns: see :func:`segcal.io.pairing.pair`.
-        samples: folder of label maps that were drawn from the model, for cases of several raters.
-        cases: names of those that are evaluated; empty evaluates all.
-        found: called with what the labels of each set of predictions mean.
+        samples: folder of label maps that were drawn from the model, for cases with several raters.
+        cases: names of the cases to evaluate; empty evaluates all.
+        found: called for each set of predictions with what its labels mean.
 
     Raises:
-        ValueError: files that do not fit each other or the settings.
+        ValueError: files do not fit each other or the settings.
     """
     settings = settings or EvaluationSettings()
     if roi is not None and "roi" not in settings.chosen:
@@ -147,25 +147,25 @@ def plan(
         found(labels)
         jobs.append(Job(name, one, references, settings, pairing, labels, find_reader(one)))
     if "roi" in settings.chosen and roi is None:
-        raise ValueError("roi: expected the folder of the masks of the scope roi, got none")
+        raise ValueError("roi: expected the folder of the masks for the scope roi, got none")
     for job in jobs:
         _check_compat(settings.compat, job.label_set, job.pairing)
     return jobs
 
 
 def with_thresholds(jobs: Sequence[Job], thresholds: Sequence[float]) -> list[Job]:
-    """Every job with every threshold, several of them under names of their own.
+    """Every job with every threshold; several thresholds are appended to the jobs' names.
 
     Args:
-        jobs: of :func:`plan`.
+        jobs: result of :func:`plan`.
         thresholds: see :class:`segcal.evaluation.settings.EvaluationSettings`.
 
     Raises:
-        ValueError: no probability, or one twice.
+        ValueError: a threshold is not a probability, or occurs twice.
     """
     if len(set(thresholds)) < len(thresholds):
         raise ValueError(
-            f"threshold: expected different ones, got {', '.join(map(str, thresholds))}"
+            f"threshold: expected different values, got {', '.join(map(str, thresholds))}"
         )
     return [
         replace(
@@ -179,14 +179,14 @@ def with_thresholds(jobs: Sequence[Job], thresholds: Sequence[float]) -> list[Jo
 
 
 def named(predictions: Sequence[Path], names: Sequence[str] | None = None) -> dict[str, Path]:
-    """Give every set of predictions a name, of which a folder of its own can be made.
+    """Give every set of predictions a name that can also name a folder.
 
     Args:
         predictions: folders or files, at least one.
-        names: as many; None takes those of the folders.
+        names: one name for each; None uses the names of the folders.
 
     Raises:
-        ValueError: names that are missing, alike, or (of several) no names of folders.
+        ValueError: names are missing or equal, or one of several cannot name a folder.
     """
     if not predictions:
         raise ValueError("predictions: expected at least one folder of predictions, got none")
@@ -208,16 +208,16 @@ def _check_compat(compat: str | None, labels: LabelSet | None, pairing: Pairing)
     if compat == "curvas" and alone:
         raise ValueError(
             f"compat {compat}: compares with two raters or more, which {len(alone)} cases lack, "
-            f"e.g. {alone[0]}; call their label maps {alone[0]}_rater1.nii.gz, ... (or say where "
+            f"e.g. {alone[0]}; name their label maps {alone[0]}_rater1.nii.gz, ... (or say where "
             "{rater} stands in the pattern of the references)"
         )
     if compat and labels is None:
         raise ValueError(
             f"compat {compat}: its mean is over all labels, present or not, so a dataset.json is "
-            "needed that names them"
+            "needed to name them"
         )
     if compat and labels and (labels.regions or labels.ignore_index is not None):
         raise ValueError(
-            f"compat {compat}: the published evaluation knows no regions and no ignore label, "
-            f"which {labels.source} defines"
+            f"compat {compat}: the published evaluation supports neither regions nor an ignore "
+            f"label, but {labels.source} defines them"
         )

@@ -1,4 +1,4 @@
-"""What the labels of an evaluation mean: from the file that is named, or from one that is found."""
+"""Finds out what the labels mean, from a file that is named or from a file that is found."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class FoundLabels:
     """What the labels mean, and where that was found.
 
     Attributes:
-        label_set: names and ignore label; None where nothing says what the labels mean.
-        file: that was found without being named, or None.
-        problem: why a file that was found is not used, or empty.
+        label_set: names and ignore label; None if no file says what the labels mean.
+        file: file that was found without being named, or None.
+        problem: why a file that was found is not used; empty if it is used.
     """
 
     label_set: LabelSet | None
@@ -31,8 +31,8 @@ def find_labels(
     """Read what the labels mean, from a file that is named or found.
 
     Args:
-        dataset_json: nnU-Net's ``dataset.json``, or what the labels mean; None looks for one
-            beside or above the predictions, then the references.
+        dataset_json: nnU-Net's ``dataset.json``, or a label set; None looks for a
+            ``dataset.json`` beside or above the predictions, then the references.
         predictions: folder or file.
         references: folder or file.
 
@@ -46,7 +46,7 @@ def find_labels(
     found = find_dataset_json(predictions, references)
     if found is None:
         far = far_dataset_json(predictions, references)
-        why = f"{far} lies two folders above, so it may be of other data; name it to use it"
+        why = f"{far} lies two folders above, so it may belong to other data; name it to use it"
         return FoundLabels(None, far, "" if far is None else why)
     try:
         return FoundLabels(read_label_set(found), found)

@@ -1,4 +1,4 @@
-"""A case that several raters labelled: where they agree, where not, and how large they see it."""
+"""Numbers of a case that several raters labelled: agreement, disagreement and volumes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def rater_row(
     Args:
         prediction: label map ``(*S)``.
         raters: label maps, same shape, two or more.
-        structures: to report.
+        structures: structures to report.
         spacing_mm: voxel size along S.
-        probabilities: ``(K, *S)``; without, the prediction counts as certain for the volume, and
-            what is of probabilities is undefined.
+        probabilities: ``(K, *S)``; if None, the prediction counts as certain for the volume, and
+            metrics of probabilities are undefined.
         samples: label maps that were drawn from the model.
         valid: bool ``(*S)``; False leaves a voxel out. None keeps all.
     """

@@ -1,4 +1,4 @@
-"""One case from its files: arrays on the reference's grid, checked, and what was odd."""
+"""Reads the files of one case as checked arrays on the reference's grid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from segcal.tensors import MANY, distinct_labels, holds_masks
 
 Note = Callable[[str], None]
 WHITE = 255
-"""Foreground of a mask that was written as an image."""
+"""Value of the foreground in a mask that was written as an image."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,17 @@ class CaseArrays:
     """What the files of a case hold, on the reference's grid.
 
     Attributes:
-        reference: labels.
+        reference: reference label map.
         prediction: label map, ``(z, y, x)``.
         probabilities: ``(K, z, y, x)``, or None.
         structures: labels or regions to report.
-        names: of the labels in the maps.
+        names: names of the labels in the label maps.
         regions: whether the channels are regions.
         ignore_index: reference label that is left out.
         roi: mask of the region of interest, or None.
-        raters: label maps of several raters, the majority of whom `reference` is; empty of one.
-        samples: label maps that were drawn from the model, or none.
+        raters: label maps of several raters, whose majority is `reference`; empty if there is only
+            one rater.
+        samples: label maps that were drawn from the model; may be empty.
     """
 
     reference: Volume
@@ -77,21 +78,22 @@ def read_case(
 ) -> CaseArrays:
     """Read one case.
 
-    Where a label map lies beside a ``.npz`` it is the prediction for overlap and surfaces (nnU-Net
-    post-processes label maps only); if it has little in common with the probabilities, the two do
-    not share a frame.
+    If a label map lies beside a ``.npz``, it is the prediction for overlap and surfaces, since
+    nnU-Net post-processes label maps only. If it has little in common with the probabilities, the
+    two are oriented differently, and the case is refused.
 
     Args:
         case: files to read.
         label_set: names and ignore label; None names labels by their value.
-        tolerance: how far, in voxels, a prediction may lie off its reference.
+        tolerance: how far, in voxels, the geometry of a prediction may deviate from its reference.
         reader: see :func:`segcal.io.probabilities.read_probabilities`.
-        threshold: a structure is where its probability is above, whatever label map lies beside;
-            of foreground or regions. None takes that map, or the likeliest classes.
-        note: called with what is odd and was decided.
+        threshold: a structure (foreground or a region) is where its probability is above this
+            value, even if a label map lies beside the probabilities. None uses that label map, or
+            the most likely classes.
+        note: called with a sentence on anything unusual, and how it was read.
 
     Raises:
-        ValueError: naming the file and what is wrong with it.
+        ValueError: names the file and what is wrong with it.
     """
     reference = _read_reference(case, label_set, tolerance, note)
     if reference.note:
@@ -130,7 +132,7 @@ def read_case(
 def _ignored_alike(
     raters: tuple[NDArray[Any], ...], ignore_index: int | None
 ) -> tuple[NDArray[Any], ...]:
-    """Raters among whom a voxel that one of them ignores is ignored by all."""
+    """Label maps of raters in which a voxel that one rater ignores is ignored by all."""
     if ignore_index is None:
         return raters
     ignored = np.any([one == ignore_index for one in raters], axis=0)
@@ -139,14 +141,14 @@ def _ignored_alike(
 
 @dataclass(frozen=True)
 class PredictionArrays:
-    """What the files of a prediction hold that has no reference.
+    """What the files of a prediction without a reference hold.
 
     Attributes:
-        geometry: of its frame.
+        geometry: geometry of its voxels.
         prediction: label map, ``(z, y, x)``.
         probabilities: ``(K, z, y, x)``.
         structures: labels or regions to report.
-        names: of the labels in the map.
+        names: names of the labels in the label map.
         regions: whether the channels are regions.
     """
 
@@ -166,24 +168,25 @@ def read_prediction(
     reader: str | None = None,
     note: Note = lambda text: None,
 ) -> PredictionArrays:
-    """Read one case of :func:`segcal.io.pairing.unpaired`; arguments as of :func:`read_case`.
+    """Read one case of :func:`segcal.io.pairing.unpaired`, which has no reference.
 
     Args:
         case: files to read.
-        label_set: see there.
-        tolerance: see there.
-        reader: see there.
-        note: see there.
+        label_set: names and ignore label; None names labels by their value.
+        tolerance: how far, in voxels, geometries of the files may deviate from each other.
+        reader: see :func:`segcal.io.probabilities.read_probabilities`.
+        note: called with a sentence on anything unusual, and how it was read.
 
     Raises:
-        ValueError: naming the file and what is wrong with it; a label map without probabilities.
+        ValueError: names the file and what is wrong with it; a label map without probabilities
+            is refused, too.
     """
     at, _ = read_geometry(case.reference)
     prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
     if probabilities is None:
         raise ValueError(
-            f"{case.prediction}: holds no probabilities, which confidence is made of; let the "
-            "predictor save them, too (nnU-Net: save_probabilities)"
+            f"{case.prediction}: holds no probabilities, from which confidence is computed; let "
+            "the predictor save them, too (nnU-Net: save_probabilities)"
         )
     structures, names, allowed = _structures(prediction, probabilities, prediction, label_set)
     structures = _with_files(case, structures, label_set, note)
@@ -195,7 +198,7 @@ def read_prediction(
 def _above(
     path: Path, probabilities: NDArray[Any] | None, threshold: float, label_set: LabelSet | None
 ) -> NDArray[Any]:
-    """Label map of the voxels of a probability above a threshold."""
+    """Label map of the voxels whose probability is above a threshold."""
     order = None if label_set is None or not label_set.regions else label_set.class_order
     if probabilities is None:
         raise ValueError(
@@ -213,7 +216,7 @@ def _above(
 
 
 def _read_reference(case: Case, label_set: LabelSet | None, tolerance: float, note: Note) -> Volume:
-    """Labels of a file, or of a folder of a mask per class."""
+    """Labels from a file, or from a folder with a mask per class."""
     path = case.reference
     if path.is_file():
         volume = read_labels(path)
@@ -229,7 +232,7 @@ def _read_reference(case: Case, label_set: LabelSet | None, tolerance: float, no
 
 
 def image_of_box(case: Case, reference: Geometry) -> Geometry | None:
-    """Grid of a prediction's image, where the reference is the box of segments alone in it."""
+    """Grid of a prediction's image, if the reference holds only the box of segments within it."""
     path = case.prediction
     if not is_segmentation(case.reference) or path.is_dir() or is_array(path):
         return None
@@ -239,7 +242,7 @@ def image_of_box(case: Case, reference: Geometry) -> Geometry | None:
 def _with_files(
     case: Case, structures: list[Structure], label_set: LabelSet | None, note: Note
 ) -> list[Structure]:
-    """Structures without those that a folder of a file per class has no file of."""
+    """Structures without those that have no file in a folder with a file per class."""
     for path in (case.prediction, case.reference):
         if path.is_dir() and label_set is not None:
             missing = missing_classes(path, label_set)
@@ -293,7 +296,7 @@ def _read_prediction(
     prediction = decide_argmax(probabilities, class_order=class_order)
     kept: NDArray[Any] | None = probabilities
     if probabilities[0].size >= MANY and holds_masks(probabilities):
-        note(f"{case.prediction.name}: taken for a label map, so its calibration is left out")
+        note(f"{case.prediction.name}: read as a label map, so its calibration is left out")
         kept = None
     if case.label_map is None:
         if case.decision == DECISION_HEAD:
@@ -313,7 +316,7 @@ def _structures(
     reference: NDArray[Any],
     label_set: LabelSet | None,
 ) -> tuple[list[Structure], dict[int, str], set[int]]:
-    """What is reported, names of the labels in the maps, and which of them may be there."""
+    """Structures to report, names of the labels in the label maps, and allowed label values."""
     if label_set is not None:
         structures = [
             Structure(name, labels, index if label_set.regions else labels[0])
@@ -330,7 +333,7 @@ def _structures(
 
 
 def _read_on(path: Path, reference: Geometry, tolerance: float, note: Note) -> NDArray[Any]:
-    """Read a label map that must lie on the reference, which its header tells before the rest."""
+    """Read a label map that must lie on the reference; the header is checked first."""
     check_place(path, reference, tolerance)
     return _put_labels_on(path, read_volume(path), reference, tolerance, note)
 
@@ -347,31 +350,31 @@ def _put_labels_on(
 def check_label_map(
     prediction: Path, argmax: NDArray[Any], path: Path, label_map: NDArray[Any]
 ) -> None:
-    """Refuse a label map of another frame than the probabilities that it lies beside.
+    """Refuse a label map that is oriented differently than the probabilities beside it.
 
-    Post-processing removes foreground; foreground that is elsewhere is of another frame.
+    Post-processing only removes foreground, so foreground elsewhere means another orientation.
 
     Args:
         prediction: path of the probabilities.
-        argmax: their label map ``(*S)``.
-        path: of the label map beside.
-        label_map: what it holds, ``(*S)``.
+        argmax: label map of the probabilities, ``(*S)``.
+        path: path of the label map beside them.
+        label_map: content of that label map, ``(*S)``.
 
     Raises:
-        ValueError: most of its foreground has another label.
+        ValueError: most foreground voxels of the label map have another label in `argmax`.
     """
     foreground = int(np.count_nonzero(label_map))
     elsewhere = int(np.count_nonzero((argmax != label_map) & (label_map != 0)))
     if elsewhere > 0.5 * foreground:
         raise ValueError(
             f"{prediction}: {elsewhere} of the {foreground} foreground voxels of {path} beside it "
-            "have another label here; predicted with a reader that reorients? Then keep nnU-Net's "
-            "plans.json beside the predictions. Or are they of different cases?"
+            "have another label here. If they were predicted with a reader that reorients, keep "
+            "nnU-Net's plans.json beside the predictions. Or do they belong to different cases?"
         )
 
 
 def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: Note) -> None:
-    """Refuse a label map of another frame; say what else it differs in."""
+    """Refuse a label map that is oriented differently; note how many other voxels differ."""
     if case.label_map is not None and case.decision == "argmax":
         check_label_map(case.prediction, argmax, case.label_map, label_map)
     differ = int(np.count_nonzero(argmax != label_map))
@@ -379,7 +382,7 @@ def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: No
         why = "post-processed?" if case.decision == "argmax" else f"decided by {case.decision}"
         note(
             f"{case.prediction.name}: {differ} voxels have another label in the label map beside "
-            f"it ({why}); overlap and surfaces are of the label map, calibration of the "
+            f"it ({why}); overlap and surfaces are measured on the label map, calibration on the "
             "probabilities"
         )
 
@@ -387,10 +390,10 @@ def _compare(case: Case, argmax: NDArray[Any], label_map: NDArray[Any], note: No
 def _check_labels(
     path: Path, labels: NDArray[Any], allowed: set[int], ignore_index: int | None
 ) -> set[int]:
-    """Refuse labels that are no classes; return all of them as a set."""
+    """Refuse labels that are not among the classes; return all of them as a set."""
     found = set(labels.tolist())
     if unknown := sorted(found - allowed - {ignore_index}):
-        hint = "renumber the labels to those"
+        hint = "renumber the labels to these"
         if unknown == [WHITE]:
             hint = f"store a mask of 0 and {WHITE} as 0 and 1"
         elif said := _scaled(found, allowed):
@@ -404,7 +407,7 @@ def _check_labels(
 
 
 def _scaled(found: set[int], labels: set[int]) -> str:
-    """Say what to do if values look like whole numbers that probabilities of foreground became."""
+    """Say what to do if values look like probabilities of foreground stored as whole numbers."""
     if len(found) <= FEW or labels != {0, 1} or not 1 < max(found) <= WHITE or min(found) < 0:
         return ""
     most = WHITE if max(found) > 100 else 100
@@ -414,7 +417,7 @@ def _scaled(found: set[int], labels: set[int]) -> str:
 
 
 def _check_common(case: Case, reference: set[int], prediction: set[int], note: Note) -> None:
-    """Say that label maps have no label in common, and refuse what is no label map."""
+    """Note label maps that have no label in common, and refuse files that are not label maps."""
     if said := _scaled(prediction, {0, *reference}):
         raise ValueError(f"{case.prediction}: holds {len(prediction)} values; {said}")
     of_reference, predicted = sorted(reference - {0}), sorted(prediction - {0})
@@ -427,6 +430,6 @@ def _check_common(case: Case, reference: set[int], prediction: set[int], note: N
             "means 'ignore', say so in dataset.json"
         )
     note(
-        f"{case.prediction.name}: {said}, none in common; if they mean the same, store the same "
-        "values in both"
+        f"{case.prediction.name}: {said}, none in common; if they mean the same structures, store "
+        "the same values in both"
     )

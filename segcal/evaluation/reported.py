@@ -1,4 +1,4 @@
-"""What an evaluation reports: the rows of the metrics, and one of a paper beside its namesake."""
+"""Lists the metrics that an evaluation reports, with their names, columns and definitions."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from segcal.reproduction.crac import TACE_REF
 
 
 def calibration_metrics() -> list[CalibrationMetric]:
-    """Rows of the calibration errors; what CRaC calls TACE follows TACE."""
+    """Rows of the calibration errors; the TACE of the CRaC paper follows TACE."""
     rows = list(table.CALIBRATION)
     place = next((i for i, row in enumerate(rows) if row.key == "tace"), len(rows) - 1)
     return [*rows[: place + 1], TACE_REF, *rows[place + 1 :]]
 
 
 def scope_metrics() -> list[ScopeMetric]:
-    """Rows of all numbers of a scope; the floor of ECE follows ECE."""
+    """Rows of all numbers of a scope (selection of voxels); the floor of ECE follows ECE."""
     rows = calibration_metrics()
     place = next((i for i, row in enumerate(rows) if row.key == "ece"), len(rows) - 1)
     return [*rows[: place + 1], *table.FLOOR, *rows[place + 1 :]]
 
 
 def label_means() -> dict[str, str]:
-    """Means over the labels of a case, and of which number of a label, by key."""
+    """Means over the labels of a case by key, each with the key of the number it averages."""
     means = {row.key: row.key for row in table.STRUCTURE if row.mean_of_labels}
     return means | {row.key: row.of for row in table.PENALISED}
 
 
 def metric_of(column: str) -> Metric | None:
-    """Row that a column of the table of cases belongs to; None if it is of no metric."""
+    """Metric that a column of the table of cases belongs to; None if it belongs to none."""
     key = column.split("/")[0]
     named = (
         *table.STRUCTURE, *table.PENALISED, *table.CONFIDENCE, *table.RATERS, table.ENERGY,
@@ -43,10 +43,13 @@ def metric_of(column: str) -> Metric | None:
 
 
 def find_metrics(names: Iterable[str]) -> frozenset[str]:
-    """Keys of metrics by what people call them: ``dsc``, ``hd95``, ``HD95 penalised``, ``ece``.
+    """Keys of metrics by their usual names: ``dsc``, ``hd95``, ``HD95 penalised``, ``ece``.
+
+    In a penalised mean of a distance, a structure that was missed or falsely predicted counts as
+    the image diagonal.
 
     Raises:
-        ValueError: a name of none, with those there are.
+        ValueError: a name is unknown; the message lists the known names.
     """
     rows = [*table.STRUCTURE, *table.PENALISED, *scope_metrics()]
     keys: dict[str, str] = {}
@@ -63,11 +66,11 @@ def find_metrics(names: Iterable[str]) -> frozenset[str]:
 
 
 def readable(column: str, unit: str = "mm") -> str:
-    """Name of a column of the table of cases for people: ``HD95 penalised (mm)``, ``DSC liver``.
+    """Readable name of a column of the table of cases: ``HD95 penalised (mm)``, ``DSC liver``.
 
     Args:
-        column: of the table of cases.
-        unit: of the lengths, ``mm`` or ``px``.
+        column: column of the table of cases.
+        unit: unit of the lengths, ``mm`` or ``px``.
     """
     row = metric_of(column)
     if row is None:
@@ -82,9 +85,9 @@ def compared_columns(scopes: Sequence[str], asked: Collection[str] | None = None
     """Columns of the table of cases that a comparison of methods shows first.
 
     Args:
-        scopes: of the evaluation.
-        asked: keys of the metrics; of a distance, the mean in which a miss costs the diagonal is
-            compared. None takes those that every comparison has.
+        scopes: scopes of the evaluation.
+        asked: keys of the metrics; for a distance, the mean in which a miss counts as the image
+            diagonal is compared. None uses the metrics that every comparison has.
     """
 
     def is_of(row: Metric) -> bool:
@@ -104,11 +107,11 @@ def compared_columns(scopes: Sequence[str], asked: Collection[str] | None = None
 
 
 def definitions(rows: Iterable[Metric], **asked: float | str) -> dict[str, str]:
-    """Meanings by key; rows of one meaning share an entry.
+    """Meanings by key; rows with the same meaning share an entry.
 
     Args:
-        rows: of the metrics.
-        asked: what the braces in their meanings stand for.
+        rows: rows of the metrics.
+        asked: values for the braces in their meanings.
     """
     keys: dict[str, list[str]] = {}
     for row in rows:

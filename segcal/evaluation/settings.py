@@ -1,4 +1,8 @@
-"""What the numbers of an evaluation depend on, and what they mean."""
+"""Settings of an evaluation, and what its numbers mean.
+
+A scope is a selection of voxels that calibration errors are computed over, such as the labelled
+foreground.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ __all__ = ["EvaluationSettings"]
 
 Compat = Literal["marginloss", "curvas"]
 COMPAT: dict[str, dict[str, str]] = {"marginloss": OF_MARGINLOSS, "curvas": OF_CURVAS}
-"""What the keys of published evaluations mean."""
+"""Meanings of the keys of published evaluations."""
 SCOPES = {
     "fg": "labelled foreground",
     "union": "labelled or predicted foreground",
@@ -28,11 +32,12 @@ SCOPES = {
     "roi": "region of interest",
     "all": "all voxels",
 }
-"""What each selection of voxels holds."""
+"""Scopes, and the voxels that each selects."""
 _SCOPE_CONVENTIONS = {
     "fg": "voxels whose reference label is not background",
     "union": "voxels whose reference label or most likely label is not background",
-    "dilated": "foreground-labelled voxels and those within {dilation} voxels of one (box)",
+    "dilated": "voxels labelled as foreground, and all voxels within {dilation} voxels of them "
+    "(box)",
     "crop": "smallest box around the voxels with a foreground probability above 0 or a foreground "
     "label: nnU-Net writes exact zeros outside its crop",
     "roi": "voxels of the mask that was given with the case",
@@ -42,25 +47,26 @@ _SCOPE_CONVENTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """What the numbers depend on; written beside them.
+    """Settings that the numbers depend on; they are written beside the numbers.
 
     Attributes:
-        bins: bins of ECE, classwise ECE, TACE and tace_ref.
-        tace_threshold: probabilities up to this are left out of TACE and tace_ref.
+        bins: number of bins of ECE, classwise ECE, TACE and tace_ref.
+        tace_threshold: probabilities up to this value are left out of TACE and tace_ref.
         dilation: voxels by which the dilated scope reaches beyond the labelled foreground.
-        nsd_tolerance_mm: distance up to which the normalised surface distance lets surfaces agree.
-        tolerance: how far, in voxels, a prediction may lie off its reference.
-        chosen: selections of voxels that calibration is reported for, keys of :data:`SCOPES`.
-        compat: ``marginloss`` adds columns of that name, by the rules of
-            :mod:`segcal.reproduction.marginloss`; ``curvas``, by those of
-            :mod:`segcal.reproduction.curvas`, for cases of several raters.
-        level: of the intervals of volumes.
-        interval: how they are made of what was fitted to validation cases.
-        threshold: masks are where the probability of foreground, or of a region, is above; None
-            takes the label map beside, or the likeliest classes.
+        nsd_tolerance_mm: distance up to which surfaces agree in the normalised surface distance.
+        tolerance: how far, in voxels, the geometry of a prediction may deviate from its reference.
+        chosen: scopes (selections of voxels) that calibration is reported for; keys of
+            :data:`SCOPES`.
+        compat: ``marginloss`` adds columns of that name, computed by the rules of
+            :mod:`segcal.reproduction.marginloss`; ``curvas`` does so by the rules of
+            :mod:`segcal.reproduction.curvas`, for cases with several raters.
+        level: level of the intervals of volumes, such as 0.95.
+        interval: how the intervals are made from the fit to validation cases.
+        threshold: a mask is where the probability of foreground, or of a region, is above this
+            value; None uses the label map beside the probabilities, or the most likely classes.
 
     Raises:
-        ValueError: values out of range.
+        ValueError: values are out of range.
     """
 
     bins: int = 15
@@ -98,7 +104,7 @@ class EvaluationSettings:
         for scope in self.chosen:
             check_choice("chosen", scope, tuple(SCOPES))
         if not self.chosen or len(set(self.chosen)) < len(self.chosen):
-            raise ValueError(f"chosen: expected different ones, got {', '.join(self.chosen)}")
+            raise ValueError(f"chosen: expected different scopes, got {', '.join(self.chosen)}")
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -114,10 +120,10 @@ class EvaluationSettings:
         }
 
     def conventions(self, unit: str = "mm", *, fitted: bool = False) -> dict[str, str]:
-        """Say in words what every key means.
+        """Meaning of every key, in words.
 
         Args:
-            unit: of the lengths, ``mm`` or ``px``.
+            unit: unit of the lengths, ``mm`` or ``px``.
             fitted: whether intervals of volumes were fitted to validation cases.
         """
         asked: dict[str, float | str] = {
@@ -129,7 +135,8 @@ class EvaluationSettings:
         return {
             **({} if unit == "mm" else {"_mm, _ml": f"{unit}, 1000 {unit}: images state no size"}),
             **definitions(table.STRUCTURE, **asked),
-            "surface": "voxels with a face neighbour outside; distances between voxel centres",
+            "surface": "voxels with a face neighbour outside of the structure; distances are "
+            "between voxel centres",
             **definitions(table.PENALISED, **asked),
             **definitions(table.CONFIDENCE, **asked),
             **DEFINITIONS,
@@ -142,13 +149,16 @@ class EvaluationSettings:
                 for key, scope in zip(self.scopes, self.chosen, strict=True)
             },
             **definitions((*table.RATERS, table.ENERGY, table.BRIER_SOFT), **asked),
-            "several raters": "overlap and surfaces are against the label that most of them give "
-            "(of several such, the smallest); fg is what any of them labels; calibration is "
-            "against all of them, which is that against the shares of the raters (soft labels), "
-            "equal-mass groups from 2^16 cells; ece_SCOPE/raterN is against one of them",
-            "regions": "where labels overlap, every region is a question of its own (in it or "
-            "not): calibration is the mean over regions, and cece the error of its probability",
-            "ignore label": "in no metric; a structure that it cuts has a surface along the cut",
+            "several raters": "overlap and surfaces are against the label that most raters give "
+            "(the smallest label in a tie); fg holds what any rater labels as foreground; "
+            "calibration is against all raters, which equals calibration against their shares "
+            "(soft labels), with equal-mass groups from 2^16 cells; ece_SCOPE/raterN is against "
+            "one rater",
+            "regions": "where labels overlap, every region is a question of its own (inside or "
+            "not): calibration is the mean over regions, and cece is the error of the probability "
+            "of a region",
+            "ignore label": "its voxels are in no metric; a structure that it cuts has a surface "
+            "along the cut",
             **(
                 {f"{self.compat} {key}": text for key, text in COMPAT[self.compat].items()}
                 if self.compat is not None
@@ -160,6 +170,6 @@ class EvaluationSettings:
                 else {"masks": f"where the probability is above {self.threshold:g}"}
             ),
             "pooled": "all voxels of all cases together; equal-mass groups from 2^16 cells",
-            "mean over cases": "each case's value, then the plain mean; undefined cases left out "
-            "and counted",
+            "mean over cases": "plain mean of the values of the cases; undefined cases are left "
+            "out and counted",
         }

@@ -1,4 +1,4 @@
-"""Results of cases on disk while an evaluation runs, so that it can be continued."""
+"""Keeps results of cases on disk while an evaluation runs, so that it can be continued."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from segcal.io.pairing import Case
 from segcal.tally import Tally
 
 FORMAT = 2
-"""Changes with what is kept of a case."""
+"""Version of the stored files."""
 COMPANIONS = (".pkl", ".raw", ".zraw")
-"""Endings of files that are read with one of that name: nnU-Net v1's crop, MetaImage's voxels."""
+"""Endings of files that are read together with another: nnU-Net v1's crop, MetaImage's voxels."""
 
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """What became of a case, small enough to wait and to travel.
+    """Outcome of a case, small enough to be kept and to be sent between processes.
 
     Attributes:
-        result: its row of numbers, or why there is none.
-        notes: what was odd.
+        result: row of numbers, or the reason why there is none.
+        notes: anything unusual about the case.
         calibration: :meth:`segcal.tally.Tally.to_arrays` by scope.
     """
 
@@ -44,33 +44,34 @@ class CaseOutcome:
 class Store:
     """A folder with an array file per case that has been evaluated.
 
-    A result is taken only if it was made from the same files (by path, size and time) with the
+    A result is reused only if it was made from the same files (by path, size and time) with the
     same settings.
 
     Attributes:
-        folder: belongs to the store alone.
-        making: what the numbers depend on besides the files: settings, labels, versions.
+        folder: folder that belongs to the store alone.
+        making: text of everything besides the files that the numbers depend on: settings, labels,
+            versions.
     """
 
     folder: Path
     making: str
 
     def holds(self, case: Case) -> bool:
-        """Whether there is a result of just these files and settings."""
+        """Whether there is a result for exactly these files and settings."""
         try:
             return str(_read(self._path(case), "key")["key"]) == self._key(case)
         except Exception:  # noqa: BLE001 - a foreign or damaged file fails anywhere
             return False
 
     def load(self, case: Case) -> CaseOutcome | None:
-        """Result of a case that it holds; None if the file is damaged."""
+        """Result of a case that the store holds; None if the file is damaged."""
         try:
             return _outcome(_read(self._path(case)))
         except Exception:  # noqa: BLE001 - as above
             return None
 
     def save(self, case: Case, outcome: CaseOutcome) -> None:
-        """Keep a result; a failure is tried again next time."""
+        """Keep a result; a case that failed is not kept, so it is tried again next time."""
         if isinstance(outcome.result, str):
             return
         known = {
@@ -85,7 +86,7 @@ class Store:
             np.savez(temporary, **arrays)  # what cannot be kept is evaluated again
 
     def remove(self) -> None:
-        """Forget everything; the folder stays if it holds something else."""
+        """Remove all results, and the folder if it holds nothing else."""
         for path in self.folder.glob("*.npz"):
             path.unlink(missing_ok=True)
         if self.folder.is_dir():
@@ -114,7 +115,7 @@ class Store:
 
 
 def _files(path: Path) -> list[Path]:
-    """Files that are read of a path of a case: those of a folder, or one with its companions."""
+    """Files that are read for a path: all files of a folder, or a file with its companions."""
     if path.is_dir():
         return sorted(path.iterdir())
     companions = (path.with_suffix(ending) for ending in COMPANIONS)
@@ -122,7 +123,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """Arrays of an ``.npz``, all or those named, each read to its end and so to its checksum."""
+    """All or the named arrays of an ``.npz``, each read to its end, where its checksum is."""
     with zipfile.ZipFile(path) as archive:
         return {
             name: np.lib.format.read_array(

@@ -1,4 +1,8 @@
-"""Tables of numbers: what a cohort comes to, for JSON and for everything that is printed."""
+"""Summarises the results of all cases, for JSON and for everything that is printed.
+
+"Pooled" numbers are computed over all voxels of all cases together. In a "penalised" mean of a
+distance, a structure that was missed or falsely predicted counts as the image diagonal.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +24,15 @@ from segcal.tally import Tally
 
 
 def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
-    """Summary of a cohort as plain numbers for JSON; undefined is None, no case gives counts only.
+    """Summary of all cases as plain numbers for JSON; undefined numbers are None.
 
-    Surface distances show how many were found, missed (labelled, not predicted), false alarms
-    (predicted, not labelled) and absent (neither); their mean over the found; and a penalised
-    mean over all but the absent, in which a miss or a false alarm costs the image diagonal.
+    For surface distances, it counts the cases in which a structure was found, missed (labelled, not
+    predicted), a false alarm (predicted, not labelled) or absent (neither). It gives the mean over
+    the found, and a penalised mean over all but the absent. Without any case, it gives counts only.
 
     Args:
-        cohort: what has been evaluated.
-        resamples: of the bootstrap over cases that gives ``ci95``; 0 leaves it out.
+        cohort: results of all cases.
+        resamples: number of bootstrap resamples over cases for ``ci95``; 0 leaves it out.
     """
     rows = cohort.rows
     return {
@@ -52,7 +56,7 @@ def summarise(cohort: Cohort, *, resamples: int = 0) -> dict[str, Any]:
 
 
 def confidence(rows: pd.DataFrame) -> dict[str, Any]:
-    """Whether predicted DSC and volumes hold, by label; nothing without probabilities."""
+    """Agreement of predicted DSC and volumes with the reference; empty without probabilities."""
     predicted = agreement.predicted_dsc(rows)
     if not predicted:
         return {}
@@ -64,7 +68,7 @@ def confidence(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def counts(cohort: Cohort) -> dict[str, Any]:
-    """How many cases there are, and what became of the others."""
+    """How many cases were evaluated, and why others were not."""
     return {
         "evaluated": len(cohort.rows),
         "interrupted": cohort.interrupted,
@@ -98,7 +102,7 @@ def _of_any(rows: pd.DataFrame, beginning: str) -> list[str]:
 
 
 def _pooled(tally: Tally, scope: str, floor: EceFloor) -> dict[str, float | None]:
-    """Calibration of all voxels together, by column."""
+    """Calibration of all voxels of all cases together, by column."""
     metrics = {m.key: m for m in calibration_metrics() if m.is_of(scope, pooled=True)}
     values = calibration_of(tally, metrics.values(), groups=tally.bins)
     found = {metrics[key].column(scope): _number(value) for key, value in values.items()}
@@ -106,7 +110,7 @@ def _pooled(tally: Tally, scope: str, floor: EceFloor) -> dict[str, float | None
 
 
 def _pooled_iou(rows: pd.DataFrame, names: Sequence[str]) -> dict[str, Any]:
-    """IoU of all voxels of all cases together, and its mean over the labels; None without any."""
+    """IoU of all voxels of all cases together, and its mean over labels; None if undefined."""
     found: dict[str, float] = {}
     for name in names:
         sizes = rows[f"voxels_prediction/{name}"] + rows[f"voxels_reference/{name}"]
@@ -162,7 +166,7 @@ def _surface(rows: pd.DataFrame, metric: str, name: str) -> dict[str, Any]:
 
 
 def _combined(per_class: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts added up; means as the mean over classes of the classes' means."""
+    """Sums of the counts, and means over classes of the classes' means."""
     counts = ("n", "found", "missed", "false_alarms", "absent")
     combined: dict[str, Any] = {k: sum(c[k] for c in per_class) for k in counts}
     for key in ("mean_of_found", "penalised_mean"):

@@ -20,7 +20,7 @@ PENALTIES = {"NACL": NACL, "MbLS": Margin, "CALS": CALS, "CRaC": CRaC, "confiden
 def penalised(
     name: str, num_classes: int, device: torch.device, *, fused: bool = True, ignore: bool = False
 ) -> Objective:
-    """Cross-entropy and a penalty, with multipliers that are felt."""
+    """Cross-entropy and a penalty, with multipliers (weights of constraints) that are not 0."""
     ignored = IGNORED if ignore else None
     term: nn.Module = PENALTIES[name](num_classes, fused=fused, ignore_index=ignored)
     draw = torch.Generator().manual_seed(5)
@@ -37,10 +37,10 @@ def batch(
     """Logits ``(N, K, *S)`` and labels in blobs.
 
     Args:
-        shape: of the logits.
-        device: where they lie.
-        ignore: let an eighth of the labels not count.
-        offset: numbers before the logits in their memory, which is then not aligned.
+        shape: shape of the logits.
+        device: device of the result.
+        ignore: whether an eighth of the labels is ignored.
+        offset: numbers before the logits in their memory, so that they are not aligned.
     """
     n, k, *space = shape
     draw = torch.Generator().manual_seed(sum(shape))

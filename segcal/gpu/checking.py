@@ -1,4 +1,4 @@
-"""Run the parts of the check, each in a process of its own, within a budget of time."""
+"""Runs the parts of the check, each in a process of its own, within a time budget."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from segcal import __version__
 from segcal.io.files import write_json
 
 STARTS = 10.0
-"""Seconds that a process takes to begin, and so the least that is left for one."""
+"""Seconds that a process takes to start; a part needs at least this much time."""
 
 
 @dataclass(frozen=True)
 class GpuPart:
-    """One part.
+    """One part of the check.
 
     Attributes:
         name: its module in :mod:`segcal.gpu`.
-        what: what it looks at.
-        seconds: the most that it takes of a budget of 480.
+        what: what it checks.
+        seconds: its largest share of a budget of 480 seconds.
     """
 
     name: str
@@ -45,8 +45,8 @@ PARTS = (
     GpuPart("kernel_tests", "the project's own tests of the kernels", 120),
     GpuPart("compiles", "how often kernels are compiled over volumes of ten shapes", 40),
     GpuPart("timing", "time, launches and memory beside cross-entropy and MONAI", 120),
-    GpuPart("processes", "two processes learn what one learns", 45),
-    GpuPart("training", "a short training learns what it learns on the CPU", 75),
+    GpuPart("processes", "multipliers learned on two processes equal those of one", 45),
+    GpuPart("training", "a short training gives the same results as on the CPU", 75),
     GpuPart("nnunet", "steps of nnU-Net's default network, with AMP and torch.compile", 120),
     GpuPart("sanitizer", "NVIDIA's compute-sanitizer finds nothing", 90),
 )
@@ -65,15 +65,15 @@ def check(
     """Run all parts and return what they found, ready for JSON.
 
     Args:
-        device: ``cuda``, or ``cpu`` to rehearse.
-        report: file to keep it in, written anew after every part.
-        only: names of parts; none for all.
-        seconds: budget; a part whose turn comes too late is left out.
-        tiny: few and small shapes.
-        say: told what is done.
+        device: ``cuda``, or ``cpu`` for a rehearsal.
+        report: file for the results, rewritten after every part.
+        only: names of parts; empty runs all parts.
+        seconds: time budget; parts for which no time is left are skipped.
+        tiny: whether to use few and small shapes.
+        say: called with messages on the progress.
 
     Raises:
-        ValueError: no such part.
+        ValueError: a name of a part is unknown.
     """
     known = [part.name for part in PARTS]
     if unknown := [name for name in only if name not in known]:
@@ -87,7 +87,7 @@ def check(
         head = f"{number} of {len(chosen)}, {part.name}: "
         if limit < STARTS:
             found["parts"][part.name] = {"status": "out of time", "seconds": 0.0}
-            say(f"{head}left out, there is no time")
+            say(f"{head}left out, since no time is left")
             continue
         say(f"{head}{part.what} (at most {limit:.0f} s)")
         result = run_part(part.name, device, limit, tiny=tiny)
@@ -134,7 +134,7 @@ def run_part(name: str, device: str, seconds: float, *, tiny: bool) -> dict[str,
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a part and what it has started, if they still run."""
+    """End a part and the processes it has started, if they still run."""
     if process.poll() is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -165,6 +165,6 @@ def _reasons(result: dict[str, Any]) -> str:
         return f": {result['skipped']}"
     wrong = list(result.get("wrong", []))
     if "said" in result:
-        wrong.append((result["said"].strip().splitlines() or ["it said nothing"])[-1])
+        wrong.append((result["said"].strip().splitlines() or ["it printed nothing"])[-1])
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return f": {'; '.join(wrong[:3])}{more}" if wrong else ""

@@ -1,4 +1,4 @@
-"""How often kernels are compiled over volumes of ten shapes, and how long a first call takes."""
+"""Counts how often kernels are compiled over volumes of ten shapes, and times the first call."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from segcal.gpu.cases import PENALTIES, batch, penalised
 from segcal.gpu.findings import Findings
 
 MOST = 2
-"""Compilations of a kernel: for voxels in multiples of 16, and for others."""
+"""Most compilations of a kernel: one for voxels in multiples of 16, and one for others."""
 
 
 def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
-    """Call every loss on ten shapes; count what is compiled between the first and the last."""
+    """Call every loss on ten shapes, and count the compilations between the first and the last."""
     step = 1 if tiny else 7
     for name in PENALTIES:
         objective = penalised(name, 4, device)
@@ -36,7 +36,7 @@ def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
 
 
 def _compiled(device: torch.device) -> dict[str, int]:
-    """Variants of every kernel that this process has; none on a CPU."""
+    """Number of compiled variants of every kernel in this process; empty on a CPU."""
     if device.type != "cuda":
         return {}
     kernels: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""The fast path has the values and the gradient of the readable version in float64.
+"""Checks that the fast path has the values and the gradient of the readable float64 version.
 
-In half precision it has those that it has of the same numbers in float32: so coarse logits often
-lie where a penalty has a kink, and rounding says on which side.
+In half precision, it is compared with its own results for the same numbers in float32: such coarse
+logits often lie at a kink of a penalty, where rounding decides the side.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from segcal.gpu.findings import Findings
 CLASSES = (2, 4, 20, 118)
 SPACES = ((33, 40), (7, 9, 11), (16, 16, 16), (1, 65, 129))
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-"""Relative; of the gradient to its largest, whose rounding in half precision it is."""
+"""Relative tolerances; errors of the gradient are relative to its largest value."""
 SCALE = 2.0**16
 
 
 def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
-    """Compare every penalty, number of classes, shape and precision; repeat each."""
+    """Compare every penalty, number of classes, shape and precision, and run each twice."""
     classes, spaces = (CLASSES[:1], SPACES[:1]) if tiny else (CLASSES, SPACES)
     done = 0
     worst: dict[str, float] = {}
@@ -40,7 +40,7 @@ def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
         labels.fill_(IGNORED)
         value, gradient = _step(penalised(name, k, device, ignore=True), logits.float(), labels)
         nothing = not bool(value) and not gradient.any()
-        findings.expect(nothing, f"{name}, {k} classes, {space}: all ignored, and not 0")
+        findings.expect(nothing, f"{name}, {k} classes, {space}: all ignored, but not 0")
         findings.note("compared", done)
         findings.note("largest_error", worst)
 
@@ -48,7 +48,7 @@ def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
 def _compare(
     findings: Findings, case: str, name: str, logits: Tensor, labels: Tensor, ignore: bool
 ) -> float:
-    """Keep what differs; return the largest error of the gradient."""
+    """Keep the differences; return the largest error of the gradient."""
     k, device = logits.shape[1], logits.device
     fast = penalised(name, k, device, ignore=ignore)
     scale = SCALE if logits.dtype == torch.float16 else 1.0
@@ -72,7 +72,7 @@ def _compare(
 def _step(
     objective: torch.nn.Module, logits: Tensor, labels: Tensor, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Value, and gradient times a scale as of a ``GradScaler``."""
+    """Value, and gradient times a scale, as with a ``GradScaler``."""
     x = logits.detach().requires_grad_()
     value = objective(x, labels)
     (gradient,) = torch.autograd.grad(scale * value, x)

@@ -1,4 +1,4 @@
-"""What a part of the check has found so far, kept in a file that is always whole."""
+"""Keeps what a part of the check has found so far in a file that is always complete."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from segcal.io.files import write_json
 
 
 class Findings:
-    """Numbers by name, and what is wrong.
+    """Numbers by name, and sentences on what is wrong.
 
     Args:
-        path: JSON file, written anew with everything that is added.
-        seconds: how long the part may go on.
+        path: JSON file, rewritten whenever something is added.
+        seconds: how long the part may run.
 
     Attributes:
         found: what was found, by name.
-        wrong: sentences.
+        wrong: sentences on what is wrong.
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
@@ -35,18 +35,18 @@ class Findings:
         return self._end - time.monotonic()
 
     def note(self, name: str, value: Any) -> None:
-        """Keep a number, text, list or dict of them."""
+        """Keep a number or text, or a list or dict of numbers or texts."""
         self.found[name] = value
         self._write()
 
     def expect(self, holds: bool, otherwise: str) -> None:
-        """Keep what is wrong, if it is."""
+        """Keep the sentence `otherwise` unless `holds`."""
         if not holds:
             self.wrong.append(otherwise)
             self._write()
 
     def skip(self, why: str) -> None:
-        """Say that this part cannot be run here."""
+        """Say why this part cannot be run here."""
         self.skipped = why
         self._write()
 

@@ -1,4 +1,4 @@
-"""The tests of the kernels that need a GPU, of a checkout of the project."""
+"""Runs the tests of the kernels that need a GPU, from a checkout of the project."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACE = Path("tests") / "sweep" / "test_cuda.py"
 
 
 def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
-    """Run pytest on them; on a CPU they are only collected."""
+    """Run pytest on these tests; on a CPU they are only collected."""
     root = Path(segcal.__file__).parents[1]
     if not (root / PLACE).is_file():
         findings.skip("an installed package has no tests; run it from a checkout")

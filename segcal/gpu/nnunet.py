@@ -1,4 +1,4 @@
-"""Steps of nnU-Net's default network with its stock loss and with segcal's recipes."""
+"""Times steps of nnU-Net's default network with its stock loss and with segcal's recipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECIPES = ("crac", "confidence")
 CLASSES = 4
 PATCH, STAGES, ROUNDS = (2, 1, 128, 128, 128), 6, 15
 COMPILE_SECONDS = 60.0
-"""No less may be left for ``torch.compile`` to begin."""
+"""Least time that must be left to try ``torch.compile``."""
 
 
 def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
@@ -78,7 +78,7 @@ def _time(
     rounds: int,
     device: torch.device,
 ) -> dict[str, dict[str, float]]:
-    """Median seconds of a step with every loss, in interleaved rounds, and its last value."""
+    """Median milliseconds of a step with every loss, in interleaved rounds, and its last value."""
     times: dict[str, list[float]] = {name: [] for name in losses}
     last = {}
     for i in range(rounds + 2):  # the first two compile and warm up

@@ -1,4 +1,4 @@
-"""One part of the check, in a process of its own: ``python -m segcal.gpu.part NAME --out FILE``."""
+"""Runs one part of the check in this process: ``python -m segcal.gpu.part NAME --out FILE``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segcal.gpu.findings import Findings
 
 
 def main() -> None:
-    """Run a part; what it finds is in the file, and an exception ends it with a traceback."""
+    """Run a part; its results are in the file, and an exception ends it with a traceback."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--out", type=Path, required=True)

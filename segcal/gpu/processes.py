@@ -1,4 +1,7 @@
-"""Two processes learn the multipliers that one learns."""
+"""Checks that multipliers learned on two processes equal those of one.
+
+Multipliers are the weights that penalties learn for their constraints.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SHAPE = (2, 4, 33, 40)
 
 
 def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
-    """Compare; with two GPUs each process has one and they talk by NCCL, else by Gloo."""
+    """Compare the multipliers; two GPUs use NCCL with a process each, else Gloo is used."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     findings.note("backend", "nccl" if gpus >= RANKS else "gloo")
     alone = _learn(device, 0, 1)
@@ -48,7 +51,7 @@ def _of_rank(rank: int, kind: str, gpus: int, folder: str) -> None:
 
 
 def _learn(device: torch.device, rank: int, ranks: int) -> dict[str, torch.Tensor]:
-    """Multipliers after some passes of validation, of which a rank sees its share."""
+    """Multipliers after some validation passes, of which each rank sees its share."""
     found = {}
     for name in LEARNED:
         objective = penalised(name, SHAPE[1], device)

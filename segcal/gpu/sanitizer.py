@@ -1,4 +1,4 @@
-"""Whether kernels read or write where they should not, or race: NVIDIA's compute-sanitizer."""
+"""Checks kernels for wrong memory accesses and races with NVIDIA's compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ERROR_CODE = 86
 
 
 def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
-    """Run the comparison of small shapes under memcheck and racecheck, where there are such."""
+    """Run the comparison of small shapes under memcheck and racecheck, if they are installed."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         findings.skip("compute-sanitizer is not on PATH (it comes with NVIDIA's CUDA toolkit)")

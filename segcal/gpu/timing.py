@@ -1,4 +1,4 @@
-"""What losses cost: time, launches and memory beside torch's cross-entropy."""
+"""Measures the cost of losses: time, launches and memory, beside torch's cross-entropy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _time_shape(
 
 
 def _works(logits: Tensor, labels: Tensor, ignore: bool) -> dict[str, Work]:
-    """All that is timed: steps of losses, and batches of validation."""
+    """Everything that is timed: steps of losses, and batches of validation."""
     k = logits.shape[1]
 
     def step(loss: Callable[[Tensor, Tensor], Tensor]) -> Work:
@@ -90,7 +90,7 @@ def _works(logits: Tensor, labels: Tensor, ignore: bool) -> dict[str, Work]:
 
 
 def _time(work: Work, device: torch.device) -> tuple[float, float]:
-    """Seconds by the GPU's clock and by the host's; on a CPU the latter twice."""
+    """Seconds by the GPU's clock and by the host's clock; on a CPU, the host's time twice."""
     if device.type != "cuda":
         start = time.perf_counter()
         work()
@@ -108,7 +108,7 @@ def _time(work: Work, device: torch.device) -> tuple[float, float]:
 
 
 def _launches(work: Work, device: torch.device) -> int:
-    """Kernels and copies on the GPU; 0 on a CPU."""
+    """Number of kernels and copies on the GPU; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -119,7 +119,7 @@ def _launches(work: Work, device: torch.device) -> int:
 
 
 def _peak(work: Work, device: torch.device) -> float:
-    """Most bytes held beyond those before; 0 on a CPU."""
+    """Largest number of bytes held in addition to those before; 0 on a CPU."""
     if device.type != "cuda":
         return 0.0
     torch.cuda.synchronize()
@@ -131,7 +131,7 @@ def _peak(work: Work, device: torch.device) -> float:
 
 
 def _bandwidth(device: torch.device, numbers: int) -> float:
-    """Bytes a second that a copy reads and writes."""
+    """Bytes per second that a copy reads and writes."""
     source = torch.zeros(numbers, device=device)
     target = torch.empty_like(source)
     seconds = min(_time(lambda: target.copy_(source), device)[0] for _ in range(10))

@@ -1,4 +1,4 @@
-"""A short training with ``segcal train``'s own trainer learns on a GPU what it does on a CPU."""
+"""Checks that a short ``segcal train`` gives the same results on a GPU as on a CPU."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from segcal.training.epoch_log import EpochLog
 RECIPES = ("crac", "confidence")
 EPOCHS = 3
 TOLERANCE = 0.02
-"""Of losses and multipliers after some epochs, relative; they drift apart by rounding."""
+"""Relative tolerance of losses and multipliers after some epochs, which differ by rounding."""
 
 
 def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
-    """Train both ways from the same seed, and compare all epochs."""
+    """Train on both devices from the same seed, and compare all epochs."""
     if find_spec("monai") is None or find_spec("ignite") is None:
         findings.skip("MONAI and pytorch-ignite are not installed")
         return
@@ -81,7 +81,7 @@ def _compare(findings: Findings, where: str, ours: dict[str, Any], theirs: dict[
     both = zip(_flat(_numbers(ours)), _flat(_numbers(theirs)), strict=True)
     for (name, a), (_, b) in both:
         close = math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE / 4)
-        findings.expect(close, f"{where}, {name}: {a:.6g} there, {b:.6g} on the CPU")
+        findings.expect(close, f"{where}, {name}: {a:.6g} on the device, {b:.6g} on the CPU")
 
 
 def _flat(value: Any, name: str = "") -> list[tuple[str, float]]:

@@ -1,1 +1,1 @@
-"""Files in, arrays out, and back."""
+"""Reads files into arrays, and writes arrays to files."""

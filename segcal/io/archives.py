@@ -1,8 +1,8 @@
 """Archives of arrays (``.npz``), packed and unpacked by ISA-L, which is faster than zlib.
 
-The archives are those of NumPy: zipfile writes and reads them, and only the stream inside a member
-goes through another library. Without it (no wheel for the machine), or where zipfile keeps its
-streams elsewhere than today, zlib does the same.
+The archives are NumPy's: zipfile writes and reads them, and only the stream inside a member goes
+through ISA-L. If ISA-L is missing (no wheel for the machine), or if zipfile keeps its streams
+elsewhere than today, zlib does the same.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ __all__ = ["DAMAGED_STREAM", "save_arrays", "unpack_fast"]
 RAW = -15
 """Deflate without a header, as zip archives hold it."""
 LEVEL = 2
-"""Probabilities get as small as with zlib's default."""
+"""Level of compression at which probabilities get as small as with zlib's default."""
 DAMAGED_STREAM: tuple[type[Exception], ...] = (
     () if isal_zlib is None else (cast("type[Exception]", isal_zlib.error),)
 )
-"""What is raised of a stream that is damaged, beside zlib's own errors."""
+"""Errors that a damaged stream raises, besides zlib's own."""
 
 
 def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays as :func:`numpy.savez_compressed`, many times as fast.
+    """Write arrays as :func:`numpy.savez_compressed` does, many times as fast.
 
     Args:
-        path: of the file, whatever it is called.
-        arrays: by name, of numbers.
+        path: path of the file, with any ending.
+        arrays: arrays of numbers, by name.
 
     Raises:
-        ValueError: an array of objects.
+        ValueError: an array holds objects.
     """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
@@ -52,9 +52,9 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def unpack_fast(member: IO[bytes]) -> None:
-    """Let a member that is open, and of which nothing was read, be unpacked by ISA-L.
+    """Let ISA-L unpack an open member from which nothing has been read yet.
 
-    zipfile goes on counting and comparing its checksum.
+    zipfile still checks its length and checksum.
     """
     deflated = getattr(member, "_compress_type", None) == zipfile.ZIP_DEFLATED
     if isal_zlib is not None and deflated and hasattr(member, "_decompressor"):

@@ -1,4 +1,4 @@
-"""Where the name of a case stands in the paths of its files: given as a pattern, or guessed."""
+"""Finds the name of a case in the paths of its files, by a given pattern or by guessing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from segcal.io.files import case_name, ending_of, is_array, legible
 
 CASE, RATER = "{case}", "{rater}"
 LISTED = 2000
-"""Files below a folder that are looked at for a pattern to suggest."""
+"""Most files below a folder that are looked at to suggest a pattern."""
 _WORD = (
     "(?:images?|img|scan|vol(?:ume)?|labels?|lbl|seg(?:mentations?)?|pred(?:ict(?:ions?|ed))?|"
     "masks?|gt|(?:ground)?truth|manual|ref(?:erence)?|trans|out(?:put)?|result|"
     "prob(?:s|abilities)?|softmax|sigmoid)"
 )
-"""What people put before or behind the name of a case."""
+"""Words that people put before or after the name of a case."""
 _BEFORE = re.compile(rf"(?:{_WORD}(?:[-_. ]+|(?=\d)))*", re.IGNORECASE)
 _BEHIND = re.compile(rf"(?:(?:[-_. ]+|(?<=\d)){_WORD})*$", re.IGNORECASE)
 
@@ -30,17 +30,17 @@ _BEHIND = re.compile(rf"(?:(?:[-_. ]+|(?<=\d)){_WORD})*$", re.IGNORECASE)
 class Patterns:
     """Where the name of a case stands in the paths of its files, relative to their folder.
 
-    ``{case}`` is the name, ``*`` anything but a slash, e.g. ``{case}/{case}_seg.nii.gz``. Without
-    an ending, as ``label{case}``, files of every format are found, and folders. None goes by the
-    names of the files. Of references that several raters drew, ``{rater}`` is who:
-    ``{case}/annotation_{rater}.nii.gz``.
+    ``{case}`` stands for the name and ``*`` for anything but a slash, e.g.
+    ``{case}/{case}_seg.nii.gz``. A pattern without an ending, such as ``label{case}``, finds files
+    of every format, and folders. None uses the names of the files. If several raters drew the
+    references, ``{rater}`` stands for the rater: ``{case}/annotation_{rater}.nii.gz``.
 
     Attributes:
-        prediction: of the predictions.
-        reference: of the references.
+        prediction: pattern of the predictions.
+        reference: pattern of the references.
 
     Raises:
-        ValueError: a pattern without ``{case}``, or one that leaves the folder.
+        ValueError: a pattern lacks ``{case}`` or leaves the folder.
     """
 
     prediction: str | None = None
@@ -61,24 +61,24 @@ class Patterns:
 
 
 def find_cases(folder: Path, pattern: str) -> list[tuple[str, Path]]:
-    """Name and path of every volume, array, or folder of volumes that a pattern is of.
+    """Name and path of every volume, array, or folder of volumes that matches a pattern.
 
     Args:
-        folder: that the pattern is relative to.
+        folder: folder that the pattern is relative to.
         pattern: see :class:`Patterns`.
     """
     return [(legible(match["case"], path), path) for match, path in _matches(folder, pattern)]
 
 
 def find_several(folder: Path, pattern: str) -> dict[str, dict[str, Path]]:
-    """Volumes of every case by who drew them, or by sample; both in the order of their names.
+    """Volumes of every case by rater, or by sample; cases and raters are sorted by name.
 
     Args:
-        folder: that the pattern is relative to.
-        pattern: with ``{rater}``, see :class:`Patterns`.
+        folder: folder that the pattern is relative to.
+        pattern: pattern with ``{rater}``, see :class:`Patterns`.
 
     Raises:
-        ValueError: two files of one case and rater.
+        ValueError: two files belong to the same case and rater.
     """
     found: dict[str, dict[str, Path]] = {}
     for match, path in _matches(folder, pattern):
@@ -123,17 +123,17 @@ def _matches(folder: Path, pattern: str) -> list[tuple[re.Match[str], Path]]:
 def guess_affixes(
     found: Mapping[str, Path], wanted: Mapping[str, Path]
 ) -> tuple[dict[str, Path], dict[str, Path], Patterns] | None:
-    """Predictions and references under the names they share without the usual words around them.
+    """Rename predictions and references without the usual words around their names.
 
-    ``img0035`` and ``label0035`` are case 0035, ``a.seg`` and ``a`` case a.
+    ``img0035`` and ``label0035`` become case 0035, and ``a.seg`` and ``a`` become case a.
 
     Args:
         found: predictions by name.
         wanted: references by name.
 
     Returns:
-        both by their new names, those that do not fit under their old ones, and what stands
-        around the names; None where no name is common then.
+        predictions and references by their new names (names without these words stay as they
+        are), and the patterns that fit the old names; None if no name is common even then.
     """
     renamed, around = [], []
     for side in (found, wanted):
@@ -157,7 +157,7 @@ def guess_affixes(
 
 
 def suggest_patterns(predictions: Path, references: Path) -> Patterns | None:
-    """Patterns that would pair the most files of two folders, by what their paths share."""
+    """Patterns that would pair the most files of two folders, by the text that paths share."""
     given, wanted = _stems(predictions), _stems(references)
     best: tuple[int, int, Patterns | None] = (0, 0, None)
     for reference in wanted[:3]:
@@ -194,7 +194,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _affixes(name: str) -> tuple[str, str]:
-    """The usual words before and behind the name of a case; none where nothing would be left."""
+    """The usual words before and after the name of a case; empty if nothing else would be left."""
     before, behind = _BEFORE.match(name), _BEHIND.search(name)
     start = 0 if before is None else before.end()
     end = len(name) if behind is None else behind.start()
@@ -209,7 +209,7 @@ def _stems(folder: Path) -> list[str]:
 
 
 def _common(one: str, other: str) -> str:
-    """Longest text that both have, which parts no number and no folder; empty without one."""
+    """Longest text that both contain, which splits neither a number nor a folder; may be empty."""
     best = ""
     for block in SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks():
         text = one[block.a : block.a + block.size]

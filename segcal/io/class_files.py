@@ -1,4 +1,4 @@
-"""A case as one volume per class, in a folder of its own, named by the classes."""
+"""Reads a case that is stored as a folder with one volume per class, named by the classes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from segcal.io.rounding import LABEL_ROUNDING, merged
 from segcal.io.volumes import Array, Geometry, check_place, put_on, read_geometry, read_volume
 
 MASK_ROUNDING = 1e-4
-"""Values this near 0 or 1 are those of a mask (scaled headers)."""
+"""Values this near to 0 or 1 count as a mask (scaled headers)."""
 
 
 def find_class_files(folder: Path, label_set: LabelSet) -> dict[int, Path]:
-    """Files of the labels, by value; background only if there is a file of it.
+    """Files of the labels, by label value; background only if it has a file.
 
     Raises:
         ValueError: no label has a file.
@@ -31,21 +31,21 @@ def find_class_files(folder: Path, label_set: LabelSet) -> dict[int, Path]:
 
 
 def missing_classes(folder: Path, label_set: LabelSet) -> list[str]:
-    """Names of the labels that a folder has no file of."""
+    """Names of the labels that have no file in a folder."""
     files = scan(folder, arrays=False)
     return [name for name in label_set.foreground if name not in files]
 
 
 def note_missing(folder: Path, label_set: LabelSet | None) -> list[str]:
-    """Sentences on labels that a folder has no file of, while it has some.
+    """Sentences on the labels that have no file in a folder.
 
     Raises:
-        ValueError: it has none.
+        ValueError: no label has a file.
     """
     label_set = _known(folder, label_set)
     find_class_files(folder, label_set)
     return [
-        f"{folder}: no file for label {name}, which has no numbers in this case"
+        f"{folder}: label {name} has no file, so it has no results in this case"
         for name in missing_classes(folder, label_set)
     ]
 
@@ -71,8 +71,8 @@ def _missing(folder: Path, label_set: LabelSet) -> ValueError:
 def _known(folder: Path, label_set: LabelSet | None) -> LabelSet:
     if label_set is None:
         raise ValueError(
-            f"{folder}: holds one file per class; a dataset.json is needed to say which label "
-            "each of them is, or --labels NAME=VALUE,..."
+            f"{folder}: holds one file per class; give a dataset.json, or --labels "
+            "NAME=VALUE,..., that says which label each file holds"
         )
     if label_set.regions:
         raise ValueError(
@@ -88,7 +88,7 @@ def check_class_files(
     """Check names and headers of the files of a case.
 
     Raises:
-        ValueError: as :func:`read_class_files`, but for what the values tell.
+        ValueError: as :func:`read_class_files`; the values themselves are not checked.
     """
     for path in find_class_files(folder, _known(folder, label_set)).values():
         _check_header(path, geometry, tolerance)
@@ -106,29 +106,29 @@ def read_class_files(
     """Read a case of one file per class.
 
     Files of 0 and 1 are masks and give a label map. Files of other floating values are
-    probabilities; background, where it has no file, is what they leave of 1.
+    probabilities; if background has no file, its probability is the rest to 1.
 
     Args:
-        folder: of the case.
-        geometry: of the reference labels, which the result shares.
-        label_set: which label a name is.
-        tolerance: of the geometry, in voxels.
-        note: called with what is odd and was decided.
-        overlaps: where masks overlap, take the largest label, and say so.
+        folder: folder of the case.
+        geometry: geometry of the reference labels, which the result shares.
+        label_set: names of the labels, by which the files are found.
+        tolerance: how far, in voxels, the geometry may deviate from the reference.
+        note: called with a sentence on anything unusual, and how it was read.
+        overlaps: whether masks may overlap; then the largest label wins, and a note says so.
 
     Returns:
         label map ``(z, y, x)`` of integers, or probabilities ``(K, z, y, x)``.
 
     Raises:
-        ValueError: naming the file: missing, not readable, another size or place than the
-            reference, neither mask nor probabilities, masks that overlap, probabilities that do
-            not sum to one.
+        ValueError: names the file: it is missing or not readable, differs from the reference in
+            size or position, or holds neither a mask nor probabilities; masks overlap; or
+            probabilities do not sum to one.
     """
     label_set = _known(folder, label_set)
     files = find_class_files(folder, label_set)
     if unused := sorted(set(scan(folder, arrays=False).values()) - set(files.values())):
         names = ", ".join(path.name for path in unused[:9])
-        note(f"{folder.name}: {len(unused)} files are of no label and left out: {names}")
+        note(f"{folder.name}: {len(unused)} files belong to no label and are left out: {names}")
     notes: set[str] = set()
 
     def read(path: Path) -> Array:
@@ -142,10 +142,12 @@ def read_class_files(
 
     array, twice = _label_map(files, geometry.shape, read)
     if twice and not overlaps:
-        raise ValueError(f"{folder}: masks overlap in {twice} voxels, which then have two labels")
+        raise ValueError(
+            f"{folder}: masks overlap in {twice} voxels, which would then have two labels"
+        )
     if twice:
         note(
-            f"{folder.name}: masks overlap in {twice} voxels, which have the largest of their "
+            f"{folder.name}: masks overlap in {twice} voxels, which get the largest of their "
             f"labels: {' < '.join(label_set.names[k] for k in files)}"
         )
     if array is None:
@@ -166,9 +168,9 @@ def _check_header(path: Path, geometry: Geometry, tolerance: float) -> None:
 def _label_map(
     files: dict[int, Path], shape: tuple[int, ...], read: Callable[[Path], Array]
 ) -> tuple[Array | None, int]:
-    """Label map of masks, larger labels over smaller ones, and how many voxels are in several.
+    """Label map from masks, in which larger labels win, and the number of voxels in several masks.
 
-    It is None as soon as a file has other floating values.
+    The label map is None if a file holds floating values other than 0 and 1.
     """
     labels, taken, twice = np.zeros(shape, np.int32), np.zeros(shape, bool), 0
     for k, path in files.items():
@@ -214,8 +216,9 @@ def _probabilities(
             probabilities[0, z] = np.maximum(1 - total, 0)
         if over:
             raise ValueError(
-                f"{folder}: in {over} voxels the classes sum to more than 1, up to {most:.4g}; "
-                "background, which has no file, cannot be what is left"
+                f"{folder}: in {over} voxels the classes sum to more than 1, up to {most:.4g}, so "
+                "nothing is left for background, which has no file; check the files, or add one "
+                "for background"
             )
     check_probabilities(probabilities, str(folder), num_classes, note=note)
     return probabilities
@@ -226,6 +229,6 @@ def _check_undivided(path: Path, array: Array) -> None:
     most = array.max(initial=0)
     if 0 < most <= LABEL_ROUNDING and not ((array > 0) & (array < most)).any():
         raise ValueError(
-            f"{path}: holds 0 and {most:.4g} alone, which looks like a mask that was divided, by "
-            f"{1 / most:.0f} say; store 0 and 1"
+            f"{path}: holds only 0 and {most:.4g}, which looks like a mask that was divided by "
+            f"{1 / most:.0f}; store 0 and 1"
         )

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and names of cases."""
+"""Writes files whole or not at all, and finds the names of cases."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 TEMPORARY = ".segcal-"
 CHUNK = 1 << 18
 BULK = 1 << 21
-"""Bytes that a thread unpacks while others are copied: fewer, and the two would mostly wait for the
-interpreter's lock."""
+"""Bytes that a thread unpacks while others are copied; with fewer bytes, both threads would mostly
+wait for the interpreter's lock."""
 JPEG_ENDINGS = (".jpg", ".jpeg")
 IMAGE_ENDINGS = (".png", ".bmp", ".tif", ".tiff", *JPEG_ENDINGS)
-"""Of 2-D images without a size in mm."""
+"""Endings of 2-D images, which have no size in mm."""
 VOLUME_ENDINGS = (
     ".nii.gz", ".nii", ".seg.nrrd", ".nrrd", ".nhdr", ".mha", ".mhd", ".mgz", ".mgh", ".gipl",
     ".gipl.gz", ".hdr", ".hdr.gz", *IMAGE_ENDINGS,
 )  # fmt: skip
 ARRAY_ENDINGS = (".npz", ".npy")
 DEPTH = 100
-"""Levels of a file of settings or results; what has more ends in errors of recursion later."""
+"""Most levels of a file of settings or results; deeper files would exceed the recursion limit."""
 LONGEST_END = 32
-"""Characters of a name that the temporary file of it keeps."""
+"""Characters of a file's name that its temporary file keeps."""
 
 
 @contextmanager
@@ -58,13 +58,13 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def check_writable(folder: Path) -> None:
-    """See to it, before the work, that files can be written into a folder.
+    """Check, before the work starts, that files can be written into a folder.
 
     Args:
-        folder: need not be there; then one above it is looked at.
+        folder: folder to check; if it does not exist, the nearest folder above it is checked.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: nothing can be written there.
     """
     place = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     try:
@@ -73,12 +73,12 @@ def check_writable(folder: Path) -> None:
     except OSError as error:
         raise ValueError(
             f"{folder}: nothing can be written into {place} ({error.strerror}); name another "
-            "folder, or see to its permissions and free space"
+            "folder, or check its permissions and free space"
         ) from None
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what :func:`whole_file` leaves in `folder` when its process is killed."""
+    """Remove the temporary files that :func:`whole_file` leaves if its process is killed."""
     for path in folder.glob(f"{TEMPORARY}????????-*"):
         path.unlink(missing_ok=True)
 
@@ -99,7 +99,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        ValueError: the file is missing, a folder, or not JSON, with its name.
+        ValueError: the file is missing, is a folder, or is not JSON; the message names it.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -110,12 +110,14 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a JSON file ({error})") from None
     if too_deep(value):
-        raise ValueError(f"{path}: nested more than {DEPTH} levels deep, which no such file is")
+        raise ValueError(
+            f"{path}: nested more than {DEPTH} levels deep, which no file of this kind is"
+        )
     return value
 
 
 def too_deep(value: Any) -> bool:
-    """Whether lists and mappings lie in each other beyond :data:`DEPTH`."""
+    """Whether lists and mappings are nested deeper than :data:`DEPTH`."""
     level = [value]
     for _ in range(DEPTH):
         inside = [v for v in level if isinstance(v, (dict, list))]
@@ -126,22 +128,22 @@ def too_deep(value: Any) -> bool:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON; NaN and infinity are refused, write None instead."""
+    """Write `value` as JSON; NaN and infinity are refused, so pass None instead."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:
-    """The same, or None of a number that JSON does not know."""
+    """The value itself, or None if it is NaN or infinite, which JSON cannot hold."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
-    """Read `size` bytes into one array, bit by bit: what unpacks `file` never holds it all.
+    """Read `size` bytes into one array in small chunks, so that no second copy is held.
 
-    Memory is only taken as bytes come in, so a size that is not true costs nothing.
+    Memory is used only as bytes arrive, so a false size in a header costs nothing.
 
     Raises:
-        EOFError: the file ends before.
+        EOFError: the file ends earlier.
     """
     content = np.empty(size, np.uint8)
     filled = 0
@@ -160,29 +162,29 @@ def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
 
 
 def ending_of(name: str) -> str:
-    """Ending of the name of a volume or an array, those of images in capitals too, or nothing."""
+    """Ending of the name of a volume or an array; empty if it has none. Images may use capitals."""
     endings = (*VOLUME_ENDINGS, *ARRAY_ENDINGS)
     found = next((e for e in endings if name.endswith(e)), "")
     return found or next((name[-len(e) :] for e in IMAGE_ENDINGS if name.lower().endswith(e)), "")
 
 
 def is_image(path: PurePath) -> bool:
-    """Whether a file is called like a 2-D image."""
+    """Whether a file has the ending of a 2-D image."""
     return path.name.lower().endswith(IMAGE_ENDINGS)
 
 
 def is_jpeg(path: PurePath) -> bool:
-    """Whether a file is called like a JPEG, which does not keep the values of its pixels."""
+    """Whether a file has the ending of a JPEG, which does not keep the exact pixel values."""
     return path.name.lower().endswith(JPEG_ENDINGS)
 
 
 def is_segmentation(path: PurePath) -> bool:
-    """Whether a file is called like 3D Slicer's segments."""
+    """Whether a file has the ending of 3D Slicer's segments."""
     return path.name.endswith(".seg.nrrd")
 
 
 def is_array(path: PurePath) -> bool:
-    """Whether a file is NumPy's, by its ending."""
+    """Whether a file has an ending of NumPy's files."""
     return path.suffix in ARRAY_ENDINGS
 
 
@@ -193,10 +195,10 @@ def case_name(path: PurePath) -> str | None:
 
 
 def read_names(path: Path) -> list[str]:
-    """Names of cases of a text file, one a line; what else a line holds is left out.
+    """Names of cases from a text file: the first word of each line.
 
     Raises:
-        ValueError: no such file, none in it, or one that is there twice.
+        ValueError: the file is missing or holds no names, or a name occurs twice.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -205,23 +207,23 @@ def read_names(path: Path) -> list[str]:
     if not names or len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(
-            f"{path}: expected names of cases, one a line, each once"
-            + (f"; {', '.join(twice[:3])} twice" if twice else "; it holds none")
+            f"{path}: expected names of cases, one per line, each once"
+            + (f"; got {', '.join(twice[:3])} twice" if twice else "; got none")
         )
     return names
 
 
 def legible(name: str, path: PurePath) -> str:
-    """Return the name of a case that can be written to a report.
+    """Return the name of a case if it can be written to a report.
 
     Raises:
-        ValueError: one that is no UTF-8.
+        ValueError: the name is not valid UTF-8.
     """
     try:
         name.encode()
     except UnicodeEncodeError:
         shown = ascii(str(path))[1:-1]
         raise ValueError(
-            f"{shown}: its name is no UTF-8, so no report can name it; rename it"
+            f"{shown}: its name is not valid UTF-8, so no report can show it; rename the file"
         ) from None
     return name

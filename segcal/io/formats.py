@@ -1,4 +1,4 @@
-"""Formats of volumes: what a file holds, and how its header says it lies, format by format.
+"""Values and headers of volumes, format by format.
 
 NIfTI (also as ``.hdr`` and ``.img``, and Analyze) and FreeSurfer's ``.mgz`` are read by nibabel,
 PNG, BMP, TIF and JPEG by Pillow, others (MetaImage, NRRD, GIPL) by SimpleITK. Arrays and shapes are
@@ -30,11 +30,11 @@ NIFTI = (".nii", ".nii.gz", ".hdr", ".img", ".hdr.gz", ".img.gz")
 MGH = (".mgz", ".mgh")
 NIFTI_HEADERS = {348: nib.Nifti1Header, 540: nib.Nifti2Header}
 MM_PER_UNIT = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
-"""By NIfTI's code: unknown, m, mm, um."""
+"""Scale to mm by NIfTI's code of the unit: unknown, m, mm, um."""
 UNIT_BITS = 7
-BEHIND = "holds more behind the voxels that its header tells of, which is left out"
+BEHIND = "holds more data after the voxels that its header describes, which is left out"
 CONVERSION = "Segmentation_ConversionParameters"
-"""Entry of a header of 3D Slicer's segments."""
+"""Entry in the header of 3D Slicer's segments."""
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 """Affine of SimpleITK where a file states no orientation."""
 
@@ -45,12 +45,12 @@ class Frame:
 
     Attributes:
         spacing: voxel size along x, y, z, or fewer axes, in `unit`.
-        affines: from indices to RAS, by the name of what states them; of a NIfTI, ``sform`` and
-            ``qform``. Empty where nothing does.
-        sform_code: NIfTI's.
-        unit: ``mm``, or ``px`` of images, which have no size.
-        notes: what is odd.
-        image: shape ``(x, y, z)`` and affine of the image that this is a box of, if it is stated.
+        affines: affines from indices to RAS, by the part of the header that states them; for a
+            NIfTI, ``sform`` and ``qform``. Empty if the header states no orientation.
+        sform_code: ``sform_code`` of a NIfTI.
+        unit: ``mm``, or ``px`` for images, which state no size.
+        notes: what is unusual about the header.
+        image: shape ``(x, y, z)`` and affine of the image that this box is cut from, if stated.
     """
 
     spacing: list[float]
@@ -62,7 +62,7 @@ class Frame:
 
 
 def read_file(path: Path) -> tuple[Array, Frame]:
-    """Values of a file, and how they lie; as long as its header says, up to its checksum.
+    """Read the values and the header of a file, which is checked to its end.
 
     Raises:
         Exception: whatever a damaged file makes the readers raise.
@@ -77,10 +77,10 @@ def read_file(path: Path) -> tuple[Array, Frame]:
 
 
 def read_header(path: Path) -> tuple[tuple[int, ...], Frame]:
-    """Shape ``(x, y, z, ...)`` of a file, and how it lies, from its header alone.
+    """Read the shape ``(x, y, z, ...)`` and the rest of the header of a file.
 
     Raises:
-        Exception: as :func:`read_file`, but for damage behind the header.
+        Exception: as :func:`read_file`; damage after the header is not noticed.
     """
     if path.name.endswith(NIFTI):
         with open_unpacked(_beside(path, ".hdr")) as file:
@@ -100,7 +100,7 @@ def read_header(path: Path) -> tuple[tuple[int, ...], Frame]:
 
 
 def stored_type(path: Path) -> np.dtype[Any]:
-    """Type of the values of a file, by its header: float64 of those that a header scales.
+    """Data type of the values of a file, by its header; float64 if the header scales them.
 
     Raises:
         Exception: as :func:`read_header`.
@@ -123,19 +123,19 @@ def stored_type(path: Path) -> np.dtype[Any]:
 
 
 def write_image(path: Path, array: Array) -> None:
-    """Write ``(y, x)`` as the image that the name says: uint8, uint16 or float32, as it can hold.
+    """Write ``(y, x)`` of uint8, uint16 or float32 in the image format that the name ends with.
 
     Raises:
-        OSError: a format that cannot hold the type.
+        OSError: the format cannot hold the type.
     """
     Image.fromarray(array).save(path)
 
 
 def agrees(path: Path) -> bool:
-    """Whether every reader takes a NIfTI's grid for what segcal does.
+    """Whether every reader finds the same grid in a NIfTI as segcal does.
 
-    They do where the header has three axes, in mm, and states one orientation, whose affine has
-    the header's voxel size. nnU-Net's readers fail, or differ, in other files.
+    They do if the header has three axes, in mm, and states one orientation, whose affine has the
+    header's voxel size. For other files, nnU-Net's readers fail or find another grid.
     """
     with open_unpacked(path) as file:
         header, shape = _nifti_header(file)
@@ -153,14 +153,14 @@ def agrees(path: Path) -> bool:
 
 
 def _beside(path: Path, ending: str) -> Path:
-    """The ``.hdr`` or ``.img`` of a NIfTI of two files; `path` itself of one."""
+    """The ``.hdr`` or ``.img`` of a NIfTI in two files; `path` itself for a NIfTI in one."""
     if path.name.endswith((".nii", ".nii.gz")):
         return path
     stem = re.sub(r"\.(hdr|img)(\.gz)?$", "", path.name)
     found = [path.with_name(f"{stem}{ending}{packed}") for packed in ("", ".gz")]
     other = next((one for one in found if one.is_file()), None)
     if other is None:
-        raise ValueError(f"a NIfTI of two files, but there is no {found[0].name} beside it")
+        raise ValueError(f"a NIfTI in two files, but there is no {found[0].name} beside it")
     return other
 
 
@@ -212,7 +212,7 @@ def _nifti_frame(header: Any) -> Frame:
     scale = MM_PER_UNIT.get(_unit_code(header))
     if scale is None:
         notes.append(
-            f"states a unit of length of the unknown code {_unit_code(header)}, read as mm"
+            f"states a unit of length with the unknown code {_unit_code(header)}, read as mm"
         )
         scale = 1.0
     affines = {}
@@ -224,7 +224,7 @@ def _nifti_frame(header: Any) -> Frame:
         except ValueError:  # a quaternion that is none
             if not affines:
                 raise
-            notes.append("its qform is no rotation; the sform is used")
+            notes.append("its qform is not a rotation; the sform is used")
     for affine in affines.values():
         affine[:3] *= scale
     spacing = [scale * float(s) for s in header.get_zooms()[:3]]
@@ -247,20 +247,20 @@ def _mgh_frame(image: Any) -> Frame:
 def _check_single(image: Image.Image) -> None:
     if (frames := getattr(image, "n_frames", 1)) > 1:
         raise ValueError(
-            f"{frames} images in one file, expected one; a stack of slices states no distance "
-            "between them: write it as a volume with its spacing, .nii.gz or .nrrd, or each image "
-            "as a file"
+            f"{frames} images in one file, expected one; a stack of images does not state the "
+            "distance between slices: write it as a volume with its spacing, .nii.gz or .nrrd, or "
+            "write each image to a file of its own"
         )
 
 
 def _read_image(path: Path) -> tuple[Array, Frame]:
-    """Read a 2-D image; colours are channels, a palette's are left as their numbers."""
+    """Read a 2-D image; colours become channels, and an image with a palette gives its indices."""
     with Image.open(path) as image:
         image.verify()  # the checksums, which reading alone passes over
     with Image.open(path) as image:
         _check_single(image)
         array = np.array(image)  # which can be written to, as torch wants it
-        notes = ("read as the numbers of its palette",) if image.mode == "P" else ()
+        notes = ("read as the indices of its palette",) if image.mode == "P" else ()
     frame = Frame([1.0, 1.0], unit="px", notes=notes)
     return array.transpose(1, 0, 2)[:, :, None] if array.ndim > 2 else array.transpose(), frame
 
@@ -286,7 +286,7 @@ def _itk_reader(path: Path) -> Any:
 
 
 def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
-    """Shape, frame, and bytes of the voxels."""
+    """Shape, frame, and number of bytes of the voxels."""
     reader = _itk_reader(path)
     components = reader.GetNumberOfComponents()
     shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
@@ -311,9 +311,9 @@ def _bits(kind: str) -> int:
 
 
 def _segmented_image(reader: Any) -> tuple[tuple[int, ...], Affine] | None:
-    """Grid of the image that 3D Slicer's segments are of: it stores the box alone that they fill.
+    """Grid of the image that 3D Slicer's segments belong to; the file holds only the box they fill.
 
-    The header has it as 16 numbers of the affine (RAS) and the first and last index of each axis.
+    The header states it as the 16 numbers of the affine (RAS) and each axis's first and last index.
     """
     if not reader.HasMetaDataKey(CONVERSION):
         return None

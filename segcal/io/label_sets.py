@@ -14,13 +14,17 @@ from segcal.io.files import read_json
 class LabelSet:
     """What the labels mean.
 
+    A region is a set of labels that is predicted as one channel, such as the whole tumour; regions
+    may overlap.
+
     Attributes:
-        names: by value, background (0) included; of regions, those of single labels.
+        names: names by label value, background (0) included; with regions, only the names that
+            stand for a single label.
         ignore_index: label to leave out of everything, or None.
-        source: where this was read.
-        regions: labels of each region by name, in the order of the channels; empty where labels
+        source: file or option that this was read from.
+        regions: labels of each region by name, in the order of the channels; empty if the labels
             do not overlap.
-        class_order: label that each region leaves in the label map, later ones over earlier.
+        class_order: label that each region gets in the label map; later regions overwrite earlier.
     """
 
     names: dict[int, str]
@@ -31,25 +35,25 @@ class LabelSet:
 
     @property
     def foreground(self) -> dict[str, tuple[int, ...]]:
-        """Labels of what is reported, by name: regions, or every label but the background."""
+        """Labels of each structure that is reported, by name: regions, or all foreground labels."""
         return self.regions or {name: (k,) for k, name in self.names.items() if k != 0}
 
     @property
     def values(self) -> set[int]:
-        """Labels that may occur, but for the ignore label."""
+        """Labels that may occur, without the ignore label."""
         return {0, *self.names, *(k for labels in self.regions.values() for k in labels)}
 
     @property
     def map_names(self) -> dict[int, str]:
-        """Name of each foreground label of a label map; regions name what they leave in it."""
+        """Name of each foreground label of a label map, or of the region that leaves it there."""
         of_regions = dict(zip(self.class_order, self.regions, strict=True))
         return {**{k: name for k, name in self.names.items() if k != 0}, **of_regions}
 
     def contradiction(self) -> str:
-        """Say which labels a perfect prediction of the regions changes in a label map, or nothing.
+        """Say which labels even a perfect prediction of the regions would change; or nothing.
 
-        A voxel gets the label of the last region that it is in, as in nnU-Net. Regions come out as
-        they were if that label is in the same regions as the voxel's own.
+        As in nnU-Net, a voxel gets the label of the last region that contains it. Nothing is lost
+        if that label lies in the same regions as the voxel's own label.
         """
         changed = self._changed(self.class_order)
         if not changed:
@@ -60,10 +64,10 @@ class LabelSet:
         )
         order = self._kept_apart()
         advice = (
-            f"a label of each region that is in no later one would be {order}"
+            f"{order} would fit, since each of these labels lies in no later region"
             if not self._changed(order)
-            else "list outer regions before inner ones, and give each a label that is in no later "
-            "one; regions that overlap without one being inside the other fit into no label map"
+            else "list outer regions before inner regions, and give each region a label that lies "
+            "in no later region; regions that overlap partly cannot be stored in one label map"
         )
         return (
             f"{self.source}: 'regions_class_order' {list(self.class_order)} contradicts the "
@@ -71,7 +75,7 @@ class LabelSet:
         )
 
     def _changed(self, order: Sequence[int]) -> dict[int, int]:
-        """What becomes of labels whose regions a label map does not keep."""
+        """New value of each label whose regions would be lost in a label map."""
         left = dict(zip(self.regions, order, strict=True))
         becomes = {k: left[name] for name, labels in self.regions.items() for k in labels}
         return {
@@ -79,7 +83,7 @@ class LabelSet:
         }
 
     def _kept_apart(self) -> list[int]:
-        """A label of each region that is in no later one, or any where there is none."""
+        """A label of each region that lies in no later region, or its first if there is none."""
         order, later = [], set[int]()
         for labels in reversed(self.regions.values()):
             order.append(next((k for k in labels if k not in later), labels[0]))
@@ -91,23 +95,23 @@ class LabelSet:
 
     @property
     def num_foreground_channels(self) -> int:
-        """Channels that there would be, whether or not the label values are in a row."""
+        """Number of channels, even if the label values are not consecutive."""
         return len(self.regions or self.names)
 
     @property
     def num_channels(self) -> int:
-        """Channels that probabilities have, background included where there are no regions.
+        """Number of channels of probabilities, background included if there are no regions.
 
         Raises:
-            ValueError: label values that are not 0 to K - 1.
+            ValueError: the label values are not 0 to K - 1.
         """
         if self.regions:
             return len(self.regions)
         if sorted(self.names) != list(range(len(self.names))):
             raise ValueError(
-                f"{self.source}: label values {sorted(self.names)} are not 0 to K - 1, so "
-                "channels of probabilities cannot be told apart; renumber the labels, in the "
-                "files and there, to 0, 1, 2, ... in a row, as nnU-Net wants them"
+                f"{self.source}: label values {sorted(self.names)} are not 0 to K - 1, so it is "
+                "unclear which channel belongs to which label; renumber the labels to 0, 1, 2, ... "
+                "without gaps, as nnU-Net needs them, in the label maps and in this definition"
             )
         return len(self.names)
 
@@ -116,18 +120,18 @@ def read_label_set(path: Path) -> LabelSet:
     """Read label names and the ignore label from ``dataset.json`` (nnU-Net v2 or Decathlon).
 
     Raises:
-        ValueError: not such a file.
+        ValueError: the file is of another kind.
     """
     return label_set_of(read_json(path), str(path))
 
 
 def parse_labels(text: str) -> LabelSet:
-    """Labels from words: ``liver=1,spleen=2``, with ``ignore=255`` for one that is left out.
+    """Labels from text such as ``liver=1,spleen=2``; ``ignore=255`` names a label to leave out.
 
     Background is 0 and need not be named.
 
     Raises:
-        ValueError: no such words, or a value that two names share.
+        ValueError: the text has another form, or two names share a value.
     """
     labels: dict[str, int] = {}
     for part in text.split(","):
@@ -141,14 +145,14 @@ def parse_labels(text: str) -> LabelSet:
 
 
 def label_set_of(content: Any, source: str) -> LabelSet:
-    """Label names and the ignore label of what a ``dataset.json`` holds.
+    """Label names and the ignore label from the content of a ``dataset.json``.
 
     Args:
-        content: of the file.
-        source: where it is from, for messages.
+        content: content of the file.
+        source: where the content is from, for messages.
 
     Raises:
-        ValueError: it is not of such a file.
+        ValueError: the content is not that of a ``dataset.json``.
     """
     labels: Any = content.get("labels") if isinstance(content, dict) else None
     if not isinstance(labels, dict) or not labels:
@@ -165,7 +169,7 @@ def label_set_of(content: Any, source: str) -> LabelSet:
         if not values or any(not isinstance(v, int) or isinstance(v, bool) for v in values):
             raise ValueError(
                 f"{source}: label {name!r} has value {value!r}, expected an integer, or a list of "
-                "them for a region (nnU-Net v2 maps names to values)"
+                "integers for a region (nnU-Net v2 maps names to values)"
             )
         if name == "ignore":
             ignore = values[0]

@@ -1,4 +1,4 @@
-"""Softmax of nnU-Net v1, which is cropped: where its crop lies, from the ``.pkl`` beside it."""
+"""Where the cropped softmax of nnU-Net v1 lies in its image, from the ``.pkl`` beside it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Crop:
     """Where the array of a case lies in its image.
 
     Attributes:
-        box: first index and the one behind the last, along z, y, x.
-        full_shape: of the image ``(z, y, x)``; None if the file does not tell.
+        box: start and stop index along z, y, x; the stop is exclusive.
+        full_shape: shape of the image ``(z, y, x)``; None if the file does not state it.
     """
 
     box: tuple[tuple[int, int], ...]
@@ -43,11 +43,11 @@ class Crop:
 def read_crop(npz: Path) -> Crop:
     """Read where the softmax of `npz` belongs, from ``CASE.pkl`` beside it.
 
-    Nothing in the file is run: of everything a pickle can ask for, only plain containers, strings
-    and numbers, and stand-ins for NumPy's are made.
+    No code in the pickle is run: only plain containers, strings and numbers are created, and
+    stand-ins for NumPy's types.
 
     Raises:
-        ValueError: no such file, not a plain one, or one without a crop box.
+        ValueError: the file is missing, holds anything else, or has no crop box.
     """
     path = npz.with_suffix(".pkl")
     if not path.is_file():
@@ -94,10 +94,12 @@ def _read_plain(path: Path) -> Any:
 
 
 def _check_memo(content: bytes) -> None:
-    """Refuse places in the memo that no pickle of this size has: memory is taken for all below.
+    """Refuse memo indices that are too large for a pickle of this size.
+
+    The unpickler takes memory for all smaller indices, too.
 
     Raises:
-        pickle.UnpicklingError: such a place.
+        pickle.UnpicklingError: an index is too large.
     """
     for operation, argument, _ in pickletools.genops(content):
         if operation.name in PUTS and int(argument or 0) > len(content):
@@ -105,23 +107,23 @@ def _check_memo(content: bytes) -> None:
 
 
 class _Dtype:
-    """Stand-in for a NumPy type; `code` is None unless it is one of plain numbers."""
+    """Stand-in for a NumPy type; `code` is None unless it is a type of plain numbers."""
 
     def __init__(self, code: str, *_: Any) -> None:
         self.code = code if PLAIN_DTYPE.fullmatch(code) else None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Take the byte order, which is all that matters of plain numbers."""
+        """Take the byte order, which is all that matters for plain numbers."""
         if self.code and state[1] == ">":
             self.code = f">{self.code}"
 
     def read(self, content: Any) -> list[Any]:
-        """Values in `content`; none if they are no plain numbers."""
+        """Values in `content`; empty if they are not plain numbers."""
         return np.frombuffer(content, self.code).tolist() if self.code else []
 
 
 class _Array:
-    """Stand-in for a NumPy array, of which the numbers along one axis are kept."""
+    """Stand-in for a NumPy array; only the values of one-dimensional arrays are kept."""
 
     values: Sequence[Any] = ()
 
@@ -140,7 +142,7 @@ def _scalar(dtype: _Dtype, content: Any) -> Any:
 
 
 class _Plain(pickle.Unpickler):
-    """Unpickler that makes plain things only, whatever the file asks for."""
+    """Unpickler that creates plain objects only, whatever the file asks for."""
 
     ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {  # noqa: RUF012 - never changed
         ("collections", "OrderedDict"): OrderedDict,
@@ -154,10 +156,10 @@ class _Plain(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Give what stands for a name in the file.
+        """Return the stand-in for a name in the file.
 
         Raises:
-            pickle.UnpicklingError: anything but numbers and plain containers.
+            pickle.UnpicklingError: the name is not one of numbers or plain containers.
         """
         if (module, name) not in self.ALLOWED:
             raise pickle.UnpicklingError(f"it wants {module}.{name}, which is refused")

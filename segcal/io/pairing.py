@@ -1,4 +1,8 @@
-"""Which prediction belongs to which reference, and what lies beside them."""
+"""Which prediction belongs to which reference, and which other files lie beside them.
+
+A reference is the ground truth of a case: a label map that a person drew. A rater is one of
+several people who drew label maps of the same case.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,9 @@ PLOT = "progress.png"
 """nnU-Net's plot of a training, which is no case of images."""
 SUMMARY = "summary.json"
 MEASURED = "metric_per_case"
-"""File in which nnU-Net measures a validation when it has ended, and where the cases are in it."""
+"""The file that nnU-Net writes at the end of a validation, and the key of its list of cases."""
 DECISION_HEAD = "decision head"
-"""In the record: what label maps of a network of two heads were decided by."""
+"""Entry of the record if a decision head of the network made the label maps."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,17 @@ class Case:
     """A prediction and its reference.
 
     Attributes:
-        name: without folder and ending, or what a pattern takes for it.
+        name: file name without folder and ending, or the part of the path that a pattern selects.
         prediction: array file, volume, or a folder with a file per class.
-        reference: label map, or a folder with a mask per class; without one, what lies in the
-            frame of the prediction.
+        reference: label map, or a folder with a mask per class; without a reference, a file on
+            the same voxel grid as the prediction.
         label_map: label map that lies beside an array file of the same name, or None.
         roi: mask of the region of interest, or None.
-        logits: ``.npz`` with the logits that the prediction was made of, or None.
-        decision: rule that the label map beside was made by, of ``segcal calibrate apply``.
-        raters: label maps of several raters, the reference the first of them; empty of one.
-        samples: label maps that were drawn from the model, or none.
+        logits: ``.npz`` with the logits that the prediction was computed from, or None.
+        decision: rule by which ``segcal calibrate apply`` made the label map.
+        raters: label maps of several raters, of which the first is the reference; empty if there
+            is only one rater.
+        samples: label maps that were drawn from the model; may be empty.
     """
 
     name: str
@@ -66,12 +71,12 @@ class Pairing:
     """Result of matching two folders by file name.
 
     Attributes:
-        cases: matched, by name.
-        without_prediction: names of references that nothing was predicted for.
-        without_reference: names of predictions that have no reference, with a hint where a name
-            is nearly one.
-        of_other_folds: names of references that folds of a trained model did not validate on.
-        note: what was taken for the names of cases, where that is not the names of files.
+        cases: matched cases, sorted by name.
+        without_prediction: names of references that have no prediction.
+        without_reference: names of predictions that have no reference, with a hint where a
+            reference has nearly the same name.
+        of_other_folds: names of references that the folds of a trained model did not validate on.
+        note: how the names of cases were derived, if they are not simply the names of files.
     """
 
     cases: list[Case]
@@ -84,22 +89,23 @@ class Pairing:
 def pair(predictions: Path, references: Path, patterns: Patterns | None = None) -> Pairing:
     """Match predictions and references: two folders by the names of cases, or one file each.
 
-    Where there are both, an array file is the prediction and a volume of the same name its label
-    map, which is what nnU-Net writes. A sub-folder that holds volumes is a case with a file per
-    class; or, with one file of its own name, that file (MONAI's ``SaveImage``). Of the folder of a
-    trained nnU-Net the validation cases of all folds are taken, of the folder of a fold its own;
-    the references of other cases are not missed. Where no name of a file is common, usual words
-    around the names are left out (``img0035``, ``label0035``). References that several raters drew
-    are ``CASE_rater1``, ``CASE_rater2`` or in folders ``rater1``, ``rater2``.
+    If an array file and a volume have the same name, as nnU-Net writes them, the array file is the
+    prediction and the volume is its label map. A sub-folder that holds volumes is a case with a
+    file per class. If its only file is named like the sub-folder (MONAI's ``SaveImage``), that file
+    is the prediction. From the folder of a trained nnU-Net, the validation cases of all folds are
+    used, and from the folder of one fold, the validation cases of that fold; references of other
+    cases do not count as missing a prediction. If the folders share no file name, usual words
+    around the names are left out (``img0035``, ``label0035``). References by several raters are
+    named ``CASE_rater1``, ``CASE_rater2``, or lie in folders ``rater1``, ``rater2``.
 
     Args:
         predictions: folder or file.
         references: folder or file.
-        patterns: where names of cases stand in the paths; None goes by the names of files.
+        patterns: where names of cases stand in the paths; None uses the names of files.
 
     Raises:
-        ValueError: a path that does not exist, a file paired with a folder, nothing to match, a
-            case that is there twice.
+        ValueError: a path does not exist, a file is paired with a folder, there is nothing to
+            match, or a case occurs twice.
     """
     patterns = patterns or Patterns()
     for path in (predictions, references):
@@ -154,19 +160,19 @@ def pair(predictions: Path, references: Path, patterns: Patterns | None = None) 
 
 
 def unpaired(predictions: Path, images: Path | None = None, pattern: str | None = None) -> Pairing:
-    """Find predictions that have no references: a folder of them, or one file.
+    """Find predictions that have no references: a folder of predictions, or one file.
 
-    What lies in the frame of the arrays stands where the reference would be: the volume itself, the
-    label map beside an array file, or the image of the case.
+    A file on the same voxel grid takes the place of the reference: the volume itself, the label
+    map beside an array file, or the image of the case.
 
     Args:
-        predictions: folder, as of :func:`pair`, or file.
-        images: folder of the images; None without.
+        predictions: folder, as for :func:`pair`, or file.
+        images: folder of the images, or None.
         pattern: see :class:`segcal.io.case_patterns.Patterns`.
 
     Raises:
-        ValueError: a path that does not exist, nothing there, an array file in a frame that
-            nothing tells.
+        ValueError: a path does not exist, there are no predictions, or no file gives the voxel
+            size and position of an array file.
     """
     if not predictions.exists():
         raise ValueError(f"{predictions}: no such file or folder")
@@ -187,10 +193,11 @@ def unpaired(predictions: Path, images: Path | None = None, pattern: str | None 
         frame = _frame(path, label_map) or (images and find_image(images, name))
         if not frame:
             raise ValueError(
-                f"{path}: nothing says how large its voxels are and where they lie: no label map "
+                f"{path}: its voxel size and position are unknown, since no label map "
                 f"{name}.nii.gz lies beside it"
-                + (", nor an image of it in " + str(images) if images else "")
-                + "; keep the one that nnU-Net writes, or name the folder of the images (--images)"
+                + (f" and {images} holds no image of it" if images else "")
+                + "; keep the label map that nnU-Net writes, or name the folder of the images "
+                "(--images)"
             )
         logits = find_logits(path, case_name(path) or path.name)
         cases.append(
@@ -200,7 +207,7 @@ def unpaired(predictions: Path, images: Path | None = None, pattern: str | None 
 
 
 def _frame(prediction: Path, label_map: Path | None) -> Path | None:
-    """What lies on the grid of a prediction: a volume of its own, or the label map beside it."""
+    """File on the grid of a prediction: its own volume, or the label map beside it."""
     if prediction.is_dir():
         return next(iter(scan(prediction, arrays=False).values()))
     return label_map if is_array(prediction) else prediction
@@ -231,11 +238,12 @@ def find_raters(folder: Path, pattern: str | None = None) -> dict[str, tuple[Pat
     """Label maps that raters drew, by case: ``CASE_rater1``, or ``rater1/CASE``.
 
     Args:
-        folder: of the references.
-        pattern: see :class:`segcal.io.case_patterns.Patterns`; one without ``{rater}`` finds none.
+        folder: folder of the references.
+        pattern: see :class:`segcal.io.case_patterns.Patterns`; a pattern without ``{rater}`` finds
+            no raters.
 
     Raises:
-        ValueError: one of a rater that is there twice.
+        ValueError: two label maps belong to the same case and rater.
     """
     return _several(folder, "rater") if pattern is None else _of_raters(folder, pattern)
 
@@ -257,15 +265,15 @@ def find_references(
     pattern: str | None = None,
     raters: Mapping[str, tuple[Path, ...]] | None = None,
 ) -> dict[str, Path]:
-    """Label maps of a folder by case; without any, its sub-folders of a mask per class.
+    """Label maps of a folder by case; if it has none, its sub-folders with a mask per class.
 
     Args:
-        folder: of the references.
+        folder: folder of the references.
         pattern: see :class:`segcal.io.case_patterns.Patterns`.
-        raters: of :func:`find_raters`; the first of a case is its label map.
+        raters: result of :func:`find_raters`; the first rater of a case draws its reference.
 
     Raises:
-        ValueError: a case that is there twice.
+        ValueError: a case occurs twice.
     """
     if raters:
         first = {name: paths[0] for name, paths in raters.items()}
@@ -283,16 +291,17 @@ def find_predictions(
     """Find predictions in a folder, as :func:`pair` does.
 
     Args:
-        predictions: folder; of nnU-Net's results, the validation cases are found.
-        wanted: names of cases; a sub-folder of one of them is a case, too, where the folder also
-            holds files.
+        predictions: folder; in nnU-Net's results, the validation cases are found.
+        wanted: names of cases; where the folder also holds files, a sub-folder counts as a case
+            only if it has one of these names.
         pattern: see :class:`segcal.io.case_patterns.Patterns`.
 
     Returns:
-        what holds the prediction of each case, and the volumes among the files, by case.
+        the file or folder that holds the prediction of each case, and the volumes among the
+        files, both by case.
 
     Raises:
-        ValueError: a case that is there twice.
+        ValueError: a case occurs twice.
     """
     if pattern is not None:
         return _of_pattern(predictions, pattern)
@@ -316,7 +325,7 @@ def find_predictions(
 
 
 def _of_pattern(folder: Path, pattern: str) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Predictions whose paths are of a pattern, and the volumes beside the arrays among them."""
+    """Predictions whose paths match a pattern, and the volumes beside the array files."""
     cases = find_cases(folder, pattern)
     arrays = _once((name, path) for name, path in cases if is_array(path))
     found = _once((name, path) for name, path in cases if not is_array(path)) | arrays
@@ -326,7 +335,7 @@ def _of_pattern(folder: Path, pattern: str) -> tuple[dict[str, Path], dict[str, 
 
 
 def _once(cases: Iterable[tuple[str, Path]]) -> dict[str, Path]:
-    """Cases by name, none of them twice."""
+    """Cases by name; a name that occurs twice is an error."""
     found: dict[str, Path] = {}
     for name, path in cases:
         if name in found:
@@ -336,17 +345,19 @@ def _once(cases: Iterable[tuple[str, Path]]) -> dict[str, Path]:
 
 
 def with_cases(pairing: Pairing, names: Collection[str]) -> Pairing:
-    """Take some of the cases alone, as if there were no others.
+    """Keep the named cases only, as if there were no others.
 
     Raises:
-        ValueError: a name that is in neither folder.
+        ValueError: a name occurs in neither folder.
     """
     chosen = set(names)
     there = {case.name for case in pairing.cases}.union(
         pairing.without_prediction, pairing.without_reference, pairing.of_other_folds
     )
     if unknown := sorted(chosen - there):
-        raise ValueError(f"cases: neither a prediction nor a reference of {', '.join(unknown[:3])}")
+        raise ValueError(
+            f"cases: there is neither a prediction nor a reference of {', '.join(unknown[:3])}"
+        )
     return replace(
         pairing,
         cases=[case for case in pairing.cases if case.name in chosen],
@@ -357,10 +368,10 @@ def with_cases(pairing: Pairing, names: Collection[str]) -> Pairing:
 
 
 def with_rois(pairing: Pairing, folder: Path) -> Pairing:
-    """Give every case the mask of its name, or of that of its reference's file.
+    """Give every case the mask with its name, or with the name of its reference's file.
 
     Raises:
-        ValueError: a case without one.
+        ValueError: a case has no mask.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
@@ -377,10 +388,11 @@ def with_rois(pairing: Pairing, folder: Path) -> Pairing:
 def with_samples(pairing: Pairing, folder: Path) -> Pairing:
     """Give every case the label maps that were drawn from the model for it.
 
-    They are called as those of raters: ``CASE_sample1``, ``CASE_sample2``, or ``sample1/CASE``.
+    They are named like label maps of raters: ``CASE_sample1``, ``CASE_sample2``, or
+    ``sample1/CASE``.
 
     Raises:
-        ValueError: a case without two.
+        ValueError: a case has fewer than two samples.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
@@ -388,7 +400,7 @@ def with_samples(pairing: Pairing, folder: Path) -> Pairing:
     if few := [case.name for case in pairing.cases if len(found.get(case.name, ())) < 2]:
         raise ValueError(
             f"{folder}: expected two samples or more of every case ({few[0]}_sample1.nii.gz, or "
-            f"sample1/{few[0]}.nii.gz), got fewer of {len(few)} cases, e.g. {', '.join(few[:3])}"
+            f"sample1/{few[0]}.nii.gz), got fewer for {len(few)} cases, e.g. {', '.join(few[:3])}"
         )
     cases = [replace(case, samples=found[case.name]) for case in pairing.cases]
     return replace(pairing, cases=cases)
@@ -403,13 +415,13 @@ def find_logits(prediction: Path, name: str) -> Path | None:
 def find_dataset_json(predictions: Path, references: Path) -> Path | None:
     """Look for ``dataset.json`` beside or above the predictions, then the references.
 
-    Two folders above, only that of nnU-Net's own results is taken: ``fold_0/validation``.
+    Two folders above, it is taken only in nnU-Net's own results: ``fold_0/validation``.
     """
     return _beside("dataset.json", predictions, references)
 
 
 def far_dataset_json(predictions: Path, references: Path) -> Path | None:
-    """A ``dataset.json`` two folders above, which nobody may have meant."""
+    """A ``dataset.json`` two folders above, which may belong to other data."""
     for place in (predictions, references):
         path = _folder(place).resolve().parent.parent / "dataset.json"
         if path.is_file():
@@ -418,10 +430,10 @@ def far_dataset_json(predictions: Path, references: Path) -> Path | None:
 
 
 def find_record(predictions: Path) -> dict[str, Any]:
-    """What the record beside predictions says about their making; empty without one.
+    """Content of the record that says how predictions were made; empty without a record.
 
     Raises:
-        ValueError: a record that is not a JSON object.
+        ValueError: the record is not a JSON object.
     """
     folder = predictions if predictions.is_dir() else predictions.parent
     path = folder / RECORD_NAME
@@ -434,7 +446,7 @@ def find_record(predictions: Path) -> dict[str, Any]:
 
 
 def _label_map(prediction: Path, volume: Path | None, reference: Path) -> Path | None:
-    """The volume beside an array file, unless it is a picture of one."""
+    """The volume beside an array file, unless it is only a picture (PNG, ...) of the case."""
     picture = volume is not None and is_image(volume) and not is_image(reference)
     return volume if is_array(prediction) and not picture else None
 
@@ -475,7 +487,7 @@ def _folder(place: Path) -> Path:
 
 
 def _prediction_folders(predictions: Path) -> list[Path]:
-    """Folders that hold the cases: of nnU-Net's results, those of validation."""
+    """Folders that hold the cases; in nnU-Net's results, the validation folders."""
     files = (path for path in predictions.iterdir() if path.is_file())
     if any(case_name(path) for path in files if path.name != PLOT):
         return [predictions]
@@ -491,7 +503,7 @@ def _prediction_folders(predictions: Path) -> list[Path]:
 
 
 def _validated(predictions: Path) -> set[str] | None:
-    """Cases that folds of a trained nnU-Net validated on; None where they do not tell of all."""
+    """Cases that folds of a trained nnU-Net validated on; None if a fold does not list them."""
     own: set[str] = set()
     for folder in _prediction_folders(predictions):
         of_fold = folder.resolve()
@@ -509,7 +521,7 @@ def _validated(predictions: Path) -> set[str] | None:
 
 
 def _scan_folders(folder: Path) -> dict[str, Path]:
-    """Sub-folders that hold volumes, by name; the one file of its name that is all of a folder."""
+    """Sub-folders that hold volumes, by name; or their only file, if it has the folder's name."""
     found = {}
     for path in sorted(folder.iterdir()):
         ours = path.is_dir() and not path.name.startswith((".", "fold_"))
@@ -526,10 +538,11 @@ def _scan_folders(folder: Path) -> dict[str, Path]:
 def scan(folder: Path, *, arrays: bool) -> dict[str, Path]:
     """Files of a folder by case, either the array files or the volumes.
 
-    Images are cases where there are no other volumes; beside those they are pictures of them.
+    Images (PNG, ...) are cases only where there are no other volumes; beside other volumes, they
+    are pictures of the cases.
 
     Raises:
-        ValueError: two of one case.
+        ValueError: two files belong to one case.
     """
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PLOT]
     paths = [path for path in paths if case_name(path) and is_array(path) == arrays]
@@ -544,7 +557,7 @@ def scan(folder: Path, *, arrays: bool) -> dict[str, Path]:
 
 
 def _advice(predictions: Path, references: Path) -> str:
-    """What to do where no name is common: names of both sides, and patterns that would pair."""
+    """What to do if no name is common: example names of both sides, and patterns that fit them."""
     found = suggest_patterns(predictions, references)
     shown = found or Patterns("{case}_seg", "{case}")
     what = "would pair them" if found else "for example, says where the names of cases stand"
@@ -555,7 +568,7 @@ def _advice(predictions: Path, references: Path) -> str:
 
 
 def _hinted(name: str, wanted: Mapping[str, Path]) -> str:
-    """Name of a prediction without a reference, with what it may have been meant to be."""
+    """Name of a prediction without a reference, with the case that it may belong to."""
     case = re.sub(r"_[0-9]{4}$", "", name)
     if case == name or case not in wanted:
         return name

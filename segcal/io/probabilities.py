@@ -36,7 +36,7 @@ from segcal.tensors import MANY, PROBABILITY_TOLERANCE, applied_twice, holds_mas
 SUM_TOLERANCE = 1e-2
 """How far the sum over classes may be from 1 (float16 files)."""
 FEW = 16
-"""Different values near 0 and 1 that a scaled label map may have."""
+"""Most distinct values near 0 and 1 that a scaled label map may have."""
 LOGITS_KEY = "logits"
 """Name of the array of logits in an ``.npz``."""
 DAMAGE: tuple[type[Exception], ...] = (
@@ -58,27 +58,29 @@ def read_probabilities(
 ) -> Array:
     """Read an nnU-Net ``.npz`` or a 4-D volume of class probabilities.
 
-    Sizes are compared before the contents are read. An ``.npz`` of nnU-Net v1 (``softmax``, with
-    its ``.pkl`` beside it) is put back where it was cropped: outside, background has probability 1.
+    Sizes are compared before the contents are read. nnU-Net v1 stores a cropped array (``softmax``,
+    with a ``.pkl`` beside the ``.npz``), which is put back into the image; outside of the crop,
+    background has probability 1.
 
     Args:
         path: ``.npz`` with the array ``probabilities`` ``(K, z, y, x)``, ``softmax`` or a single
-            one of another name; a ``.npy``; or a volume with the classes on the fourth axis. An
-            array of three axes is the probability of foreground.
-        geometry: of the reference labels, which the result shares.
-        num_classes: K that is expected; None takes what comes.
-        regions: whether channels are regions, one probability each, that may overlap.
-        reader: nnU-Net's reader, as its plans name it: the ``.npz`` of a ``*WithReorient`` reader
-            lies in a RAS-reoriented frame. None is a reader that leaves images as they are.
-        tolerance: of the geometry, in voxels.
-        note: called with what is odd and was decided.
+            array of another name; a ``.npy``; or a volume with the classes on the fourth axis. An
+            array with three axes is the probability of foreground.
+        geometry: geometry of the reference labels, which the result shares.
+        num_classes: expected number K of channels; None accepts any.
+        regions: whether the channels are regions, which may overlap and have one probability each.
+        reader: nnU-Net's reader, as its plans name it. A ``*WithReorient`` reader stores the
+            ``.npz`` in RAS orientation. None means a reader that leaves images as they are.
+        tolerance: how far, in voxels, the geometry may deviate from the reference.
+        note: called with a sentence on anything unusual, and how it was read.
 
     Returns:
         floating ``(K, z, y, x)``, as stored.
 
     Raises:
-        ValueError: naming the file: not readable, another size or place than the reference,
-            values that are no probabilities (logits, NaN), a sum over classes other than one.
+        ValueError: names the file: it is not readable, differs from the reference in size or
+            position, holds values that are not probabilities (logits, NaN), or its classes do
+            not sum to one.
     """
     if is_array(path):
         array = _read_npz(path, geometry, num_classes, regions, reader, note)
@@ -103,10 +105,10 @@ def check_npz(
     regions: bool = False,
     reader: str | None = None,
 ) -> None:
-    """Check an ``.npz`` as :func:`read_probabilities`, as far as its headers tell.
+    """Check an ``.npz`` as :func:`read_probabilities` does, as far as its headers allow.
 
     Raises:
-        ValueError: naming the file and what is wrong with it.
+        ValueError: names the file and what is wrong with it.
     """
     with _open_array(path) as stored:
         _check_stored(path, stored, geometry, reader)
@@ -117,31 +119,31 @@ def stored_channels(path: Path) -> int:
     """Length of the first axis of the array in an ``.npz``, from its header.
 
     Raises:
-        ValueError: naming the file and what is wrong with it.
+        ValueError: names the file and what is wrong with it.
     """
     with _open_array(path) as stored:
         return stored.shape[0] if stored.shape else 0
 
 
 def holds_probabilities(path: Path) -> bool:
-    """Whether a prediction is probabilities (``.npz``, 4-D) or a label map (2-D, 3-D).
+    """Whether a prediction holds probabilities (``.npz``, 4-D) and not a label map (2-D, 3-D).
 
-    Channels of an image are colours, and those of 3D Slicer's segments layers.
+    The channels of an image are colours, and the channels of 3D Slicer's segments are layers.
 
     Raises:
-        ValueError: not a file that can be read.
+        ValueError: the file cannot be read.
     """
     labels = is_image(path) or is_segmentation(path)
     return is_array(path) or (stored_axes(path) > 3 and not labels)
 
 
 def _channels(shape: tuple[int, ...], regions: bool) -> int:
-    """Channels of an array; one of three axes is of foreground alone."""
+    """Channels of an array; an array with three axes holds the foreground alone."""
     return shape[0] if len(shape) == 4 else 2 - regions
 
 
 def of_foreground(probability: Array) -> Array:
-    """Probabilities ``(2, *S)`` of background and foreground, of that of foreground ``(*S)``."""
+    """Probabilities ``(2, *S)`` of background and foreground, from those of foreground ``(*S)``."""
     return np.stack([1 - probability, probability])
 
 
@@ -155,22 +157,24 @@ def read_foreground(
     tolerance: float = 1e-2,
     note: Callable[[str], None] = lambda text: None,
 ) -> Array | None:
-    """Probabilities of a 3-D map of foreground, or None of a volume that is another thing.
+    """Probabilities from a 3-D map of foreground; None if the volume is something else.
 
-    A map of foreground has floating values from 0 to 1, and values that are no labels, or more
-    than a label map has; where none is above 0.5, more than labels that were divided have.
+    A map of foreground has floating values from 0 to 1, some of which are too far from 0 and 1, or
+    too many, to be labels. If none is above 0.5, the map could also hold labels that were divided
+    by a number, so it must have more distinct values than such a label map.
 
     Args:
-        path: of the volume, for messages.
-        volume: what it holds.
-        geometry: see :func:`read_probabilities`, as for the arguments that follow.
-        num_classes: see there.
-        regions: see there; the map is that of the one region there is.
-        tolerance: see there.
-        note: see there.
+        path: path of the volume, for messages.
+        volume: content of the file.
+        geometry: geometry of the reference labels, which the result shares.
+        num_classes: expected number of channels, background included without regions; None
+            accepts any.
+        regions: whether the channels are regions; the map is the probability of the only region.
+        tolerance: how far, in voxels, the geometry may deviate from the reference.
+        note: called with a sentence on how the file was read.
 
     Raises:
-        ValueError: a map of foreground where there are more classes or regions than one.
+        ValueError: there is one map of foreground, but more than one class or region is expected.
     """
     array = volume.array
     if array.ndim != 3 or array.dtype.kind != "f":
@@ -189,15 +193,15 @@ def read_foreground(
             "axis, or label maps"
         )
     placed, done = put_on(path, volume, geometry, tolerance)
-    note(f"{path.name}: taken for the probability of foreground{done and '; '}{done}")
+    note(f"{path.name}: read as the probability of foreground{done and '; '}{done}")
     return placed[None] if regions else of_foreground(placed)
 
 
 def not_floating(name: str, dtype: Any) -> str:
-    """Say that values are of another type than probabilities have, and what to do."""
+    """Message that values do not have a floating type, as probabilities have, and what to do."""
     remedy = "; store value / 255 as float32 if they go from 0 to 255" if dtype == np.uint8 else ""
     if name.endswith(ARRAY_ENDINGS):
-        remedy += "; labels are read from volumes, .nii.gz say"
+        remedy += "; labels are read from volumes, e.g. .nii.gz"
     return f"{name}: expected floating probabilities, got {dtype}{remedy}"
 
 
@@ -205,7 +209,7 @@ def check_classes(name: str, found: int, num_classes: int | None, *, regions: bo
     """Check the number of channels, background included where there are no regions.
 
     Raises:
-        ValueError: starting with `name`.
+        ValueError: another number of channels; the message starts with `name`.
     """
     if found < 2 and not regions:
         raise ValueError(
@@ -225,17 +229,17 @@ def check_probabilities(
     regions: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Check that ``(K, z, y, x)`` holds probabilities that sum to one over K; of regions, do not.
+    """Check that ``(K, z, y, x)`` holds probabilities, which sum to one over K unless of regions.
 
     Args:
-        array: what is checked.
-        name: what messages begin with.
-        num_classes: K that is expected; None takes what is there.
-        regions: whether channels are regions, one probability each, that may overlap.
-        note: called with what looks odd.
+        array: array to check.
+        name: first words of messages.
+        num_classes: expected number K of channels; None accepts any.
+        regions: whether the channels are regions, which may overlap and have one probability each.
+        note: called with a sentence on anything unusual.
 
     Raises:
-        ValueError: starting with `name`.
+        ValueError: the array fails the check; the message starts with `name`.
     """
     check_classes(name, array.shape[0], num_classes, regions=regions)
     if array.dtype.kind != "f":
@@ -252,33 +256,33 @@ def check_probabilities(
     if regions and len(array) > 1 and not seen.off:
         raise ValueError(
             f"{name}: the {len(array)} channels sum to 1 in every voxel: these are classes of a "
-            "softmax, but dataset.json defines regions, of which each has a sigmoid; give the "
+            "softmax, but dataset.json defines regions, each with a sigmoid of its own; give the "
             "dataset.json of the model that predicted them"
         )
     if said := applied_twice(*seen.bounds, len(array), regions=regions):
         note(f"{Path(name).name}: {said}")
     if seen.whole and holds_masks(array):
         note(
-            f"{Path(name).name}: holds 0 and 1 alone, masks in place of probabilities: their ECE "
-            "is 1 - accuracy"
+            f"{Path(name).name}: holds only 0 and 1, so these are masks and not probabilities; "
+            "their ECE is 1 - accuracy"
         )
 
 
 class _Seen(NamedTuple):
-    """What the values of probabilities tell."""
+    """What a look at the values of probabilities found."""
 
     bounds: tuple[float, float]
-    """Smallest and largest."""
+    """Smallest and largest value."""
     whole: bool
-    """Whether all are 0 or 1."""
+    """Whether all values are 0 or 1."""
     off: int
-    """Voxels whose sum is not 1; of regions, 1 stands for some."""
+    """Number of voxels whose sum is not 1; for regions, 1 means at least one."""
     sums: tuple[float, float]
     """Smallest and largest sum that is not 1."""
 
 
 def _look_at(array: Array, name: str, regions: bool) -> _Seen:
-    """Look at every slice, for no longer than it takes to know."""
+    """Look at every slice; the sums of regions only until one differs from 1."""
     bounds, sums, off, whole = (np.inf, -np.inf), (np.inf, -np.inf), 0, True
     for z in range(array.shape[1]):
         values = _slice(array, z)
@@ -299,7 +303,7 @@ def _look_at(array: Array, name: str, regions: bool) -> _Seen:
 
 
 def _slice(array: Array, z: int) -> Array:
-    """One slice of all classes, in a type that is computed with fast (float16 is not)."""
+    """One slice of all classes, as float32 or wider, since computing in float16 is slow."""
     return array[:, z].astype(np.promote_types(array.dtype, np.float32), copy=False)
 
 
@@ -307,7 +311,7 @@ def check_range(channel: Array, name: str) -> None:
     """Check that an array holds floating values from 0 to 1.
 
     Raises:
-        ValueError: starting with `name`.
+        ValueError: it does not; the message starts with `name`.
     """
     if channel.dtype.kind != "f":
         raise ValueError(not_floating(name, channel.dtype))
@@ -317,14 +321,14 @@ def check_range(channel: Array, name: str) -> None:
         raise ValueError(f"{name}: {bad} voxels are NaN or infinite")
     if low < -PROBABILITY_TOLERANCE or high > 1 + PROBABILITY_TOLERANCE:
         raise ValueError(
-            f"{name}: values from {low:.4g} to {high:.4g}, which are no probabilities; if these "
+            f"{name}: values from {low:.4g} to {high:.4g} are not probabilities; if these "
             "are logits, apply a softmax over the classes first"
         )
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """An array in an ``.npz`` that is open behind the array's header."""
+    """An array in an open ``.npz``, whose header has been read and whose values come next."""
 
     key: str
     shape: tuple[int, ...]
@@ -334,7 +338,7 @@ class _Stored:
 
     @property
     def size(self) -> int:
-        """Bytes of the values."""
+        """Number of bytes of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -346,21 +350,21 @@ def read_logits(
     regions: bool = False,
     reader: str | None = None,
 ) -> Array:
-    """Read logits that were saved beside probabilities, ``segcal nnunet predict --save-logits``.
+    """Read logits that ``segcal nnunet predict --save-logits`` saved beside probabilities.
 
     Args:
         path: ``.npz`` with the array ``logits`` ``(K, z, y, x)``.
-        geometry: see :func:`read_probabilities`, as for the arguments that follow.
-        num_classes: see there.
-        regions: see there.
-        reader: see there.
+        geometry: geometry of the reference labels, which the result shares.
+        num_classes: expected number K of channels; None accepts any.
+        regions: whether the channels are regions, which may overlap.
+        reader: nnU-Net's reader, as its plans name it; None means one that does not reorient.
 
     Returns:
         floating ``(K, z, y, x)``, as stored.
 
     Raises:
-        ValueError: naming the file: not readable, no array ``logits``, another size than the
-            reference, values that are not finite.
+        ValueError: names the file: it is not readable, has no array ``logits``, has another size
+            than the reference, or holds values that are not finite.
     """
     stored = read_stored(path)
     if stored.key != LOGITS_KEY:
@@ -374,10 +378,10 @@ def read_logits(
 
 @dataclass(frozen=True)
 class StoredProbabilities:
-    """The array of an ``.npz`` in the frame that it was stored in.
+    """The array of an ``.npz`` with its axes as they were stored.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         key: name of the array.
         array: ``(K, *S)``.
     """
@@ -392,7 +396,7 @@ class StoredProbabilities:
         """The array in the geometry of the reference; see :func:`read_probabilities`.
 
         Raises:
-            ValueError: naming the file: an array that does not fit the reference.
+            ValueError: names the file: the array does not fit the reference.
         """
         crop = _check_frame(self.path, self.key, self.array.shape, geometry, reader)
         if crop is not None:
@@ -402,9 +406,9 @@ class StoredProbabilities:
         return self.array
 
     def frame(self, geometry: Geometry, *, reader: str | None = None) -> Geometry:
-        """Geometry whose axes are those of the array, of a case with a reference in `geometry`.
+        """Geometry along the axes of the array, for a case whose reference has `geometry`.
 
-        Only the shape is another one where the array is the crop of nnU-Net v1.
+        If the array is a crop of nnU-Net v1, the shape is still that of the whole image.
         """
         if self.key != KEY and _reorients(reader):
             return to_canonical(geometry, reader=str(reader))
@@ -412,10 +416,10 @@ class StoredProbabilities:
 
 
 def read_stored(path: Path) -> StoredProbabilities:
-    """Read the array of an ``.npz`` as it is, whatever frame it lies in.
+    """Read the array of an ``.npz`` as it is, however its axes are oriented.
 
     Raises:
-        ValueError: naming the file: not readable, or no floating ``(K, *S)``.
+        ValueError: names the file: it is not readable, or its values are not floating.
     """
     with _open_array(path) as stored:
         _check_floating(path, stored)
@@ -454,7 +458,7 @@ def _read_npz(
 
 
 def _put_back(array: Array, crop: Crop, shape: tuple[int, ...], regions: bool) -> Array:
-    """Surround ``(K, z, y, x)`` of a crop by background, or by no region."""
+    """Surround ``(K, z, y, x)`` of a crop by background; for regions, by probability 0."""
     full = np.zeros((len(array), *shape), array.dtype)
     full[0] = not regions
     z, y, x = (slice(*side) for side in crop.box)
@@ -480,7 +484,7 @@ def _check_floating(path: Path, stored: _Stored) -> None:
 def _check_frame(
     path: Path, key: str, shape: tuple[int, ...], geometry: Geometry, reader: str | None
 ) -> Crop | None:
-    """Check the shape of an array against the reference; give the crop of nnU-Net v1."""
+    """Check the shape of an array against the reference; return the crop of nnU-Net v1, if any."""
     if len(shape) == 3:  # of foreground alone
         shape = (1, *shape)
     crop, frame = None, "the reference"
@@ -491,7 +495,7 @@ def _check_frame(
         if not inside or crop.full_shape not in (None, geometry.shape):
             raise ValueError(
                 f"{path}: its crop {list(map(list, crop.box))} of an image of size (z, y, x) "
-                f"{crop.full_shape or 'unknown'} is not of the reference, {geometry.shape}"
+                f"{crop.full_shape or 'unknown'} does not fit the reference, {geometry.shape}"
             )
     elif _reorients(reader):
         expected, frame = to_canonical(geometry, reader=str(reader)).shape, "the reference in RAS"
@@ -506,13 +510,13 @@ def _check_frame(
 
 
 def _is_cropped(path: Path, key: str, shape: tuple[int, ...], geometry: Geometry) -> bool:
-    """Whether an array is nnU-Net v1's crop; of the size of the reference it needs no ``.pkl``."""
+    """Whether an array is nnU-Net v1's crop; one of the reference's size needs no ``.pkl``."""
     return key == KEY and (shape[1:] != geometry.shape or path.with_suffix(".pkl").is_file())
 
 
 @contextmanager
 def _open_array(path: Path) -> Iterator[_Stored]:
-    """Open an array file behind the header of the array with the probabilities."""
+    """Open an array file and read the header of the array with the probabilities."""
     if path.suffix == ".npz":
         with _open_npz(path) as stored:
             yield stored
@@ -566,7 +570,7 @@ def _npy_header(path: Path, key: str, size: int, file: IO[bytes]) -> _Stored:
     """Read the header of an array, whose values must fill the rest of `size` bytes.
 
     Raises:
-        ValueError: a header that is none, or of another size.
+        ValueError: the header is damaged, or states another size.
     """
     try:
         version = np.lib.format.read_magic(file)

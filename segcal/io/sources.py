@@ -1,4 +1,4 @@
-"""Files of a data set as it was downloaded: in folders, in zip archives, or in both."""
+"""Finds the files of a data set as it was downloaded: in folders, in zip archives, or in both."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 HEADER_ENDINGS = (".hdr", ".hdr.gz", ".mhd", ".nhdr")
-"""Of volumes whose voxels are in a file beside the header."""
+"""Endings of headers whose voxels are in another file."""
 VOXEL_ENDINGS = (".img", ".img.gz", ".raw", ".zraw", ".raw.gz")
-"""Of those files."""
+"""Endings of the files with the voxels."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Source:
 
     Attributes:
         path: the file, or the archive that holds it.
-        member: name in the archive; None of a file.
-        stamp: changes when the content does: size, and the time of change or the checksum.
+        member: name in the archive; None for a file.
+        stamp: size, and time of change or checksum; it changes when the content does.
     """
 
     path: Path
@@ -34,12 +34,12 @@ class Source:
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """Yield a path to read from; a member of an archive is unpacked for as long.
+        """Yield a path to read from; a member of an archive is unpacked while it is open.
 
-        Of a volume in two files, the one with the voxels is unpacked beside its header.
+        If a volume is in two files, the file with the voxels is unpacked beside the header.
 
         Raises:
-            ValueError: a member that cannot be unpacked.
+            ValueError: a member cannot be unpacked.
         """
         if self.member is None:
             yield self.path
@@ -59,7 +59,7 @@ class Source:
 
 
 def _voxels_of(header: str, names: Iterable[str]) -> list[str]:
-    """Members that hold the voxels of a volume whose header is another one, by their names."""
+    """Names of the members that hold the voxels of a volume whose header is another member."""
     ending = next((e for e in HEADER_ENDINGS if header.endswith(e)), None)
     if ending is None:
         return []
@@ -68,13 +68,13 @@ def _voxels_of(header: str, names: Iterable[str]) -> list[str]:
 
 
 def find_sources(root: Path) -> dict[str, Source]:
-    """Every file below a folder or in a zip, by its name relative to it, with slashes.
+    """Every file below a folder or in a zip archive, by its relative path with slashes.
 
-    An archive in the folder counts as the folder of its name, unless that is there, too. Hidden
-    files, and those that macOS adds to archives, are left out.
+    An archive in the folder counts as a folder of its name, unless that folder exists, too. Hidden
+    files, and files that macOS adds to archives, are left out.
 
     Raises:
-        ValueError: no folder and no zip archive, or a damaged one.
+        ValueError: the path is neither a folder nor a zip archive, or an archive is damaged.
     """
     if root.is_file():
         return _visible(_members(root, PurePosixPath()))
@@ -113,8 +113,8 @@ def _members(archive: Path, prefix: PurePosixPath) -> dict[str, Source]:
             }
     except zipfile.BadZipFile as error:
         raise ValueError(
-            f"{archive}: expected a folder or a zip archive ({error}); unpack others, download "
-            "damaged ones again"
+            f"{archive}: expected a folder or a zip archive ({error}); unpack an archive of "
+            "another kind, or download a damaged archive again"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Compressed streams of volumes, checked to their end: ITK goes on where one is damaged."""
+"""Checks compressed voxel data to its end, since ITK reads on where it is damaged."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from segcal.io.files import CHUNK
 GZIP = b"\x1f\x8b"
 ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 MOST_HEADER = 1 << 20
-"""Bytes of a header of text, at most."""
+"""Largest size of a text header, in bytes."""
 MOST_LINE = 1000
-"""Bytes of a line of an NRRD's header, at most: its reader dies of longer ones it does not know."""
+"""Longest line of an NRRD's header, in bytes: longer lines of unknown fields crash ITK's reader."""
 GIPL_HEADER = 256
 YES = (b"T", b"t", b"1")
-"""First letters of what MetaImage takes for true."""
+"""First letters of values that MetaImage reads as true."""
 AXES = [b"%d" % n for n in range(1, 10)]
 MOST_BEHIND = 1 << 20
-"""Bytes behind the voxels that are passed over, at least; as many as lie before, if more."""
+"""Most bytes after the voxels that are tolerated; or as many as the voxels have, if more."""
 
 
 def is_gzip(path: Path) -> bool:
-    """Whether a file begins as gzip does, whatever it is called."""
+    """Whether a file begins like a gzip file, whatever its name is."""
     with path.open("rb") as file:
         return file.read(2) == GZIP
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """Open a file, or what is in it where it is a gzip."""
+    """Open a file, unpacking it if it is a gzip."""
     return cast("IO[bytes]", gzip.open(path)) if is_gzip(path) else path.open("rb")
 
 
 def count_behind(file: IO[bytes], size: int) -> int:
-    """Count the bytes behind the first `size` bytes of a file, up to its checksum.
+    """Count the bytes after the first `size` bytes of a file, up to its checksum.
 
-    What lies behind the end of a gzip, and is none, is passed over.
+    Data after the end of a gzip that is not itself a gzip counts as one byte.
 
     Raises:
-        ValueError: far more than somebody may have left there.
-        OSError: a gzip that is damaged.
+        ValueError: there is far more data than is plausible.
+        OSError: the gzip is damaged.
     """
     behind = 0
     try:
         while chunk := file.read(CHUNK):
             behind += len(chunk)
             if behind > max(size, MOST_BEHIND):
-                raise ValueError(f"more behind the {size} bytes that its header tells of")
+                raise ValueError(f"more data after the {size} bytes that its header describes")
     except gzip.BadGzipFile as error:
         if "Not a gzipped file" not in str(error):  # the checksum was good, another file follows
             raise
@@ -57,10 +57,10 @@ def count_behind(file: IO[bytes], size: int) -> int:
 
 
 def check_header(path: Path) -> None:
-    """Check that the header of a MetaImage or NRRD has no line that ITK would die of.
+    """Check that the header of a MetaImage or NRRD has no line that would crash ITK.
 
     Raises:
-        ValueError: it has one.
+        ValueError: it has such a line.
     """
     if path.name.endswith((".mha", ".mhd")):
         with path.open("rb") as file:
@@ -76,18 +76,18 @@ def check_header(path: Path) -> None:
 
 
 def check_stream(path: Path, size: int) -> bool:
-    """Check that the voxels of a file of ITK's formats are whole, where ITK does not.
+    """Check that the voxel data of a file of ITK's formats is complete, where ITK does not.
 
     Args:
-        path: of the file, or of its header.
-        size: bytes of the voxels.
+        path: path of the file, or of its header.
+        size: number of bytes of the voxels.
 
     Returns:
-        whether a MetaImage or an NRRD holds more behind the voxels.
+        whether a MetaImage or an NRRD holds more data after the voxels.
 
     Raises:
-        ValueError: a file that is too short, a stream that is damaged, too short or too long;
-            compressed slices; a MetaImage of 8 bytes a voxel that ITK takes for 4.
+        ValueError: the file is too short; its compressed data is damaged, too short, too long, or
+            in several files; or a MetaImage has 8 bytes per voxel and ITK would read 4.
         OSError: the file of the voxels cannot be read.
     """
     if is_gzip(path):
@@ -119,13 +119,13 @@ def _check_metaimage(path: Path, size: int) -> bool:
     if behind == size and kind.startswith(("MET_LONG", "MET_ULONG")) and "LONG_LONG" not in kind:
         raise ValueError(
             f"a voxel takes 8 bytes, but {kind} means 4; state {kind.replace('LONG', 'LONG_LONG')} "
-            "in its header, or write it anew as MET_INT"
+            "in its header, or write the file again as MET_INT"
         )
     return behind > 0
 
 
 def _behind(path: Path, file: IO[bytes], elsewhere: bytes, size: int) -> int:
-    """Bytes behind the voxels, which begin at `file` or are the file whose name a header gives."""
+    """Number of bytes after the voxels, which begin at `file` or lie in a file that is named."""
     name = elsewhere.decode("utf-8", "replace")
     if name.upper() == "LOCAL":
         return path.stat().st_size - file.tell() - size
@@ -135,7 +135,7 @@ def _behind(path: Path, file: IO[bytes], elsewhere: bytes, size: int) -> int:
 
 
 def _metaimage_fields(file: IO[bytes]) -> dict[str, bytes]:
-    """Fields of a header, up to the last one, behind which the voxels may begin."""
+    """Fields of a header, up to the last field, after which the voxels may begin."""
     fields: dict[str, bytes] = {}
     while "elementdatafile" not in fields and file.tell() < MOST_HEADER:
         if not (line := file.readline(MOST_HEADER)):
@@ -146,7 +146,7 @@ def _metaimage_fields(file: IO[bytes]) -> dict[str, bytes]:
 
 
 def _check_nrrd(path: Path, size: int) -> bool:
-    """Check what ``encoding: gzip`` announces; the voxels are behind the first empty line."""
+    """Check what ``encoding: gzip`` announces; the voxels follow the first empty line."""
     with path.open("rb") as file:
         fields = {}
         while file.tell() < MOST_HEADER and (line := file.readline(MOST_HEADER).rstrip(b"\r\n")):
@@ -160,12 +160,15 @@ def _check_nrrd(path: Path, size: int) -> bool:
         if encoding not in ("gzip", "gz"):
             return False
         if fields.get("lineskip", b"0") != b"0":
-            raise ValueError("lines to be skipped before compressed data, which are not read")
+            raise ValueError(
+                "its header skips lines before compressed data, which is not supported; write it "
+                "without a line skip"
+            )
         return _check_zlib(path, file, elsewhere, size, 0)
 
 
 def _word(text: bytes) -> str:
-    """Name of a field as it is compared: its letters."""
+    """Name of a field for comparisons: in lower case, without spaces."""
     return text.decode("latin-1").replace(" ", "").strip().lower()
 
 
@@ -175,13 +178,15 @@ def _check_zlib(path: Path, file: IO[bytes], elsewhere: bytes, size: int, length
     if name.upper() == "LOCAL":
         return _measure(file, size, length)
     if name.upper().startswith("LIST") or "%" in name:
-        raise ValueError("compressed data in several files, which are not read; write it as one")
+        raise ValueError(
+            "its compressed data is in several files, which is not supported; write it as one file"
+        )
     with (path.parent / name).open("rb") as other:
         return _measure(other, size, length)
 
 
 def _measure(file: IO[bytes], size: int, length: int) -> bool:
-    """Unpack a stream to its end, where zlib compares the checksum; tell if more is behind it."""
+    """Unpack a stream to its end, where zlib compares the checksum; say if more data follows."""
     stream, unpacked, read = zlib.decompressobj(ZLIB_OR_GZIP), 0, 0
     while not stream.eof:
         chunk = stream.unconsumed_tail
@@ -196,5 +201,5 @@ def _measure(file: IO[bytes], size: int, length: int) -> bool:
             break
     if unpacked != size or not stream.eof:
         what = "is longer than" if unpacked > size else f"ends after {unpacked} of"
-        raise ValueError(f"its compressed data {what} the {size} bytes that its header tells of")
+        raise ValueError(f"its compressed data {what} the {size} bytes that its header describes")
     return bool(stream.unused_data or file.read(1))

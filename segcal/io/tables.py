@@ -11,15 +11,15 @@ import pandas as pd
 from segcal.io.files import whole_file
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a formula of a spreadsheet begins with."""
+"""First characters of a formula in a spreadsheet."""
 NUMBER = re.compile(r"[-+]?[0-9.]*(e[-+]?[0-9]+)?")
-"""Numbers, and the dash of an undefined one, which are no formulas."""
+"""Numbers, and the dash of an undefined number, are not formulas."""
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
     """Write a table with its index, whole or not at all; undefined cells are empty, inf is inf.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe before it.
+    Text that a spreadsheet would read as a formula gets an apostrophe before it.
     """
     safe = table.rename(index=_no_formula, columns=_no_formula).map(_no_formula)
     with whole_file(path) as temporary:

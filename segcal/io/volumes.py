@@ -1,20 +1,20 @@
 """Volumes: label maps, images and probability maps as arrays, with their geometry.
 
 Arrays are ``(z, y, x)`` (the order of SimpleITK and nnU-Net), affines map ``(x, y, z)`` indices to
-RAS millimetres (nibabel's). Spacing is the header's voxel size in its unit, which is what SimpleITK
-uses too: ACDC's affines, for one, say 1 mm while the voxels measure 1.4 x 1.4 x 10 mm. A NIfTI
-that states no orientation (both codes 0) gets SimpleITK's: identity in LPS, origin 0.
+RAS millimetres (nibabel's). Spacing is the voxel size that the header states, which SimpleITK uses,
+too. The affine may disagree: in ACDC, it says 1 mm while the voxels measure 1.4 x 1.4 x 10 mm. A
+NIfTI that states no orientation (both codes 0) gets SimpleITK's default: identity in LPS, origin 0.
 
-A NIfTI may state two orientations. Where its sform and qform differ, the one is taken that ITK
-takes: the sform if its code is 1 (scanner) and its axes are at right angles, else the qform; that
-they differ is noted. nibabel always takes the sform, so a file that lies where either form says is
-taken to lie on the reference, as it is: it was made with one tool or the other.
+A NIfTI may state two orientations, its sform and its qform. If they differ, segcal chooses as ITK
+does: the sform if its code is 1 (scanner) and its axes are at right angles, else the qform. The
+difference is noted. nibabel always uses the sform, so a file that fits the reference by either
+form is accepted without reordering: it was written with one tool or the other.
 
-Images (PNG, BMP, TIF, JPEG) have no size and no place: a pixel measures 1 px, and distances are in
-px.
+Images (PNG, BMP, TIF, JPEG) state no voxel size and no position: a pixel measures 1 px, and
+distances are in px.
 
-3D Slicer's segments (``.seg.nrrd``) may be stored as the box alone that they fill. They are put
-into the grid of the image that the header tells of, or of the reference that the box is part of.
+3D Slicer may store segments (``.seg.nrrd``) only within the box that they fill. They are put back
+into the grid of the image that the header describes, or of the reference that contains the box.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from segcal.io.rounding import round_labels
 
 Array = NDArray[Any]
 SCANNER = 1
-"""NIfTI's code of an orientation in the scanner's frame."""
+"""NIfTI's code of an orientation in the scanner's coordinate system."""
 SINGULAR = 1e-6
-"""Determinant of the unit axes below which they span no volume."""
+"""Smallest determinant of the unit axes of a grid; below, they lie in one plane."""
 MOST_VOXELS = 1 << 31
-"""Of an image that a header of a few bytes may tell of."""
+"""Largest image that the header of a box of segments may claim."""
 SKEWED = 1e-3
 """Cosine between two axes from which a grid is noted as not rectangular."""
 
@@ -54,11 +54,11 @@ class Geometry:
         origin_mm: RAS position of voxel (0, 0, 0), in x, y, z.
         direction: unit vectors of the x, y, z index axes as columns ``(3, 3)``, RAS; at right
             angles unless the file is sheared.
-        stated: whether the file states an orientation; nibabel and SimpleITK make up different
-            ones where it does not.
-        unit: of the lengths: ``mm``, or ``px`` of images, which state none.
-        form: what states the orientation; of a NIfTI, ``sform`` or ``qform``.
-        other: where the other form of a NIfTI says that it lies; None if that is the same place.
+        stated: whether the file states an orientation; if it does not, nibabel and SimpleITK
+            assume different ones.
+        unit: unit of the lengths: ``mm``, or ``px`` for images, which state no size.
+        form: which part of the header states the orientation; for a NIfTI, ``sform`` or ``qform``.
+        other: geometry by the other form of a NIfTI; None if both forms agree.
     """
 
     shape: tuple[int, ...]
@@ -72,18 +72,18 @@ class Geometry:
 
     @property
     def forms(self) -> tuple[Geometry, ...]:
-        """All places where the file is said to lie."""
+        """Geometries that the header states: this one, and the other form's if it differs."""
         return (self,) if self.other is None else (self, self.other)
 
     @property
     def conflict(self) -> str:
-        """What a NIfTI's two forms disagree in, and which is taken; empty if they agree."""
+        """How a NIfTI's two forms disagree, and which one is used; empty if they agree."""
         if self.other is None:
             return ""
         return (
             f"its {self.form} and its {self.other.form} disagree "
-            f"({'; '.join(self._differences(self.other, 1e-2))}); the {self.form} is taken, as by "
-            f"ITK; rewrite the header with one of them"
+            f"({'; '.join(self._differences(self.other, 1e-2))}); the {self.form} is used, as ITK "
+            f"does; rewrite the header so that both agree"
         )
 
     @property
@@ -105,10 +105,10 @@ class Geometry:
         return replace(self, direction=u @ v)
 
     def differences(self, other: Geometry, tolerance: float = 1e-2) -> list[str]:
-        """Sentences on what differs from `other`, by more than `tolerance` of a voxel.
+        """Sentences on what differs from `other` by more than `tolerance`, in voxels.
 
-        Directions are compared by the angle at which the far corner has moved that much. Of a
-        NIfTI with two forms that disagree, one that does not differ is enough.
+        A direction differs if it moves the far corner by more than that. If a NIfTI has two forms
+        that disagree, it is enough that one of them fits.
         """
         found = [a._differences(b, tolerance) for a in self.forms for b in other.forms]
         return found[0] if all(found) else []
@@ -136,9 +136,9 @@ class Geometry:
         return found
 
     def start_in(self, image: Geometry) -> tuple[int, ...] | None:
-        """Which voxel ``(z, y, x)`` of an image is the first of this grid; None if none can be.
+        """Index ``(z, y, x)`` in an image of this grid's first voxel; None if the grids differ.
 
-        The grid may begin before the image, or end behind it.
+        The grid may begin before the image, or end beyond it.
         """
         index = np.linalg.solve(image.affine, [*self.origin_mm, 1.0])[:3].round()
         origin = self.origin_mm - self.affine[:3, :3] @ index
@@ -146,7 +146,7 @@ class Geometry:
         return None if whole._differences(image, 1e-2) else tuple(map(int, index[::-1]))
 
     def reordered(self, orientation: NDArray[Any]) -> Geometry:
-        """Geometry of the same voxels when nibabel re-orders their x, y, z axes that way."""
+        """Geometry of the same voxels after nibabel re-ordered their x, y, z axes."""
         size = self.shape[::-1]
         affine = self.affine @ nib.orientations.inv_ornt_aff(orientation, size)
         order = np.argsort(orientation[:, 0])
@@ -166,9 +166,9 @@ class Volume:
     """An array and where it lies.
 
     Attributes:
-        array: ``(z, y, x)``, or ``(K, z, y, x)`` of a 4-D file.
-        geometry: of the spatial axes.
-        note: what is odd about the file and was decided; empty if nothing is.
+        array: ``(z, y, x)``, or ``(K, z, y, x)`` for a 4-D file.
+        geometry: geometry of the spatial axes.
+        note: what is unusual about the file, and how it was read; empty if nothing is.
     """
 
     array: Array
@@ -183,7 +183,7 @@ def read_volume(path: Path) -> Volume:
     fourth axis comes first in the array.
 
     Raises:
-        ValueError: not a file that can be read, or a shape that is no volume.
+        ValueError: the file cannot be read, or its shape is not that of a volume.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -203,10 +203,10 @@ def read_volume(path: Path) -> Volume:
 
 
 def read_geometry(path: Path) -> tuple[Geometry, int]:
-    """Where a file's grid lies, and the size of its fourth axis (1 without), from the header alone.
+    """Geometry of a file and the size of its fourth axis (1 if absent), from the header alone.
 
     Raises:
-        ValueError: as :func:`read_volume`, but for damage behind the header.
+        ValueError: as :func:`read_volume`; damage after the header is not noticed.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -222,7 +222,7 @@ def read_geometry(path: Path) -> tuple[Geometry, int]:
 
 
 def _image_around(box: Geometry, frame: Frame) -> Geometry | None:
-    """Grid of the image that a header says a box to be of; None if it says none, or another."""
+    """Grid of the image that a box is cut from, by its header; None if unstated or not cut."""
     if frame.image is None:
         return None
     shape, affine = frame.image
@@ -237,7 +237,7 @@ def _image_around(box: Geometry, frame: Frame) -> Geometry | None:
 
 
 def grid_around(box: Geometry, image: Geometry) -> Geometry | None:
-    """Grid of an image, its axes in the order of a box of its voxels; None if it is no box."""
+    """Grid of an image, with its axes in the order of a box; None if the box is not part of it."""
     orientation = nib.orientations.io_orientation(_turn(image, box))
     if np.isnan(orientation).any():
         return None
@@ -246,10 +246,10 @@ def grid_around(box: Geometry, image: Geometry) -> Geometry | None:
 
 
 def put_into(path: Path, volume: Volume, image: Geometry) -> Volume:
-    """A volume of a box of voxels in the grid of the whole image, 0 elsewhere.
+    """Put a volume that covers a box of an image into the whole image, with 0 elsewhere.
 
     Raises:
-        ValueError: there is something outside of the image.
+        ValueError: some labelled voxels lie outside of the image.
     """
     array, start = volume.array, volume.geometry.start_in(image)
     if start is None:
@@ -261,7 +261,7 @@ def put_into(path: Path, volume: Volume, image: Geometry) -> Volume:
     if lost := int(np.count_nonzero(array)) - int(np.count_nonzero(part)):
         raise ValueError(
             f"{path}: {lost} voxels of its segments lie outside of the image that they "
-            "are compared on; export them as a label map in the geometry of that image"
+            "are compared on; export the segments as a label map in the geometry of that image"
         )
     whole = np.zeros((*array.shape[:-3], *image.shape), array.dtype)
     z, y, x = (slice(i, max(i, j)) for i, j in inside)
@@ -270,7 +270,7 @@ def put_into(path: Path, volume: Volume, image: Geometry) -> Volume:
 
 
 def _geometry(path: Path, shape: tuple[int, ...], frame: Frame) -> tuple[Geometry, str]:
-    """Geometry of a grid of ``shape`` (x, y, z, ...), and what is odd about it."""
+    """Geometry of a grid of ``shape`` (x, y, z, ...), and notes on anything unusual about it."""
     if not 3 <= len(shape) <= 4:
         raise ValueError(f"{path}: expected 2 to 4 axes, got shape {shape}")
     spacing = [abs(float(s)) for s in [*frame.spacing, 1.0][:3]]
@@ -323,9 +323,9 @@ def _spans(affine: NDArray[np.float64]) -> bool:
 
 
 def _preferred(forms: dict[str, Geometry], sform_code: int) -> Geometry:
-    """Which of a NIfTI's two forms ITK takes, with the other where it lies elsewhere.
+    """The one of a NIfTI's two forms that ITK uses, with the other attached if it differs.
 
-    The sform where it states the scanner's frame and has right angles, else the qform.
+    ITK uses the sform if its code is "scanner" and its axes are at right angles, else the qform.
     """
     first, *others = forms.values()
     if not others or not first.differences(others[0]):
@@ -338,7 +338,7 @@ def _preferred(forms: dict[str, Geometry], sform_code: int) -> Geometry:
 def find_orientation(
     path: Path, geometry: Geometry, reference: Geometry, tolerance: float = 1e-2
 ) -> NDArray[Any] | None:
-    """How the axes of a file must be re-ordered to be the reference's; None if they are.
+    """How a file's axes must be re-ordered to match the reference; None if they match already.
 
     Only permutations and flips are considered, and only if both files state an orientation.
 
@@ -346,7 +346,7 @@ def find_orientation(
         orientation as nibabel's ``apply_orientation`` takes it, or None.
 
     Raises:
-        ValueError: the voxels lie elsewhere, which is said in numbers.
+        ValueError: the voxels lie elsewhere; the message states the differences.
     """
     if not geometry.differences(reference, tolerance):
         return None
@@ -367,7 +367,7 @@ def check_place(path: Path, reference: Geometry, tolerance: float = 1e-2) -> int
     """Check from the header that a file lies on the reference, if need be with axes re-ordered.
 
     Returns:
-        size of its fourth axis, 1 without.
+        size of its fourth axis; 1 if it has none.
 
     Raises:
         ValueError: as :func:`read_geometry` and :func:`find_orientation`.
@@ -382,7 +382,7 @@ def check_place(path: Path, reference: Geometry, tolerance: float = 1e-2) -> int
 def put_on(
     path: Path, volume: Volume, reference: Geometry, tolerance: float = 1e-2
 ) -> tuple[Array, str]:
-    """The array of a volume on the reference's grid, and what was done to it (mostly nothing).
+    """The array of a volume on the reference's grid, and a note if its axes were re-ordered.
 
     Raises:
         ValueError: as :func:`find_orientation`.
@@ -398,17 +398,17 @@ def put_on(
 
 
 def stored_axes(path: Path) -> int:
-    """Number of axes of a file, as :func:`read_volume` would give it, from the header alone.
+    """Number of axes that :func:`read_volume` would return for a file, from the header alone.
 
     Raises:
-        ValueError: not a file that can be read.
+        ValueError: the file cannot be read.
     """
     _, channels = read_geometry(path)
     return 3 if channels == 1 else 4
 
 
 def value_type(path: Path) -> np.dtype[Any] | None:
-    """Type of the values of a file, by its header, or None if that cannot be read."""
+    """Data type of the values of a file, from its header; None if the header cannot be read."""
     try:
         return stored_type(path)
     except Exception:  # noqa: BLE001 - what reads the file says what is wrong with it
@@ -418,11 +418,12 @@ def value_type(path: Path) -> np.dtype[Any] | None:
 def read_labels(path: Path) -> Volume:
     """Read a label map ``(z, y, x)``; the array is of an integer type.
 
-    Values stored as floats, or scaled by the header, are rounded when they lie within 0.05 of an
-    integer, and no two distinct ones of the same (:func:`segcal.io.rounding.round_labels`).
+    Values stored as floats, or scaled by the header, are rounded if they lie within 0.05 of an
+    integer and no two distinct values round to the same integer
+    (:func:`segcal.io.rounding.round_labels`).
 
     Raises:
-        ValueError: as :func:`read_volume`; 4-D; values that are no labels.
+        ValueError: as :func:`read_volume`; the file is 4-D, or its values are not labels.
     """
     return to_labels(path, read_volume(path))
 
@@ -431,20 +432,20 @@ def to_labels(path: Path, volume: Volume) -> Volume:
     """The label map of a volume read from `path`, see :func:`read_labels`.
 
     Raises:
-        ValueError: 4-D; values that are no labels; a JPEG.
+        ValueError: the volume is 4-D, its values are not labels, or the file is a JPEG.
     """
     array = volume.array
     if is_jpeg(path):
         raise ValueError(
-            f"{path}: a JPEG does not keep the values of its pixels, so they are no labels; export "
-            "the label map anew, as PNG"
+            f"{path}: a JPEG does not keep the exact values of its pixels, so it cannot hold "
+            "labels; export the label map again, as PNG"
         )
     if array.ndim != 3:
         if volume.geometry.unit == "px":
             return _uncoloured(path, volume)
         if is_segmentation(path):
             raise ValueError(
-                f"{path}: its segments lie in {len(array)} layers since they overlap; export them "
+                f"{path}: its segments overlap, so they lie in {len(array)} layers; export them "
                 "as a label map"
             )
         raise ValueError(
@@ -460,10 +461,10 @@ def to_labels(path: Path, volume: Volume) -> Volume:
 
 
 def _uncoloured(path: Path, volume: Volume) -> Volume:
-    """The grey values of a label map that was saved with channels of colour, all of them equal.
+    """The grey values of a label map that was saved with equal red, green and blue channels.
 
     Raises:
-        ValueError: colours, which are told.
+        ValueError: the channels differ, so the file holds colours.
     """
     array = volume.array[:3] if len(volume.array) > 2 else volume.array[:1]  # without opacity
     if (array == array[0]).all():
@@ -473,13 +474,13 @@ def _uncoloured(path: Path, volume: Volume) -> Volume:
     shown = ", ".join(f"{k} for {tuple(map(int, c))}" for k, c in enumerate(colours[:4]))
     raise ValueError(
         f"{path}: expected a label map of grey values, got {len(volume.array)} channels with "
-        f"{len(colours)} colours (red, green, blue); save the number of its label in place of "
-        f"each colour, e.g. {shown}{', ...' if len(colours) > 4 else ''}"
+        f"{len(colours)} colours (red, green, blue); save a label number in place of each colour, "
+        f"e.g. {shown}{', ...' if len(colours) > 4 else ''}"
     )
 
 
 def reads_alike(path: Path) -> bool:
-    """Whether every reader takes a NIfTI's grid for what :func:`read_geometry` says."""
+    """Whether every reader finds the same grid in a NIfTI as :func:`read_geometry`."""
     return agrees(path)
 
 
@@ -487,13 +488,13 @@ def from_canonical(array: Array, geometry: Geometry, *, reader: str) -> Array:
     """Turn ``(..., z, y, x)`` of a RAS-reoriented grid into the grid of `geometry`.
 
     nnU-Net's ``*WithReorient`` readers bring every image to RAS before anything else, and save
-    probabilities in that frame.
+    probabilities in that orientation.
 
     Args:
-        array: what the reader's frame holds.
-        geometry: of the file.
-        reader: name of nnU-Net's reader; nibabel's takes a file that states no orientation for
-            LAS, SimpleITK's for LPS.
+        array: the array as the reader orients it.
+        geometry: geometry of the file.
+        reader: name of nnU-Net's reader; for a file that states no orientation, the nibabel reader
+            assumes LAS and the SimpleITK reader LPS.
     """
     to_canonical = _to_canonical(geometry, reader)
     back = nib.orientations.ornt_transform(nib.orientations.axcodes2ornt("RAS"), to_canonical)
@@ -501,7 +502,7 @@ def from_canonical(array: Array, geometry: Geometry, *, reader: str) -> Array:
 
 
 def to_canonical(geometry: Geometry, *, reader: str) -> Geometry:
-    """Geometry of a grid in the frame of :func:`from_canonical`."""
+    """Geometry of the RAS-reoriented grid that :func:`from_canonical` starts from."""
     return geometry.reordered(_to_canonical(geometry, reader))
 
 
@@ -535,7 +536,7 @@ def write_nifti(path: Path, array: Array, geometry: Geometry) -> None:
     float32, without scaling.
 
     Raises:
-        ValueError: shape other than that of `geometry`.
+        ValueError: the array has another shape than `geometry`.
     """
     if array.shape[-3:] != geometry.shape:
         raise ValueError(f"{path}: array {array.shape} does not fit geometry {geometry.shape}")
@@ -545,12 +546,12 @@ def write_nifti(path: Path, array: Array, geometry: Geometry) -> None:
 
 
 def write_share_map(path: Path, array: Array, geometry: Geometry) -> None:
-    """Write values from 0 to 1, ``(z, y, x)``, as NIfTI of a byte a voxel, whole or not at all.
+    """Write values from 0 to 1, ``(z, y, x)``, as NIfTI with a byte per voxel, whole or not at all.
 
     The header states the scale 1/255, which readers apply, and 0 and 1 as the range to display.
 
     Raises:
-        ValueError: shape other than that of `geometry`.
+        ValueError: the array has another shape than `geometry`.
     """
     if array.shape != geometry.shape:
         raise ValueError(f"{path}: array {array.shape} does not fit geometry {geometry.shape}")
@@ -570,10 +571,10 @@ def _save(path: Path, image: nib.Nifti1Image, geometry: Geometry) -> None:
 
 
 def write_volume(path: Path, array: Array, geometry: Geometry) -> None:
-    """Write ``(z, y, x)`` as an image if it is called like one, else as NIfTI; whole or not at all.
+    """Write ``(z, y, x)`` as an image if the path ends so, else as NIfTI; whole or not at all.
 
     Raises:
-        ValueError: as :func:`write_nifti`; what an image of that format cannot hold.
+        ValueError: as :func:`write_nifti`; or the image format cannot hold the values.
     """
     if not is_image(path):
         write_nifti(path, array, geometry)
@@ -591,7 +592,7 @@ def write_volume(path: Path, array: Array, geometry: Geometry) -> None:
 
 
 def _significant(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape (x, y, z, ...) without axes of length 1 behind the third."""
+    """Shape (x, y, z, ...) without axes of length 1 after the third."""
     return shape[:3] + tuple(n for n in shape[3:] if n != 1)
 
 

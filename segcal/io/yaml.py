@@ -1,4 +1,4 @@
-"""YAML files that are checked against a model before work starts."""
+"""Reads YAML files and checks them against a pydantic model before work starts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def check_pattern(value: str | None) -> str | None:
-    """Return a regular expression, or None, as it is.
+    """Return a regular expression, or None, unchanged.
 
     Raises:
-        ValueError: it is no regular expression.
+        ValueError: the text is not a valid regular expression.
     """
     try:
         re.compile(value or "")
@@ -36,11 +36,11 @@ Pattern = Annotated[str | None, AfterValidator(check_pattern)]
 
 
 LARGEST = 100_000
-"""Values in a config; its files have hundreds."""
+"""Most values in a config; shipped configs have hundreds."""
 
 
 class Strict(BaseModel):
-    """A part of a config: keys that it does not know are refused."""
+    """A part of a config, which refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,9 +56,9 @@ def config_root() -> Path:
 
 
 class Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as people mean it; YAML 1.1 wants 1.0e-3.
+    """YAML in which 1e-3 is a number, as people mean it; YAML 1.1 needs 1.0e-3.
 
-    What nests too deeply, or grows too large when its aliases are followed, is refused.
+    A file that is nested too deeply, or grows too large when its aliases are expanded, is refused.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -67,10 +67,10 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Make a node of what comes next; its size counts aliases as often as they are named.
+        """Make the next node; its size counts an alias each time it is used.
 
         Raises:
-            yaml.YAMLError: too deep, too large, or in itself.
+            yaml.YAMLError: the node is nested too deeply, is too large, or contains itself.
         """
         self._depth += 1
         if self._depth > DEPTH:
@@ -81,7 +81,7 @@ class Loader(yaml.SafeLoader):
         if node is None:
             return node
         if alias and id(node) not in self._sizes:
-            raise yaml.YAMLError("an alias stands for what it lies in")
+            raise yaml.YAMLError("an alias refers to a part that contains it")
         parts = [] if isinstance(node, yaml.ScalarNode) else node.value
         if isinstance(node, yaml.MappingNode):
             parts = [part for pair in node.value for part in pair]
@@ -102,7 +102,7 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML file.
 
     Raises:
-        ValueError: the file is missing or not YAML, with its name.
+        ValueError: the file is missing or is not YAML; the message names it.
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
@@ -113,10 +113,11 @@ def read_yaml(path: Path) -> Any:
 
 
 def validated(content: Any, model: type[Model], name: str) -> Model:
-    """Make a config of what a file holds.
+    """Make a config from the content of a file.
 
     Raises:
-        ValueError: starting with `name`: all that does not fit, unknown keys with the known ones.
+        ValueError: the content does not fit; the message starts with `name` and lists every
+            problem, and for an unknown key, the known keys.
     """
     try:
         return model.model_validate(content)
@@ -140,11 +141,11 @@ def _problem(error: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` with `changes` in it, mapping by mapping; of a new target or source, its own args.
+    """Put `changes` into `content`, mapping by mapping; a new target or source drops old args.
 
     Args:
-        content: what there is.
-        changes: what is put in its place.
+        content: values to change.
+        changes: values to put in their place.
     """
     result = dict(content)
     for key, value in changes.items():

@@ -1,1 +1,1 @@
-"""Repair of finished predictions: calibrators fitted to files, applied to files and compared."""
+"""Repairs finished predictions: fits post-hoc calibrators to files, applies and compares them."""

@@ -1,4 +1,4 @@
-"""Apply a calibrator to a folder of predictions: the same files, with calibrated probabilities."""
+"""Applies a calibrator to a folder of predictions: same files, with calibrated probabilities."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ WRITTEN_NAME = "segcal_calibrate.json"
 
 @dataclass(frozen=True)
 class ToCalibrate:
-    """Predictions of one case.
+    """Files of the prediction of one case.
 
     Attributes:
-        name: of the case.
-        members: files of the networks whose mean is the prediction; mostly one.
-        label_map: beside it, or None.
-        logits: that were saved of it, or None.
-        decision: rule that the label map beside was made by.
+        name: name of the case.
+        members: probabilities of the networks that are averaged; usually one file.
+        label_map: label map beside the probabilities, or None.
+        logits: saved logits of the prediction, or None.
+        decision: rule by which the label map was made.
     """
 
     name: str
@@ -94,7 +94,7 @@ class ToCalibrate:
 
     @property
     def ending(self) -> str:
-        """Of the volumes that are written: that of an image where one is given, or NIfTI's."""
+        """Ending of the volumes that are written: an image's if the input is one, else NIfTI's."""
         given = self.label_map or self.members[0]
         return ending_of(given.name) if is_image(given) else ".nii.gz"
 
@@ -104,16 +104,16 @@ class ApplyJob:
     """Predictions that a calibrator is applied to, checked.
 
     Attributes:
-        predictions: folder.
-        output: folder.
+        predictions: folder of the predictions.
+        output: folder for the calibrated predictions.
         saved: the calibrator.
-        sources: by case.
+        sources: files of each case.
         label_set: what the labels mean, or None.
-        reader: of nnU-Net that the predictions were made with, or None.
-        decide: how the label map is made.
-        precision: of what is written.
-        record: of the predictions that are written.
-        notes: what is odd, and matters less.
+        reader: nnU-Net's reader that the predictions were made with, or None.
+        decide: rule by which the label map is made.
+        precision: type of the numbers that are written.
+        record: record of the predictions that are written.
+        notes: remarks on anything unusual that does not prevent the work.
     """
 
     predictions: Path
@@ -130,12 +130,12 @@ class ApplyJob:
 
 @dataclass(frozen=True)
 class Applied:
-    """What became of a case.
+    """Outcome of a case.
 
     Attributes:
-        changed: voxels whose label has changed; None without a label map.
-        notes: what was odd.
-        failed: why nothing was written, or empty.
+        changed: number of voxels whose label has changed; None without a label map.
+        notes: anything unusual about the case.
+        failed: why nothing was written; empty on success.
     """
 
     changed: int | None = None
@@ -154,31 +154,31 @@ def plan_apply(
     prediction_pattern: str | None = None,
     any_model: bool = False,
 ) -> ApplyJob:
-    """Check all that is given, before the first case is read.
+    """Check everything that is given, before the first case is read.
 
     Args:
-        predictions: folder that ``segcal evaluate`` reads. With a sub-folder for each fold's own
-            predictions (``segcal nnunet predict --per-fold``) and a calibrator of single networks,
-            each fold's are calibrated and then averaged.
+        predictions: folder that ``segcal evaluate`` reads. If it has a sub-folder with the
+            predictions of each fold (``segcal nnunet predict --per-fold``) and the calibrator is
+            for single networks, the folds are calibrated first and then averaged.
         saved: the calibrator.
-        output: folder, another one.
-        decide: ``argmax``, which leaves a label map that something else decided (the decision head
-            of a network of two) as it is, but where calibration changes the argmax; ``dice``, the
-            mask of the largest expected Dice; ``offsets``, those that were chosen with the
+        output: another folder, for the calibrated predictions.
+        decide: ``argmax`` changes a label map only where calibration changes the argmax, so a
+            label map that a decision head made is otherwise kept; ``dice`` makes the mask with the
+            largest expected Dice; ``offsets`` uses the offsets that were fitted with the
             calibrator.
-        precision: of what is written; ``same`` is that of the file.
+        precision: type of the numbers that are written; ``same`` keeps the type of the file.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         prediction_pattern: see :class:`segcal.io.case_patterns.Patterns`.
-        any_model: apply it to predictions of another model, too.
+        any_model: whether to accept predictions of another model, too.
 
     Raises:
-        ValueError: no predictions, labels or a model other than the calibrator's, an output folder
-            that holds what is read, no offsets.
+        ValueError: there are no predictions; labels or model differ from the calibrator's; the
+            output folder holds the predictions or other files; or the calibrator has no offsets.
     """
     if not predictions.is_dir():
         raise ValueError(f"{predictions}: no such folder")
     if output.resolve() in (predictions.resolve(), *predictions.resolve().parents):
-        raise ValueError(f"{output}: holds the predictions; name another folder for the calibrated")
+        raise ValueError(f"{output}: holds the predictions; name another folder for the output")
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; calibrated predictions need a folder")
     check_writable(output)
@@ -195,15 +195,15 @@ def plan_apply(
         record = {**record, "members": 1}
     notes = []
     if any_model:
-        notes.append("applied whatever model the predictions are of")
+        notes.append("applied without checking which model made the predictions (--any-model)")
     else:
         notes += saved.check_model(record, str(predictions))
     if "calibrator" in record:
         notes.append(f"{predictions}: was calibrated before ({record['calibrator']['method']})")
     if saved.fitted_on.get("predictions") == str(predictions.resolve()):
         notes.append(
-            f"{predictions}: is what the calibrator was fitted on; its calibration will look "
-            "better there than on new cases"
+            f"{predictions}: the calibrator was fitted on these predictions, so their calibration "
+            "will look better than that of new cases"
         )
     labels = find_labels(dataset_json, predictions, predictions)
     label_set = labels.label_set
@@ -236,27 +236,27 @@ def plan_apply(
 def _offsets(saved: SavedCalibrator) -> Offsets:
     if saved.offsets is None:
         raise ValueError(
-            "decide offsets: the calibrator was fitted without them; fit it with --offsets"
+            "decide offsets: the calibrator was fitted without offsets; fit it with --offsets"
         )
     return Offsets.from_state(saved.offsets)
 
 
 def _check_own(output: Path) -> None:
-    """Refuse a folder with cases or a dataset.json that no calibration wrote: labels, say."""
+    """Refuse a folder with cases or a dataset.json that no calibration wrote, such as labels."""
     if not output.is_dir() or (output / WRITTEN_NAME).is_file():
         return
     for path in sorted(output.iterdir()):
         if case_name(path) is not None or path.name == "dataset.json":
             raise ValueError(
-                f"{output}: holds {path.name}, which calibrate apply did not write; labels or "
-                "predictions there could be replaced, so name another folder"
+                f"{output}: holds {path.name}, which calibrate apply did not write and might "
+                "overwrite; name another folder"
             )
 
 
 def _sources(
     predictions: Path, fitted_members: int, pattern: str | None
 ) -> tuple[list[ToCalibrate], int]:
-    """Predictions by case, and how many networks are averaged in each after calibration."""
+    """Predictions by case, and how many networks are averaged after calibration."""
     found, maps = find_predictions(predictions, pattern=Patterns(pattern).prediction)
     found = {k: p for k, p in found.items() if _may_hold_probabilities(p)}
     if not found:
@@ -280,7 +280,7 @@ def _sources(
 
 
 def _may_hold_probabilities(path: Path) -> bool:
-    """Whether a prediction is of several channels, or floating numbers: one map of foreground."""
+    """Whether a prediction has several channels, or floating values (one map of foreground)."""
     if path.is_dir() or holds_probabilities(path):
         return True
     dtype = value_type(path)
@@ -295,20 +295,21 @@ def apply_job(
     runner: Runner = run,
     progress: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Applied]:
-    """Write calibrated predictions of every case; one that fails does not stop the others.
+    """Write calibrated predictions of every case; a case that fails does not stop the others.
 
     Args:
-        job: see :func:`plan_apply`.
-        resume: keep cases that an interrupted run with the same calibrator has written.
-        processes: cases at the same time; None takes one a core, of four cases or more each.
+        job: result of :func:`plan_apply`.
+        resume: whether to keep cases that an interrupted run with the same calibrator has written.
+        processes: number of cases at the same time; None uses one process per core, if each gets
+            four cases or more.
         runner: see :func:`segcal.evaluation.api.runner_of`.
         progress: called with the name of each case that is done.
 
     Returns:
-        what became of every case, those of the interrupted run included.
+        outcome of every case, those of the interrupted run included.
 
     Raises:
-        ValueError: `resume` into what was made with other settings.
+        ValueError: `resume` was asked for, but the output was made with other settings.
     """
     done = _begin(job, resume)
     todo = [source for source in job.sources if source.name not in done]
@@ -324,7 +325,7 @@ def apply_job(
 
 
 def _begin(job: ApplyJob, resume: bool) -> dict[str, Applied]:
-    """Make the folder ready; give the cases that are there already."""
+    """Prepare the output folder; return the cases that it already holds."""
     job.output.mkdir(parents=True, exist_ok=True)
     remove_leftovers(job.output)
     done: dict[str, Applied] = {}
@@ -344,13 +345,13 @@ def _begin(job: ApplyJob, resume: bool) -> dict[str, Applied]:
 
 
 def _done_before(job: ApplyJob) -> dict[str, Applied]:
-    """Cases that are there, made of the same files by the same calibrator."""
+    """Cases that the output already holds, made from the same files by the same calibrator."""
     path = job.output / WRITTEN_NAME
     before = read_json(path)
     if not isinstance(before, dict) or before.get("made_of") != _made_of(job):
         raise ValueError(
             f"{path}: written with another calibrator, decision or type of numbers, or from other "
-            "predictions; leave --resume out to start anew"
+            "predictions; leave --resume out to start again"
         )
     done = {}
     for source in job.sources:
@@ -369,7 +370,7 @@ def _stamp(source: ToCalibrate) -> list[list[int]]:
 
 
 def _made_of(job: ApplyJob) -> str:
-    """Stands for all that calibrated files depend on."""
+    """Checksum of everything that calibrated files depend on."""
     content = {
         "predictions": str(job.predictions.resolve()),
         "state": job.saved.calibrator.state(),
@@ -404,13 +405,13 @@ def _apply_safely(source: ToCalibrate, *, job: ApplyJob) -> Applied:
 
 @dataclass(frozen=True)
 class _Read:
-    """A prediction in its own frame.
+    """A prediction with its axes as they were stored.
 
     Attributes:
         array: probabilities, or logits, ``(K, z, y, x)``.
-        logits: whether it is logits.
-        geometry: of its frame; None where nothing says it.
-        stored: of an ``.npz``.
+        logits: whether the array holds logits.
+        geometry: geometry of the array; None if unknown.
+        stored: stored array, if the file is an ``.npz``.
         foreground: whether the file holds the probability of foreground alone.
     """
 
@@ -428,7 +429,9 @@ def _apply(source: ToCalibrate, job: ApplyJob) -> Applied:
     for path in source.members[1:]:  # one after the other: folds need not all be in memory
         read = _read(path, source, job, notes)
         if read.array.shape != first.array.shape:
-            raise ValueError(f"{path}: {read.array.shape}, another fold has {first.array.shape}")
+            raise ValueError(
+                f"{path}: has shape {read.array.shape}, but another fold has {first.array.shape}"
+            )
         before = before.astype(np.float32) + _probabilities(read, job.saved.regions)
         after = after + _calibrated(read, source, job)
     before, after = (x / len(source.members) if source.members[1:] else x for x in (before, after))
@@ -446,7 +449,7 @@ def _read(path: Path, source: ToCalibrate, job: ApplyJob, notes: list[str]) -> _
         geometry, _ = read_geometry(files[0])
         array = read_class_files(path, geometry, job.label_set, note=notes.append)
         if array.ndim != 4:
-            raise ValueError(f"{path}: holds masks, not probabilities, which calibration is of")
+            raise ValueError(f"{path}: holds masks, not probabilities, which calibration needs")
         read = _Read(array, False, geometry)
     elif is_array(path):
         stored = read_stored(path)
@@ -461,7 +464,7 @@ def _read(path: Path, source: ToCalibrate, job: ApplyJob, notes: list[str]) -> _
         volume = read_volume(path)
         one = read_foreground(path, volume, volume.geometry, regions=regions, note=notes.append)
         if one is None and volume.array.ndim == 3:
-            raise ValueError(f"{path}: holds labels, not probabilities, which calibration is of")
+            raise ValueError(f"{path}: holds labels, not probabilities, which calibration needs")
         array = volume.array if one is None else one
         read = _Read(array, False, volume.geometry, foreground=one is not None)
     if not read.logits:
@@ -501,10 +504,10 @@ def _label_map(
     job: ApplyJob,
     notes: list[str],
 ) -> tuple[NDArray[Any] | None, int | None]:
-    """The label map of the calibrated case, and how many of its voxels are new.
+    """The label map of the calibrated case, and how many of its voxels have changed.
 
-    Voxels that were and are decided alike keep the label they have in the label map beside, which
-    may have been post-processed.
+    If calibration does not change the decision in a voxel, it keeps its label from the label map
+    beside the probabilities, which may have been post-processed.
     """
     order = job.saved.class_order if job.saved.regions else None
     rule: Rule | Offsets
@@ -516,7 +519,7 @@ def _label_map(
     if source.label_map is None:
         if read.stored is None:
             return now, int(np.count_nonzero(was != now))
-        notes.append("no label map beside it, so none is written")
+        notes.append("no label map lies beside it, so none is written")
         return None, None
     beside = read_labels(source.label_map)
     if read.stored is not None:
@@ -539,7 +542,7 @@ def _write(
     job: ApplyJob,
     notes: list[str],
 ) -> None:
-    """Write a case, its probabilities last: what has them is whole."""
+    """Write a case, its probabilities last, so that a case that has them is complete."""
     into = job.output / source.name
     volume = job.output / f"{source.name}{source.ending}"
     beside = source.label_map
@@ -569,9 +572,9 @@ def _write(
 
 
 def _write_volumes(source: ToCalibrate, read: _Read, after: NDArray[Any], job: ApplyJob) -> None:
-    """Write a volume, or a file a class, as they were given."""
+    """Write one volume, or one file per class, as the input has it."""
     if read.geometry is None:
-        raise ValueError(f"{source.members[0]}: has no place in space")
+        raise ValueError(f"{source.members[0]}: its voxel size and position are unknown")
     after = after.astype(np.float32, copy=False)  # NIfTI has no float16
     path = source.members[0]
     if not path.is_dir() or job.label_set is None:

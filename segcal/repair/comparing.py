@@ -1,4 +1,7 @@
-"""Which repair helps: every method cross-validated over cases, and against cases from elsewhere."""
+"""Finds out which repair helps: cross-validates every post-hoc calibration method over patients.
+
+A repair is a post-hoc calibration of finished predictions.
+"""
 
 from __future__ import annotations
 
@@ -51,26 +54,26 @@ UNCALIBRATED = "uncalibrated"
 """Name of the predictions without a repair."""
 FOLDS = 5
 MOST_LOST = 0.002
-"""Of DSC, that a method may lose."""
+"""Largest loss of DSC that a method may cause."""
 LEVEL = 0.05
-"""Of the tests, over all questions."""
+"""Significance level of the tests, over all questions together."""
 FEWEST = 5
-"""Patients below which nothing is recommended."""
+"""Fewest patients for a recommendation."""
 SIMPLEST = (
     "temperature", "class_region", "vector", "class_region_bias", "beta", "histogram", "isotonic",
     "matrix", "dirichlet", "local",
 )  # fmt: skip
-"""Methods from the simplest on."""
+"""Methods, from the simplest to the most complex."""
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the comparison: a method, and how its label map is decided.
+    """A row of the comparison: a method, and the rule that makes its label map.
 
     Attributes:
-        name: of the row.
-        method: name of its config; empty for the predictions as they are.
+        name: name of the row.
+        method: name of its config; empty for the uncalibrated predictions.
         decision: ``argmax`` or ``dice``.
     """
 
@@ -81,10 +84,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to do.
+    """Recommended method.
 
     Attributes:
-        method: name of its config; None recommends none.
+        method: name of its config; None if no method is recommended.
         reasons: sentences that say why.
     """
 
@@ -94,16 +97,16 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Repair:
-    """How methods compare.
+    """Comparison of methods.
 
     Attributes:
-        entries: rows, the predictions as they are first.
-        comparison: cross-validated over the cases.
-        recommendation: from it.
-        test: of methods that were fitted to all of the cases, on others; or None.
-        facts: of those fits, by method.
-        patients: number of groups of cases that the folds and intervals are of.
-        folds: of the cross-validation.
+        entries: rows, of which the uncalibrated predictions are the first.
+        comparison: results of the cross-validation.
+        recommendation: recommendation from the cross-validation.
+        test: results on other cases of methods that were fitted to all validation cases, or None.
+        facts: numbers of these fits, by method.
+        patients: number of patients, over whom folds and intervals are formed.
+        folds: number of folds of the cross-validation.
     """
 
     entries: list[Entry]
@@ -132,20 +135,22 @@ def compare_methods(
 
     Args:
         job: validation cases; see :func:`segcal.repair.fitting.plan_fit`.
-        methods: names of configs; None takes all that fit so many classes.
-        test: cases from elsewhere, on which methods fitted to all validation cases are evaluated.
-        patients: see :func:`segcal.repair.fitting.owners`; cases of one patient are never parted
-            and count as one.
-        resamples: of the bootstrap over patients.
-        processes: cases at the same time; None takes one a core, of four cases or more each.
+        methods: names of configs; None uses all methods that suit the number of classes.
+        test: other cases, on which methods fitted to all validation cases are evaluated.
+        patients: regular expression that finds the patient in the name of a case, see
+            :func:`segcal.repair.fitting.owners`; cases of one patient stay in one fold and count
+            as one.
+        resamples: number of bootstrap resamples over patients.
+        processes: number of cases evaluated at the same time; None uses one process per core, if
+            each gets four cases or more.
         runner: see :func:`segcal.evaluation.api.runner_of`.
         collected: called with the name of each case whose voxels were read.
         fitted: called with the name of each method that was fitted to a fold.
         evaluated: called with the name of each case that was evaluated.
 
     Raises:
-        ValueError: an unknown method, a file that cannot be read, fewer than two patients, a
-            pattern that does not find a patient in every name.
+        ValueError: a method is unknown, a file cannot be read, there are fewer than two patients,
+            or the pattern does not find a patient in every name.
     """
     chosen = _chosen(job, methods)
     entries = _entries(chosen)
@@ -179,7 +184,7 @@ def compare_methods(
 def _with_notes(
     advice: Recommendation, by_fold: Sequence[Mapping[str, Calibrator]]
 ) -> Recommendation:
-    """The advice with what was odd about the fits of the method."""
+    """The advice, with notes on the fits of the recommended method."""
     if advice.method is None:
         return advice
     notes = dict.fromkeys(n for of in by_fold for n in of[advice.method].facts["notes"])
@@ -192,13 +197,14 @@ def planned_steps(
     """How often :func:`compare_methods` will call `collected`, `fitted` and `evaluated`.
 
     Args:
-        job: see there.
-        methods: see there.
-        patients: see there.
-        test: see there.
+        job: validation cases.
+        methods: names of configs; None uses all methods that suit the number of classes.
+        patients: regular expression that finds the patient in the name of a case.
+        test: other cases, or None.
 
     Raises:
-        ValueError: as there.
+        ValueError: a method is unknown, there are fewer than two patients, or the pattern does not
+            find a patient in every name.
     """
     chosen = _chosen(job, methods)
     cases = len(job.pairing.cases)
@@ -218,15 +224,15 @@ def _parted(job: Job, pattern: str | None) -> tuple[list[str], list[int]]:
     numbers = numbered(owner)
     if max(numbers) < 1:
         raise ValueError(
-            f"{job.predictions}: 1 patient; to compare methods, they are fitted to "
-            "some patients and evaluated on others"
+            f"{job.predictions}: expected two patients or more, got 1; to compare methods, they "
+            "are fitted to some patients and evaluated on others"
         )
     return owner, [of % FOLDS for of in numbers]
 
 
 @dataclass(frozen=True)
 class _Fits:
-    """Methods, and the voxels of all cases that each is fitted to."""
+    """Methods, and the voxels of all cases that each method is fitted to."""
 
     methods: dict[str, SampledCalibrator]
     rows: dict[str, list[Rows]]
@@ -234,7 +240,7 @@ class _Fits:
 
     @classmethod
     def of(cls, methods: Sequence[str], job: Job, owner: list[int], **options: Any) -> _Fits:
-        """Read the cases: once for all methods that look at one voxel at a time."""
+        """Read the cases: once for all methods that calibrate each voxel on its own."""
         regions = job.label_set is not None and bool(job.label_set.regions)
         unfitted = {method: build_calibrator(method, regions=regions) for method in methods}
         rows: dict[str, list[Rows]] = {}
@@ -265,7 +271,7 @@ class _Item:
 
 @dataclass(frozen=True)
 class _OfCase:
-    """Rows and sums of a case by entry, or why there are none."""
+    """Rows and sums of a case by entry, or the reason why there are none."""
 
     rows: dict[str, dict[str, float]]
     tallies: dict[str, dict[str, Tally]]
@@ -282,7 +288,7 @@ class _Evaluation:
     progress: Progress
 
     def of(self, job: Job, calibrators: Sequence[Mapping[str, Calibrator]]) -> Comparison:
-        """Evaluate every case with the calibrators of its own."""
+        """Evaluate every case with its own calibrators."""
         items = [_Item(*one) for one in zip(job.pairing.cases, calibrators, strict=True)]
         one = partial(_evaluate, job=job, entries=self.entries)
         jobs = self.processes or default_jobs(len(items))
@@ -318,7 +324,7 @@ def _lost(item: _Item, why: str) -> _OfCase:
 
 
 def _evaluate(item: _Item, *, job: Job, entries: Sequence[Entry]) -> _OfCase:
-    """Numbers of a case by entry; a label map that several share is measured once."""
+    """Numbers of a case by entry; a label map that several entries share is measured once."""
     notes: list[str] = []
     try:
         read = read_case_logits(item.case, job, note=notes.append)
@@ -360,7 +366,7 @@ def _probabilities(read: CaseLogits, calibrator: Calibrator | None) -> NDArray[A
 
 
 def _decided(entry: Entry, read: CaseLogits, probs: NDArray[Any], job: Job) -> NDArray[Any]:
-    """The label map, new where the calibrated probabilities decide otherwise than the first."""
+    """The label map, changed only where calibration changes the decision."""
     order = None
     if job.label_set is not None and job.label_set.regions:
         order = job.label_set.class_order
@@ -375,7 +381,7 @@ def _near(job: Job) -> str:
 
 
 def _chosen(job: Job, methods: Sequence[str] | None) -> list[str]:
-    """The methods that are asked for, or all that fit so many classes."""
+    """The methods that are asked for, or all that suit the number of classes."""
     known = names("posthoc")
     unknown = [name for name in methods or () if name not in known]
     if unknown:
@@ -427,24 +433,27 @@ def recommend(
     entries: Sequence[Entry],
     near: str,
 ) -> Recommendation:
-    """Choose the method to take, or none.
+    """Choose the method to use, or none.
 
-    A method helps if it lowers the NLL over all voxels, or the ECE near the foreground with an NLL
-    that is not higher on average: by one-sided paired t-tests over patients, whose p-values are
-    corrected for the number of methods and of the two questions (Holm 1979), at the level 0.05. It
-    must not lose more than 0.002 of DSC. Of the methods that help the simplest is taken, unless
-    another is better than it by the same tests.
+    A method helps if it lowers the NLL over all voxels, or if it lowers the ECE near the foreground
+    and does not raise the NLL on average. Both questions are answered by one-sided paired t-tests
+    over patients at the level 0.05, with p-values corrected for the number of methods and questions
+    (Holm 1979). A method must not lose more than 0.002 of DSC. Of the methods that help, the
+    simplest is chosen, unless another method is better by the same tests.
 
     Args:
-        tables: rows by entry, a patient each.
-        entries: of the comparison, simple methods first.
-        near: name of the scope whose ECE decides.
+        tables: tables by entry, with one row per patient.
+        entries: entries of the comparison, simple methods first.
+        near: name of the scope (selection of voxels) whose ECE decides.
     """
     base = tables[UNCALIBRATED]
     if len(base) < FEWEST:
         return Recommendation(
             None,
-            [f"{len(base)} patients are too few to tell a repair from chance; {FEWEST} or more"],
+            [
+                f"{len(base)} patients are too few to tell a repair from chance; {FEWEST} or more "
+                "are needed"
+            ],
         )
     nll, ece = "nll_all", f"ece_{near}"
     candidates = [one.method for one in entries if one.method and one.decision == "argmax"]
@@ -475,7 +484,7 @@ def recommend(
             f"({change.mean():+.4f}; lower in {int((change < 0).sum())} of {len(change)} patients)."
         )
     if alike := [m for m in helping if m != chosen]:
-        reasons.append(f"These help, too: {', '.join(alike)}.")
+        reasons.append(f"These methods help, too: {', '.join(alike)}.")
     return Recommendation(chosen, [*reasons, *losses])
 
 
@@ -487,14 +496,15 @@ def _better(
     *,
     questions: int | None = None,
 ) -> set[str]:
-    """Which of others lower NLL, or ECE at no cost in NLL, beyond chance.
+    """Methods that lower NLL, or ECE at no cost in NLL, beyond chance.
 
     Args:
-        base: a row a patient.
-        others: likewise, by method.
-        nll: column.
-        ece: column.
-        questions: that the p-values are corrected for; None: two for each of the others.
+        base: table with one row per patient.
+        others: such a table for each method to compare.
+        nll: column of the NLL.
+        ece: column of the ECE.
+        questions: number of questions that the p-values are corrected for; None means two for each
+            method.
     """
     asked = [(method, key) for method in others for key in (nll, ece)]
     p = {(m, key): _p_lower(paired(base, others[m], key)) for m, key in asked}
@@ -509,7 +519,7 @@ def _better(
 
 
 def _p_lower(change: NDArray[np.float64]) -> float:
-    """One-sided paired t-test: how likely such a fall is without a difference."""
+    """P-value of a one-sided paired t-test that the mean change is negative."""
     if len(change) < 2 or not np.ptp(change):  # the same in all patients: no chance in it
         return 0.0 if len(change) and change[0] < 0 else 1.0
     return float(stats.ttest_1samp(change, 0, alternative="less").pvalue)

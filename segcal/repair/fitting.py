@@ -1,4 +1,4 @@
-"""Fit a calibrator to files: validation predictions and their reference labels."""
+"""Fits a calibrator to files: validation predictions and their reference labels."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ __all__ = [
 ]
 
 METHOD = "class_region"
-"""What is fitted where nothing else is asked for."""
+"""Default method."""
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Collected:
-    """Voxels of the cases of a job, and what was odd about them.
+    """Voxels that were collected from the cases of a job, and notes on the cases.
 
     Attributes:
-        rows: by channel as of :meth:`SampledCalibrator.collect`, the cases in the job's order.
+        rows: voxels by channel as from :meth:`SampledCalibrator.collect`, in the order of cases.
         saved: number of cases whose logits had been saved.
-        floored: share of voxels in which a probability was below its floor.
-        floor: which it is; None with saved logits.
-        notes: by case.
+        floored: share of voxels with a probability below the floor.
+        floor: value that replaces smaller probabilities; None with saved logits.
+        notes: notes by case.
     """
 
     rows: list[Rows]
@@ -83,21 +83,21 @@ def plan_fit(
     tolerance: float = 1e-2,
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> Job:
-    """Check what a calibrator is to be fitted to, before the first case is read.
+    """Check the files that a calibrator is to be fitted to, before the first case is read.
 
-    Predictions that were calibrated already get another calibrator on top, a last temperature for
-    a mean of calibrated networks, say.
+    If predictions are already calibrated, the calibrator is fitted on top, for example a last
+    temperature for a mean of calibrated networks.
 
     Args:
         predictions: folder of validation predictions, or of a model that nnU-Net trained.
         references: folder of their label maps.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         patterns: see :func:`segcal.io.pairing.pair`.
-        tolerance: how far, in voxels, a prediction may lie off its reference.
+        tolerance: how far, in voxels, the geometry of a prediction may deviate from its reference.
         found: called with what the labels mean.
 
     Raises:
-        ValueError: files that do not fit each other.
+        ValueError: files do not fit each other.
     """
     (job,) = plan(
         named([predictions]), references, settings=EvaluationSettings(tolerance=tolerance),
@@ -117,17 +117,17 @@ def build_calibrator(
 
     Args:
         method: name of its config.
-        regions: whether channels are regions that may overlap.
-        arguments: of the method, where they differ from those of its config.
+        regions: whether the channels are regions, which may overlap.
+        arguments: arguments of the method that differ from its config.
 
     Raises:
-        ValueError: an unknown method, or arguments that it does not take.
+        ValueError: the method is unknown, or does not take these arguments.
     """
     component = load_component("posthoc", method)
     changed = Component(target=component.target, args={**component.args, **(arguments or {})})
     found = build_component(changed, per_channel=regions or None)
     if not isinstance(found, SampledCalibrator):
-        raise ValueError(f"{method}: {component.target} is no post-hoc method")
+        raise ValueError(f"{method}: {component.target} is not a post-hoc method")
     return found
 
 
@@ -146,20 +146,21 @@ def fit_calibrator(
     """Fit a calibrator to validation predictions and their labels.
 
     Args:
-        predictions: see :func:`plan_fit`.
-        references: see :func:`plan_fit`.
+        predictions: folder of validation predictions, or of a model that nnU-Net trained.
+        references: folder of their label maps.
         method: name of its config.
-        arguments: of the method, where they differ from those of its config.
-        offsets: also choose an offset of the decision for every structure, see
-            :class:`segcal.posthoc.decision.Offsets`; the cases are read once more.
-        patients: see :func:`owners`; what a method cross-validates, it does over patients.
-        dataset_json: see :func:`plan_fit`.
-        processes: cases read at the same time; None takes one a core.
+        arguments: arguments of the method that differ from its config.
+        offsets: whether to choose an offset of the decision for every structure, too, see
+            :class:`segcal.posthoc.decision.Offsets`; the cases are then read a second time.
+        patients: regular expression that finds the patient in the name of a case, see
+            :func:`owners`; methods that cross-validate do so over patients.
+        dataset_json: ``dataset.json`` with the names of the labels; None looks for one.
+        processes: number of cases read at the same time; None uses one process per core.
         progress: called with the name of each case that was read.
 
     Raises:
-        ValueError: naming the file: one that cannot be read, labels that do not fit; an unknown
-            method or argument.
+        ValueError: names the file: it cannot be read, or its labels do not fit; or the method or
+            an argument is unknown.
     """
     job = plan_fit(predictions, references, dataset_json=dataset_json)
     return fit_job(
@@ -179,20 +180,21 @@ def fit_job(
     runner: Runner = run,
     progress: Progress = lambda name: None,
 ) -> SavedCalibrator:
-    """Fit a calibrator to what has been planned; arguments as of :func:`fit_calibrator`.
+    """Fit a calibrator to a job that has been planned.
 
     Args:
-        job: see :func:`plan_fit`.
-        method: see :func:`fit_calibrator`.
-        arguments: see there.
-        offsets: see there.
-        patients: see there.
-        processes: see there.
+        job: result of :func:`plan_fit`.
+        method: name of its config.
+        arguments: arguments of the method that differ from its config.
+        offsets: whether to choose an offset of the decision for every structure, too.
+        patients: regular expression that finds the patient in the name of a case, see
+            :func:`owners`.
+        processes: number of cases read at the same time; None uses one process per core.
         runner: see :func:`segcal.evaluation.api.runner_of`.
-        progress: see there.
+        progress: called with the name of each case that was read.
 
     Raises:
-        ValueError: as there.
+        ValueError: as :func:`fit_calibrator`.
     """
     regions = job.label_set is not None and bool(job.label_set.regions)
     calibrator = build_calibrator(method, regions=regions, arguments=arguments)
@@ -217,9 +219,9 @@ def fit_job(
 
 
 def channels_of(job: Job) -> int | None:
-    """Classes of each softmax of a job, from its labels or the header of its first case.
+    """Number of classes of each softmax of a job, from its labels or the header of its first case.
 
-    None where neither tells; of a region these are two, in it and not in it.
+    A region has two classes, inside and outside. None means that neither source states a number.
     """
     if job.label_set is None:
         return count_channels(job.pairing.cases[0])
@@ -237,14 +239,14 @@ def collect(
     """Read every case once, and keep voxels of each.
 
     Args:
-        job: see :func:`plan_fit`.
-        calibrator: not fitted yet, which the voxels are for.
-        processes: see :func:`fit_calibrator`.
-        runner: see :func:`fit_job`.
-        progress: see :func:`fit_calibrator`.
+        job: result of :func:`plan_fit`.
+        calibrator: calibrator that the voxels are for, not fitted yet.
+        processes: number of cases read at the same time; None uses one process per core.
+        runner: see :func:`segcal.evaluation.api.runner_of`.
+        progress: called with the name of each case that was read.
 
     Raises:
-        ValueError: a case that cannot be read: a calibrator of the others would be another one.
+        ValueError: a case cannot be read; the others alone would give another calibrator.
     """
     cases = job.pairing.cases
     regions = job.label_set is not None and bool(job.label_set.regions)
@@ -260,12 +262,12 @@ def collect(
         ):
             raise ValueError(
                 f"{cases[index].prediction}: {k if regions else outcome.rows[0].num_classes} "
-                "channels, unlike the cases before"
+                "channels, unlike the cases before it"
             )
         progress(cases[index].name)
     rows = [Rows.joined(of) for of in zip(*(c.rows for c in found), strict=True)]
     if not all(map(len, rows)):
-        raise ValueError(f"{job.references}: holds no voxel that is not ignored")
+        raise ValueError(f"{job.references}: all voxels are ignored, so nothing can be fitted")
     sizes = [float(c.rows[0].weights.sum()) for c in found]
     return Collected(
         rows,
@@ -277,7 +279,7 @@ def collect(
 
 
 def _rows_of(case: Case, *, job: Job, form: SampledCalibrator, among: int) -> _OfCase | str:
-    """Voxels of a case, or why there are none."""
+    """Voxels of a case, or the reason why there are none."""
     notes: list[str] = []
     try:
         read = read_case_logits(case, job, note=notes.append)
@@ -298,12 +300,12 @@ def owners(cases: Sequence[str], pattern: str | None) -> list[str]:
     """Patient of every case.
 
     Args:
-        cases: their names.
-        pattern: regular expression that finds the patient in a name (its first group, or all of
-            it); None takes every case for a patient.
+        cases: names of the cases.
+        pattern: regular expression that finds the patient in a name (its first group, or the whole
+            match); None counts every case as a patient.
 
     Raises:
-        ValueError: no regular expression, or one that does not find a patient in every name.
+        ValueError: the pattern is no regular expression, or does not find a patient in every name.
     """
     if pattern is None:
         return list(cases)
@@ -318,13 +320,13 @@ def owners(cases: Sequence[str], pattern: str | None) -> list[str]:
 
 
 def numbered(names: Sequence[str]) -> list[int]:
-    """Number of every name in the order of the alphabet, from 0 on."""
+    """Number of every name in alphabetical order, from 0."""
     order = {name: i for i, name in enumerate(sorted(set(names)))}
     return [order[name] for name in names]
 
 
 def facts_of(job: Job, collected: Collected) -> dict[str, Any]:
-    """What a calibrator remembers of the files it was fitted on."""
+    """What a calibrator records about the files it was fitted on."""
     return {
         "predictions": str(job.predictions.resolve()),
         "references": str(job.references.resolve()),
@@ -337,11 +339,11 @@ def facts_of(job: Job, collected: Collected) -> dict[str, Any]:
 
 
 def with_offsets(saved: SavedCalibrator, job: Job, owner: Sequence[int]) -> SavedCalibrator:
-    """The same with an offset of the decision for every structure, chosen on the job's cases.
+    """Add an offset of the decision for every structure, chosen on the cases of a job.
 
     Args:
-        saved: fitted to them.
-        job: see :func:`plan_fit`.
+        saved: calibrator that was fitted to these cases.
+        job: result of :func:`plan_fit`.
         owner: number of the patient of every case.
     """
     cases = job.pairing.cases

@@ -1,4 +1,4 @@
-"""Logits of a case from the files that an evaluation reads, beside its labels."""
+"""Reads logits and labels of a case from the files that an evaluation reads."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from segcal.posthoc.links import floor_of, floored_share, logits_of, normalised
 __all__ = ["CaseLogits", "check_same", "read_case_logits"]
 
 IGNORED = 255
-"""Stands for the ignore label among the 0 and 1 of a region."""
+"""Value of ignored voxels among the 0 and 1 of a region."""
 DISAGREEMENT = 0.01
-"""Share of voxels of which logits may predict another class than the probabilities beside."""
+"""Largest share of voxels in which logits may predict another class than the probabilities."""
 
 
 @dataclass(frozen=True)
 class CaseLogits:
-    """A case as calibrators take it.
+    """A case in the form that calibrators need.
 
     Attributes:
-        arrays: what its files hold.
-        logits: ``(1, K, z, y, x)``: log-probabilities of saved logits, or of probabilities; of
-            regions log-odds.
-        floor: what smaller probabilities were taken for, see
-            :func:`segcal.posthoc.links.floor_of`; None of logits that were saved.
-        floored: share of voxels with such a probability.
+        arrays: content of its files.
+        logits: ``(1, K, z, y, x)``: log-probabilities from saved logits or from probabilities; for
+            regions, log-odds.
+        floor: value that replaces smaller probabilities, see
+            :func:`segcal.posthoc.links.floor_of`; None if logits were saved.
+        floored: share of voxels with such a small probability.
     """
 
     arrays: CaseArrays
@@ -52,14 +52,14 @@ class CaseLogits:
 
     @property
     def ignore_index(self) -> int | None:
-        """Label of :attr:`held_out` that is left out."""
+        """Ignored label in :attr:`held_out`."""
         if self.arrays.ignore_index is None:
             return None
         return IGNORED if self.arrays.regions else self.arrays.ignore_index
 
     @property
     def held_out(self) -> HeldOut:
-        """Logits and labels; of regions a label for each."""
+        """Logits and labels; for regions, one label per region."""
         reference = self.arrays.reference.array
         if not self.arrays.regions:
             labels = reference[None].astype(np.int64)
@@ -78,19 +78,19 @@ def read_case_logits(
 
     Args:
         case: files to read.
-        job: which it is one of.
-        note: called with what is odd and was decided.
+        job: job that the case belongs to.
+        note: called with a sentence on anything unusual, and how it was read.
 
     Raises:
-        ValueError: naming the file: what :func:`segcal.evaluation.reading.read_case` refuses, a
-            label map without probabilities, logits that are not those of the probabilities.
+        ValueError: names the file: :func:`segcal.evaluation.reading.read_case` refuses it, it is a
+            label map without probabilities, or logits do not belong to the probabilities.
     """
     arrays = read_case(
         case, job.label_set, tolerance=job.settings.tolerance, reader=job.reader, note=note
     )
     if arrays.probabilities is None:
         raise ValueError(
-            f"{case.prediction}: holds no probabilities, which calibration is of; nnU-Net writes "
+            f"{case.prediction}: holds no probabilities, which calibration needs; nnU-Net writes "
             "them with --save_probabilities, and in validation with --npz"
         )
     if case.logits is None:
@@ -120,14 +120,14 @@ def check_same(
     """Refuse logits that an earlier run left beside other probabilities.
 
     Args:
-        path: of the logits.
+        path: path of the logits.
         logits: floating ``(K, *S)``.
         prediction: path of the probabilities.
         probabilities: ``(K, *S)``.
-        regions: whether every channel is a probability of its own.
+        regions: whether the channels are regions, with a probability each.
 
     Raises:
-        ValueError: naming the file: other shapes, values that are not finite, other predictions.
+        ValueError: names the file: shapes differ, values are not finite, or predictions differ.
     """
     if logits.shape != probabilities.shape:
         raise ValueError(

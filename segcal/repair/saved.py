@@ -1,4 +1,4 @@
-"""A fitted calibrator as a JSON file, with what it was fitted on."""
+"""Saves a fitted calibrator as a JSON file, together with what it was fitted on."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from segcal.recipes import load_component, names
 __all__ = ["CALIBRATOR_NAME", "SavedCalibrator", "model_of", "read_calibrator", "write_calibrator"]
 
 CALIBRATOR_NAME = "calibrator.json"
-"""Of a calibrator that lies beside the model it was fitted for."""
+"""File name of a calibrator that lies beside the model it was fitted for."""
 FORMAT = 1
 IDENTITY = ("dataset", "trainer", "plans", "configuration", "checkpoint", "weights")
-"""What tells one model from another in the record of predictions."""
+"""Keys in the record of predictions that identify a model."""
 AVERAGING = ("average", "mirroring", "tile_step_size", "overlap", "blend")
-"""How several looks of one model become its prediction."""
+"""Keys that say how several passes of a model over a case (tiles, mirrored images) are averaged."""
 MODEL_FOLDER = re.compile(r"(?P<trainer>[^_].*?)__(?P<plans>.+?)__(?P<configuration>[^/]+)")
 
 
 @dataclass(frozen=True)
 class SavedCalibrator:
-    """A calibrator, and what it was fitted on.
+    """A fitted calibrator, and what it was fitted on.
 
     Attributes:
         method: name of its config.
-        calibrator: fitted.
+        calibrator: fitted calibrator.
         channels: name of every channel in their order: classes, background first, or regions.
-        regions: whether channels are regions that may overlap.
-        class_order: label that each region leaves in the label map, later ones over earlier.
-        model: record of the predictions that it was fitted on, see :func:`model_of`; empty where
+        regions: whether the channels are regions, which may overlap.
+        class_order: label that each region gets in the label map; later regions overwrite earlier.
+        model: record of the predictions that it was fitted on, see :func:`model_of`; empty if
             nothing is known.
-        fitted_on: where the cases came from, which they were, and what was odd about them.
-        offsets: state of :class:`segcal.posthoc.decision.Offsets` chosen on them, or None.
+        fitted_on: where the cases came from, their names, and notes on them.
+        offsets: state of :class:`segcal.posthoc.decision.Offsets` chosen on these cases, or None.
     """
 
     method: str
@@ -57,31 +57,31 @@ class SavedCalibrator:
 
     @property
     def members(self) -> int:
-        """Networks whose mean it was fitted on; 0 if that is not known."""
+        """Number of networks whose averaged prediction it was fitted on; 0 if unknown."""
         return _members(self.model)
 
     @property
     def of_mean(self) -> bool:
-        """Whether it was fitted to the mean of several networks, and fits no single one."""
+        """Whether it was fitted to the mean of several networks, so that it suits no single one."""
         return self.members > 1
 
     def summary(self) -> dict[str, Any]:
-        """What a record of predictions says about their calibration."""
+        """Part of a record of predictions that describes their calibration."""
         facts = self.calibrator.facts
         keys = ("cases", "voxels", "nll_before", "nll_after")
         return {"method": self.method, "fitted_on": self.fitted_on.get("predictions"),
                 "members": self.members, **{key: facts[key] for key in keys}}  # fmt: skip
 
     def check_labels(self, label_set: LabelSet | None, channels: int, what: str) -> None:
-        """Check that channels mean here what they meant in the fit.
+        """Check that the channels mean the same as in the fit.
 
         Args:
-            label_set: of what it is applied to; None where nothing says what labels mean.
-            channels: how many there are.
-            what: it is applied to, which messages begin with.
+            label_set: labels of the predictions it is applied to; None if unknown.
+            channels: number of channels of these predictions.
+            what: first words of messages, which name these predictions.
 
         Raises:
-            ValueError: other channels, or in another order.
+            ValueError: the channels differ, or are in another order.
         """
         if channels != len(self.channels):
             raise ValueError(
@@ -106,27 +106,27 @@ class SavedCalibrator:
         """Check that it is applied to predictions of the model it was fitted for.
 
         Args:
-            record: see :func:`model_of`; empty where nothing is known.
-            what: it is applied to, which messages begin with.
+            record: record of these predictions, see :func:`model_of`; empty if nothing is known.
+            what: first words of messages, which name these predictions.
 
         Returns:
-            sentences on what differs and matters less.
+            sentences on minor differences.
 
         Raises:
-            ValueError: another model, or a mean of another number of networks.
+            ValueError: the model is another one, or another number of networks is averaged.
         """
         if other := other_model(self.model, record):
             raise ValueError(
                 f"{what}: {other[1]}, but the calibrator was fitted to {other[0]}; fit one for "
-                "this model, or say --any-model if you know that it fits"
+                "this model, or add --any-model if you know that it fits"
             )
         here = _members(record)
         if self.members and here and self.members != here:
             raise ValueError(
                 f"{what}: the mean of {_networks(here)}, but the calibrator was fitted to "
-                f"{_networks(self.members)}; a mean is less confident than its members. Predict "
-                "with segcal nnunet predict --calibrator (or with --per-fold, then calibrate "
-                "apply), which calibrates each fold before they are averaged; or say --any-model"
+                f"{_networks(self.members)}; a mean is less confident than single networks. "
+                "Predict with segcal nnunet predict --calibrator (or with --per-fold, then "
+                "calibrate apply), which calibrates each fold before averaging; or add --any-model"
             )
         return [
             f"{what}: {key} {record[key]}, but the calibrator was fitted with {key} "
@@ -137,7 +137,7 @@ class SavedCalibrator:
 
 
 def channel_names(label_set: LabelSet | None, channels: int) -> tuple[str, ...]:
-    """Name of every channel in their order; their numbers where nothing names them."""
+    """Name of every channel in their order; their numbers if they have no names."""
     if label_set is None:
         return tuple(map(str, range(channels)))
     if label_set.regions:
@@ -146,15 +146,15 @@ def channel_names(label_set: LabelSet | None, channels: int) -> tuple[str, ...]:
 
 
 def model_of(predictions: Path) -> dict[str, Any]:
-    """What is known of the model that made predictions; empty if nothing is.
+    """What is known about the model that made predictions; empty if nothing is.
 
-    From the ``segcal_predict.json`` beside them, or, of the folder of a model that nnU-Net trained
-    or of one of its folds, from its name, the ``segcal_predict.json`` of a validation, if any, and
-    from how nnU-Net validates: each case is predicted by one fold, from its final checkpoint, and
-    sums are kept in half precision.
+    It comes from the ``segcal_predict.json`` beside the predictions. For the folder of a model that
+    nnU-Net trained, or of one of its folds, it comes from the folder's name, from the
+    ``segcal_predict.json`` of a validation, if any, and from how nnU-Net validates: one fold
+    predicts each case, with its final checkpoint, and sums are kept in half precision.
 
     Raises:
-        ValueError: a record that cannot be read.
+        ValueError: the record cannot be read.
     """
     if record := find_record(predictions):
         return record
@@ -180,11 +180,11 @@ def model_of(predictions: Path) -> dict[str, Any]:
 
 
 def other_model(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What tells two models apart, in words for each; None where nothing is known to.
+    """First known difference between two models, in words for each; None if none is known.
 
     Args:
-        ours: record of one, see :func:`model_of`.
-        theirs: record of the other.
+        ours: record of one model, see :func:`model_of`.
+        theirs: record of the other model.
     """
     for key in IDENTITY:
         a, b = ours.get(key), theirs.get(key)
@@ -226,21 +226,21 @@ def read_calibrator(path: Path) -> SavedCalibrator:
     """Read a calibrator; nothing in the file is executed.
 
     Raises:
-        ValueError: naming the file: no calibrator, one of an unknown method or of another version
-            of segcal, or a damaged one.
+        ValueError: names the file: it holds no calibrator, or one of an unknown method or another
+            format, or it is damaged.
     """
     content = read_json(path)
     if not isinstance(content, dict) or "state" not in content or "method" not in content:
         raise ValueError(f"{path}: not a calibrator; segcal calibrate fit writes one")
     if content.get("format") != FORMAT:
         raise ValueError(
-            f"{path}: of format {content.get('format')!r} (segcal {content.get('segcal')}), "
-            f"expected {FORMAT}; fit it again with this version"
+            f"{path}: expected format {FORMAT}, got {content.get('format')!r} (written by segcal "
+            f"{content.get('segcal')}); fit it again with this version"
         )
     method = content["method"]
     if method not in names("posthoc"):
         raise ValueError(
-            f"{path}: of the unknown method {method!r}; there are {', '.join(names('posthoc'))}"
+            f"{path}: its method {method!r} is unknown; there are {', '.join(names('posthoc'))}"
         )
     kind = target(load_component("posthoc", method))
     try:
@@ -264,4 +264,4 @@ def read_calibrator(path: Path) -> SavedCalibrator:
 def _check_channels(saved: SavedCalibrator) -> None:
     found = saved.calibrator.facts.get("num_classes")
     if found != len(saved.channels):
-        raise ValueError(f"of {found} channels, but it names {len(saved.channels)}")
+        raise ValueError(f"it has {found} channels, but names {len(saved.channels)}")

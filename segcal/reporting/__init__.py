@@ -1,1 +1,1 @@
-"""Pictures of results."""
+"""Writes reports: tables, figures and HTML pages."""

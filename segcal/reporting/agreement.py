@@ -1,4 +1,4 @@
-"""Whether confidence and volumes hold: predicted and true DSC, risk and coverage, agreement."""
+"""Figures of predicted against true DSC, of risk and coverage, and of volumes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Numbers = NDArray[Any]
 LINE = "#555555"
 RANDOM, IDEAL = "#b0b0b0", "#5a9e6f"
 SIDE = 3.6
-"""Inches of a panel."""
+"""Size of a panel in inches."""
 COLUMNS = 4
 POINTS = 400
-"""Of a curve that has many."""
+"""Most points of a curve that are drawn."""
 
 
 def plot_predicted_dsc(found: Mapping[str, Predicted], title: str = "") -> Figure:
-    """Draw the DSC that was predicted without the reference against the true one, by label.
+    """Draw the DSC that was predicted without the reference against the true DSC, by label.
 
-    A point is a case; the line joins the means of groups of like prediction.
+    A point is a case; the line joins the means of groups of cases with similar predicted DSC.
 
     Args:
-        found: by label.
-        title: of the figure.
+        found: predicted and true DSC, by label.
+        title: title of the figure.
     """
     figure, axes = _panels(len(found), title)
     ends = [x for of in found.values() for x in (of.predicted, of.true)]
@@ -62,23 +62,23 @@ def plot_predicted_dsc(found: Mapping[str, Predicted], title: str = "") -> Figur
 def plot_risk_coverage(
     found: Mapping[str, Predicted], tallies: Mapping[str, Tally], title: str = ""
 ) -> Figure:
-    """Draw what is wrong among what is kept: 1 - DSC of cases, and wrong voxels of a scope.
+    """Draw the risk (1 - DSC of cases, wrong voxels of a scope) among the most confident part.
 
     Args:
-        found: predicted and true DSC by label; that of the mean is drawn, or of the one label.
-        tallies: sums over voxels by scope, of which the last few are drawn, the widest.
-        title: of the figure.
+        found: predicted and true DSC by label; the mean over labels is drawn, or the only label.
+        tallies: sums over voxels by scope (selection of voxels); the last and widest are drawn.
+        title: title of the figure.
     """
     tallies = dict(list(tallies.items())[1 - COLUMNS :])
     figure, axes = _panels(1 + len(tallies), title)
     of = found.get(MEAN) or next(iter(found.values()))
     loss, n = 1 - of.true, len(of.true)
     _draw_risk(axes[0], of.predicted, loss, np.ones(n))
-    axes[0].set(ylabel="mean 1 - DSC of what is kept")
+    axes[0].set(ylabel="mean 1 - DSC of cases kept")
     axes[0].set_title(f"cases (DSC, {n})", fontsize=10)
     for axis, (scope, tally) in zip(axes[1:], tallies.items(), strict=False):
         _draw_risk(axis, *top_risk(tally))
-        axis.set(ylabel="share of wrong voxels kept")
+        axis.set(ylabel="share of kept voxels that are wrong")
         axis.set_title(f"voxels, {scope}", fontsize=10)
     styles = {"by confidence": ("C0", "-"), "random": (RANDOM, "--"), "ideal": (IDEAL, "-")}
     handles = [Line2D([], [], color=c, linestyle=s, label=k) for k, (c, s) in styles.items()]
@@ -89,15 +89,15 @@ def plot_risk_coverage(
 
 
 def plot_volumes(found: Mapping[str, pd.DataFrame], unit: str, title: str = "") -> Figure:
-    """Draw expected less true volume against the mean of both (Bland-Altman), by label.
+    """Draw (expected - true) volume against the mean of both (Bland-Altman), by label.
 
-    Bars are the intervals, red where they do not hold the true volume. Lines are the bias and the
-    limits of agreement.
+    Bars are the intervals, red where they do not contain the true volume. Lines are the bias and
+    the limits of agreement.
 
     Args:
-        found: of :func:`segcal.evaluation.agreement.volumes`.
-        unit: of the volumes.
-        title: of the figure.
+        found: result of :func:`segcal.evaluation.agreement.volumes`.
+        unit: unit of the volumes.
+        title: title of the figure.
     """
     figure, axes = _panels(len(found), title)
     for axis, (name, of) in zip(axes, found.items(), strict=False):

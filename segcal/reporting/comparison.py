@@ -1,4 +1,4 @@
-"""Differences between methods with their intervals, one panel a metric."""
+"""Draws differences between methods with their intervals, one panel per metric."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from segcal.evaluation.compare import Difference
 from segcal.evaluation.reported import metric_of, readable
 
 SHORT, LETTER = 12, 0.09
-"""Letters of a method that fit beside a panel, and inches of one more."""
+"""Letters of a method's name that fit beside a panel, and inches for each further letter."""
 
 
 def plot_comparison(differences: Sequence[Difference], *, unit: str = "mm") -> Figure:
     """Plot mean paired differences to the baseline as points, intervals as bars.
 
     Args:
-        differences: those to show, with a mean.
-        unit: of the lengths, ``mm`` or ``px``.
+        differences: differences to show, with a mean.
+        unit: unit of the lengths, ``mm`` or ``px``.
     """
     metrics = list(dict.fromkeys(d.metric for d in differences))
     methods = list(dict.fromkeys(d.method for d in differences))
@@ -55,7 +55,7 @@ def plot_comparison(differences: Sequence[Difference], *, unit: str = "mm") -> F
 
 
 def _better(metric: str) -> str:
-    """Where the better values are."""
+    """On which side the better values are."""
     row = metric_of(metric)
     if row is None or row.better is None:
         return ""

@@ -1,4 +1,4 @@
-"""The folder of a report: which of its files are ours to write and to remove."""
+"""Keeps track of which files in the folder of a report may be written and removed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path, PurePosixPath
 from segcal.io.files import check_writable, read_json, write_json
 
 MANIFEST = ".segcal-report.json"
-"""Lists the files of a report, so that the next one into the folder touches no other."""
+"""File that lists the files of a report, so that the next report touches no others."""
 
 
 @dataclass
 class ReportFolder:
-    """A folder that holds reports, one after the other, beside files of somebody else.
+    """A folder in which one report replaces another, beside files that must not be touched.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
         written: files of this report so far, relative to the folder.
     """
 
@@ -25,14 +25,14 @@ class ReportFolder:
     written: list[str] = field(default_factory=list)
 
     def check(self, patterns: Iterable[str]) -> None:
-        """See to it that nothing of somebody else's will be overwritten.
+        """Check that no file will be overwritten that is not of an earlier report.
 
         Args:
-            patterns: of the names that a report may write.
+            patterns: patterns of the names of files that a report may write.
 
         Raises:
-            ValueError: a file in its place, one that cannot be written, or files of these names
-                that no report wrote.
+            ValueError: the path is a file, nothing can be written there, or it holds files of
+                these names that no report wrote.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path}: is a file; the report needs a folder")
@@ -47,13 +47,13 @@ class ReportFolder:
                     )
 
     def place(self, name: str) -> Path:
-        """Path of a file of this report, which is ours from now on."""
+        """Path of a file of this report, which is listed as such from now on."""
         self.written.append(name)
         self._list(self._listed() | {name})
         return self.path / name
 
     def close(self) -> None:
-        """Remove the files of earlier reports that this one does not have."""
+        """Remove files of earlier reports that this report does not have."""
         for name in self._listed() - set(self.written):
             (self.path / name).unlink(missing_ok=True)
         self._list(set(self.written))
@@ -62,7 +62,7 @@ class ReportFolder:
         manifest = self.path / MANIFEST
         names = read_json(manifest) if manifest.is_file() else []
         if not isinstance(names, list) or not all(map(_inside, names)):
-            raise ValueError(f"{manifest}: is no list of files of a report; remove it")
+            raise ValueError(f"{manifest}: is not a list of the files of a report; remove it")
         return set(names)
 
     def _list(self, names: set[str]) -> None:
@@ -70,7 +70,7 @@ class ReportFolder:
 
 
 def _inside(name: object) -> bool:
-    """Whether this names a file in a folder, and none above or elsewhere."""
+    """Whether this is a relative path that stays inside the folder."""
     if not isinstance(name, str) or not name:
         return False
     path = PurePosixPath(name)

@@ -1,4 +1,4 @@
-"""What lines and colours of a figure mean: legends, a colour bar of many classes, epochs."""
+"""Explains lines and colours of a figure: legends, a colour bar of many classes, epochs."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ COLOURS = (
     "black", "gold", "navy", "lime", "magenta",
     "darkgreen", "aquamarine", "maroon", "blue", "lightsalmon",
 )  # fmt: skip
-"""Of lines, ten that are usual and ten that differ from them."""
+"""Colours of lines: Matplotlib's ten, and ten that differ from them."""
 MOST_CLASSES = 20
-"""Classes up to which a legend names each."""
+"""Most classes that a legend names one by one."""
 TICKS = 5
-"""Of a colour bar, at most."""
+"""Most ticks of a colour bar."""
 NAME_WIDTH = 26
-"""Letters of a name in a line."""
+"""Most letters of a name in a line."""
 ENTRY, MARGIN = 0.2, 0.8
-"""Inches of a line of a legend at the side, and of what lies above and below all of them."""
+"""Height in inches of a line of a legend at the side, and of its margins together."""
 
 
 def marker(points: int) -> str:
-    """Of a line: one of a single point would not be seen."""
+    """Marker of a line; a line of a single point would be invisible without one."""
     return "o" if points == 1 else ""
 
 
 def label_epochs(axis: Axes) -> None:
-    """Say that an axis counts epochs, in whole numbers even of a single one."""
+    """Label the horizontal axis as epochs, in whole numbers even for a single epoch."""
     axis.set_xlabel("epoch")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
@@ -48,19 +48,19 @@ def shades(classes: int) -> Sequence[Any]:
 
 
 def class_colours(classes: int) -> Sequence[Any]:
-    """Colours that tell classes apart; many are shaded."""
+    """Colours that tell classes apart; many classes get shades."""
     return COLOURS[:classes] if classes <= MOST_CLASSES else shades(classes)
 
 
 def add_legend(parent: Figure | Axes, handles: Sequence[Any], **options: Any) -> Legend:
-    """Add a legend of what the handles are labelled.
+    """Add a legend with the labels of the handles.
 
-    Matplotlib hides labels that begin with ``_``; these names may.
+    Matplotlib hides labels that begin with ``_``; here they are shown.
 
     Args:
         parent: figure or axes.
         handles: labelled artists.
-        options: of Matplotlib's legend.
+        options: options of Matplotlib's legend.
     """
     legend = parent.legend(handles, ["."] * len(handles), **options)
     for text, handle in zip(legend.get_texts(), handles, strict=True):
@@ -82,10 +82,10 @@ def add_class_bar(
     """Add a colour bar of the classes by their number, with the names of the first and last.
 
     Args:
-        figure: to add it to.
-        axes: beside which it stands.
-        names: of the classes.
-        colours: of the classes.
+        figure: figure to add it to.
+        axes: axes beside which it stands.
+        names: names of the classes.
+        colours: colours of the classes.
     """
     last = len(names) - 1
     ticks = [round(i * last / (TICKS - 1)) for i in range(TICKS)]

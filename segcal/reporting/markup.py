@@ -1,4 +1,4 @@
-"""Tables as LaTeX (booktabs) and as Markdown, to be pasted into a paper or a README."""
+"""Prints tables as LaTeX (booktabs) and as Markdown, to paste into a paper or a README."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from segcal.reporting.tables import Table
 
 FILES = {"markdown": "tables.md", "latex": "tables.tex"}
-"""Name of the file of every format."""
+"""File name of every format."""
 _LATEX = str.maketrans(
     {
         **{c: f"\\{c}" for c in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}",
@@ -24,7 +24,7 @@ _MINUS = re.compile(r"(?<![^\s\[])-(?=\d)")
 
 
 def latex(text: str) -> str:
-    """Escape plain text for LaTeX; a minus sign becomes one."""
+    """Escape plain text for LaTeX, with minus signs set in maths."""
     return minus(" ".join(text.split()).translate(_LATEX))
 
 
@@ -42,8 +42,8 @@ def render_tables(tables: Sequence[Table], form: str) -> str:
     """Print tables in one file.
 
     Args:
-        tables: what to print.
-        form: a key of ``FILES``.
+        tables: tables to print.
+        form: format, a key of ``FILES``.
     """
     environment = Environment(
         loader=PackageLoader("segcal.reporting", ""), autoescape=False,  # noqa: S701 - no HTML

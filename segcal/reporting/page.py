@@ -1,4 +1,4 @@
-"""The report as one HTML page that opens without a network: tables, pictures, definitions."""
+"""Makes the report as one HTML page that needs no network: tables, pictures, definitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segcal.reporting.tables import Table
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading with the notes, table and pictures under it."""
 
     title: str
     notes: Sequence[str] = field(default_factory=tuple)
@@ -39,7 +39,7 @@ def render(
     Args:
         title: heading.
         summary: content of ``summary.json``.
-        sections: what stands between the heading and the definitions.
+        sections: sections between the heading and the definitions.
         parts: names of folders beside the page that have a page of their own.
     """
     environment = Environment(

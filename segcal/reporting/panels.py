@@ -1,4 +1,4 @@
-"""Panels of slices: images, labels in their colours, probabilities."""
+"""Draws panels of slices: images, labels in their colours, probabilities."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 FEW = ("#3b6ea5", "#d9a13b", "#5a9e6f", "#c0504d", "#8064a2", "#4bacc6", "#9c6b3f", "#d87fb0")
 MANY = tuple(matplotlib.colormaps["tab20"](range(20)))
 SIDE = 2.6
-"""Inches of a panel."""
+"""Size of a panel in inches."""
 
 
 def palette(n: int) -> list[Any]:
-    """Colours of so many labels, which begin anew where there are many."""
+    """Colours of n labels, which repeat if there are many."""
     chosen = FEW if n <= len(FEW) else MANY
     return [chosen[i % len(chosen)] for i in range(n)]
 
 
 def panel(axis: Axes, title: str, image: NDArray[np.float32] | None, aspect: float) -> None:
-    """A titled frame without ticks, with the image between its 1st and 99th percentile."""
+    """Draw a titled frame without ticks, with the image between its 1st and 99th percentile."""
     axis.set_title(title, fontsize=10)
     axis.set(xticks=[], yticks=[])
     if image is not None:
@@ -42,7 +42,7 @@ def draw_levels(
     aspect: float,
     cmap: str = "viridis",
 ) -> None:
-    """Numbers from 0 to 1 of every voxel of a slice, with their colour bar."""
+    """Draw a number from 0 to 1 for every voxel of a slice, with a colour bar."""
     panel(axis, title, None, aspect)
     shown = axis.imshow(
         np.asarray(levels, dtype=np.float32), cmap=cmap, vmin=0, vmax=1, interpolation="nearest",
@@ -54,7 +54,7 @@ def draw_levels(
 def overlay(
     axis: Axes, labels: NDArray[Any], colours: Mapping[int, Any], aspect: float, alpha: float
 ) -> None:
-    """Labels in their colours; half transparent ones are outlined."""
+    """Draw labels in their colours, with an outline if they are half transparent."""
     painted = np.zeros((*labels.shape, 4))
     for value, colour in colours.items():
         mask = labels == value

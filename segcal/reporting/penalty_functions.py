@@ -1,4 +1,7 @@
-"""The functions of a constraint that augmented Lagrangians are made of, drawn."""
+"""Draws the functions of a constraint that augmented Lagrangian methods use.
+
+The multiplier is the weight of a constraint, which is learned during training.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ SHOWN = {"phr": "PHR", "p2": "P2", "p3": "P3"}
 WEIGHTS = ((0.1, 1.0), (1.0, 1.0), (1.0, 2.0), (1.0, 4.0))
 """Multipliers and penalty parameters that are drawn."""
 REACH, POINTS = 1.5, 301
-"""Of the constraint to each side of 0, and how many values are drawn."""
+"""Range of the constraint to each side of 0, and number of values that are drawn."""
 
 
 def plot_penalty_functions() -> Figure:
-    """Draw every function of a constraint, and below it its slope, a column a function.
+    """Draw every function of a constraint and its slope, one column per function.
 
-    The slope is what the multiplier becomes where all samples have this constraint.
+    The slope is the next multiplier if all samples have this value of the constraint.
     """
     figure = Figure(figsize=(10.4, 6.0), layout="constrained")
     axes = figure.subplots(2, len(SHOWN), sharex=True, sharey="row")
@@ -34,7 +37,7 @@ def plot_penalty_functions() -> Figure:
             axis.axhline(0, color="0.8", linewidth=0.8, zorder=0)
             axis.spines[["top", "right"]].set_visible(False)
         column[0].set_title(name, fontsize=11)
-        column[1].set_xlabel("constraint z (kept where z ≤ 0)")
+        column[1].set_xlabel("constraint z (fulfilled where z ≤ 0)")
     axes[0, 0].set_ylabel("penalty P(z)")
     axes[1, 0].set_ylabel("slope P'(z), the next multiplier")
     add_side_legend(figure, axes[0, 0].lines[: len(WEIGHTS)])

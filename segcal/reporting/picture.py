@@ -1,4 +1,4 @@
-"""Figures as PNG, drawn once for the page and for a file."""
+"""Draws figures as PNG, once for both the page and a file."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from segcal.io.files import whole_file
 
 DPI = 120
 LETTERS = 120
-"""Of one point in an inch."""
+"""Letters per inch in a font of one point."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, and words for those who do not see it."""
+    """A picture, and a text for readers who cannot see it."""
 
     png: bytes
     alt: str
 
     @property
     def uri(self) -> str:
-        """The picture itself as an address."""
+        """The picture as a data URI."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
     def save(self, path: Path) -> None:
@@ -37,17 +37,17 @@ class Picture:
 
 
 def wrapped(title: str, inches: float, points: float) -> str:
-    """A title in lines that fit into a figure of this width."""
+    """A title, broken into lines that fit a figure of this width."""
     return fill(title, int(inches * LETTERS / points))
 
 
 def draw(figure: Figure, alt: str) -> Picture:
-    """Draw a figure, in which ``$`` and ``_`` of names are letters and long titles are wrapped.
+    """Draw a figure as PNG, with long titles wrapped, and ``$`` and ``_`` in names taken literally.
 
-    The numbers of log axes stay formulas.
+    The numbers of log axes are still set as formulas.
 
     Args:
-        figure: to draw.
+        figure: figure to draw.
         alt: what it shows, in words.
     """
     log = [axes for axes in figure.axes if axes.get_yscale() == "log"]

@@ -1,4 +1,7 @@
-"""The figure of a training: terms, calibration, multipliers and constraints over the epochs."""
+"""Draws the course of a training: terms of the loss, calibration, multipliers and constraints.
+
+A penalty adds a constraint to the loss; its multiplier is the weight that is learned for it.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ ROWS = {
     3: ("boundary", "near", "far"),
     4: ("in-inner", "in-outer", "out-inner", "out-outer"),
 }
-"""Names of rows of multipliers by their number: one for the whole image; a row per region; and of
-channels with multipliers of their own for what is decided in and out, a row per side and region."""
+"""Names of the rows of multipliers by their number: one row for the whole image, or one per region.
+Four rows are for channels whose multipliers also differ by the decision (in or out)."""
 STYLES = ("-", "--", ":", "-.")
-"""Of the rows."""
+"""Line styles of the rows."""
 PANELS = {"lam": "multiplier", "rho": "penalty parameter", "constraint": "constraint"}
-"""Titles by what an update of multipliers reports; a method may not have them all, and may say
-itself what its constraint is (`quantity`)."""
+"""Titles of the panels, by key of an update of multipliers; a method may lack some of them, and may
+name its constraint itself (`quantity`)."""
 WIDEST = 36
-"""Letters of a title that fit above a panel."""
+"""Most letters of a title that fit above a panel."""
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -50,7 +53,7 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
 
     Args:
         records: lines of ``segcal_log.jsonl``.
-        channels: names of the classes, or regions, that multipliers belong to.
+        channels: names of the classes, or of the regions, that the multipliers belong to.
     """
     learned = sorted(
         {k for r in records for k, v in r.items() if isinstance(v, dict) and "lam" in v}
@@ -90,7 +93,7 @@ def plot_progress(records: Records, channels: Sequence[str]) -> Figure:
 
 
 def _row(panels: Mapping[str, str]) -> list[str]:
-    """Names of the three places of a row; a panel takes that of the one after it, if it is not."""
+    """Names of the panels at the three places of a row; a missing panel gives its place away."""
     row: list[str] = []
     for key in PANELS:
         row.append(panels.get(key) or row[-1])
@@ -118,7 +121,7 @@ def _terms(ax: Axes, records: Records) -> None:
 
 
 def _weights(ax: Axes, records: Records) -> None:
-    """Weights that a schedule changes."""
+    """Draw the weights that a schedule changes."""
     known = [r for r in records if "weights" in r]
     epochs = [r["epoch"] for r in known]
     for i, name in enumerate(known[-1]["weights"]):
@@ -142,7 +145,7 @@ def _learned(
     steps: Sequence[tuple[int, Mapping[str, Any]]],
     channels: Sequence[str],
 ) -> None:
-    """Draw what the updates of a penalty report as `key`."""
+    """Draw the values that the updates of a penalty report as `key`."""
     _multipliers(ax, [(epoch, step[key]) for epoch, step in steps], channels)
     quantity = steps[-1][1].get("quantity", "constraint")  # logs of old do not say
     title = f"{name}: {quantity if key == 'constraint' else PANELS[key]}"

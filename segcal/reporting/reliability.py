@@ -1,4 +1,4 @@
-"""Reliability diagrams: what was promised against what came true."""
+"""Draws reliability diagrams: the accuracy of predictions against their confidence."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from segcal.metrics.ece_floor import EceFloor
 from segcal.reporting.picture import wrapped
 
 TITLE_WIDTH = 34
-"""Letters of a title that fit above a panel."""
+"""Most letters of a line of a title above a panel."""
 SMALL_TITLE_WIDTH = 30
-"""Of a small one."""
+"""Most letters of a line of a title above a small panel."""
 TITLE_POINTS = 11
 BAR, OVER, UNDER, LINE = "#3b6ea5", "#c0504d", "#d9a13b", "#555555"
 NORMAL_95 = 1.96
-"""Standard deviations about its mean between which 95 % of a normal distribution lie."""
+"""Standard deviations to each side of the mean that hold 95 % of a normal distribution."""
 STRIP, FLOOR = 0.3, 1e-5
 """Height of the strip of shares below a small diagram, and the share at its bottom."""
 NARROWEST = 5.6
 """Width in inches that a legend in one line needs."""
 ONE_BLOCK = 6
-"""Classes up to which the small diagrams stand in one block."""
+"""Most classes whose small diagrams stand in one block."""
 
 
 def plot_reliability(
@@ -44,16 +44,17 @@ def plot_reliability(
 ) -> Figure:
     """Draw one reliability diagram per scope, with the share of voxels per bin below.
 
-    The number in each panel is the ECE of exactly the statistics that are drawn (all cases
-    pooled), which differs from the mean of per-case values. Empty bins have no bar.
+    A scope is a selection of voxels. The number in each panel is the ECE of exactly the statistics
+    that are drawn (all cases pooled, that is, taken together), which differs from the mean of the
+    values of cases. Empty bins have no bar.
 
     Args:
         diagrams: bin statistics of equal-width bins, by scope.
-        title: of the whole figure.
+        title: title of the whole figure.
         unit: what is counted.
-        axes_names: what was promised and what came true.
-        floors: of the ECE by scope: its number, and the lines between which a bin's mean lies in
-            95 % of calibrated data.
+        axes_names: names of the horizontal and the vertical axis.
+        floors: ECE that perfectly calibrated data would have by chance, by scope; lines show where
+            the mean of a bin lies in 95 % of such data.
     """
     n = max(len(diagrams), 1)
     figure = Figure(figsize=(3.6 * n + 0.3, 5.2), layout="constrained")
@@ -101,17 +102,17 @@ def plot_class_reliability(
 ) -> Figure:
     """Draw a small reliability diagram of ``p_k`` against ``y = k`` per class and scope.
 
-    Classes are rows and scopes columns; many classes stand in two blocks side by side. The strip
-    below each diagram shows the share of voxels per bin on a log scale from 1e-5 to 1. ECE is of
-    exactly the statistics that are drawn; n counts voxels.
+    Classes are rows and scopes are columns; many classes stand in two blocks side by side. The
+    strip below each diagram shows the share of voxels per bin on a log scale from 1e-5 to 1. The
+    ECE is that of exactly the statistics that are drawn; n counts voxels.
 
     Args:
         diagrams: bin statistics of equal-width bins, one per class, by scope.
-        names: of the classes.
-        title: of the whole figure.
+        names: names of the classes.
+        title: title of the whole figure.
         unit: what is counted.
-        axes_names: what was promised and what came true.
-        blocks: side by side; None chooses one or two.
+        axes_names: names of the horizontal and the vertical axis.
+        blocks: number of blocks side by side; None chooses one or two.
     """
     blocks = min(blocks or (1 if len(names) <= ONE_BLOCK else 2), max(len(names), 1))
     rows = max(-(-len(names) // blocks), 1)
@@ -156,14 +157,14 @@ def plot_confidence(
 ) -> Figure:
     """Draw how confident the right and the wrong voxels are, one panel per scope.
 
-    Shares are of all voxels of the scope, on a log scale. Where the mean confidence lies right of
-    the accuracy the predictions promise too much.
+    Shares are of all voxels of the scope, on a log scale. If the mean confidence lies to the right
+    of the accuracy, the predictions are overconfident.
 
     Args:
-        histograms: statistics of equal-width bins of the top label's confidence, by scope; many
-            fine bins are drawn as `bins`.
-        title: of the whole figure.
-        bins: to draw, at most.
+        histograms: statistics of equal-width bins of the top label's confidence, by scope; finer
+            bins are merged into `bins`.
+        title: title of the whole figure.
+        bins: number of bins to draw, at most.
     """
     n = max(len(histograms), 1)
     figure = Figure(figsize=(3.6 * n + 0.3, 3.4), layout="constrained")
@@ -204,15 +205,15 @@ def plot_case_reliability(
 ) -> Figure:
     """Draw how the accuracy of each bin is spread over the cases, one panel per scope.
 
-    A column of cells is a bin of confidence, its shades the share of the cases with a voxel in the
-    bin whose accuracy there is at that height (dataset reliability histograms, Barfoot et al.
-    2024): a pooled diagram on the diagonal may hide cases above and below it. Below, in how many
-    cases the bin is not empty.
+    A column of cells is a bin of confidence. Among the cases with voxels in the bin, the shade of a
+    cell is the share of cases whose accuracy lies at that height (dataset reliability histograms,
+    Barfoot et al. 2024). A pooled diagram (all cases together) on the diagonal may hide cases above
+    and below it. The bars below count the cases in which the bin is not empty.
 
     Args:
         cases: equal-width bins of every case, by scope.
-        title: of the whole figure.
-        levels: cells of a column.
+        title: title of the whole figure.
+        levels: number of cells in a column.
     """
     n = max(len(cases), 1)
     figure = Figure(figsize=(3.6 * n + 0.9, 5.2), layout="constrained")
@@ -240,7 +241,7 @@ def plot_case_reliability(
         if column == n - 1:
             figure.colorbar(shades, ax=top, label="share of the cases")
     axes[0, 0].set_ylabel("accuracy of a case")
-    axes[1, 0].set_ylabel("cases with\nsuch voxels")
+    axes[1, 0].set_ylabel("cases with\nvoxels in bin")
     _legend(figure, axes[0])
     if title:
         figure.suptitle(title)
@@ -248,7 +249,7 @@ def plot_case_reliability(
 
 
 def _draw_bins(axis: Axes, statistics: BinStatistics, true: str) -> None:
-    """Bars of what came `true`, the gap to what was promised, and the means; no bar if empty."""
+    """Bars of the accuracy, named `true`, the gap to the confidence, and the means of the bins."""
     used = np.asarray(statistics.count) > 0
     m = len(statistics.count)
     left, width = (np.arange(m) / m)[used], 1 / m
@@ -270,9 +271,9 @@ def _draw_bins(axis: Axes, statistics: BinStatistics, true: str) -> None:
 def _bars(
     axis: Axes, left: NDArray[Any], width: float, top: NDArray[Any], bottom: Any = 0.0, **style: Any
 ) -> None:
-    """Bars as one artist: a patch each would take a third of the time of a page.
+    """Draw bars as one artist, since one patch per bar would take a third of the time of a page.
 
-    The limits of the axis must be set, for these do not widen it.
+    The limits of the axes must be set already, since the bars do not widen them.
     """
     x = np.stack([left, left, left + width, left + width], -1)
     low = np.broadcast_to(bottom, np.shape(top))
@@ -281,7 +282,7 @@ def _bars(
 
 
 def _draw_chance(axis: Axes, statistics: BinStatistics, floor: EceFloor) -> None:
-    """Lines about the diagonal between which 95 % of the means of a calibrated bin would lie."""
+    """Lines around the diagonal between which a bin's mean lies in 95 % of calibrated data."""
     used = np.asarray(statistics.count) > 0
     promised = statistics.confidence[used]
     for sign in (-1, 1):
@@ -296,7 +297,7 @@ def _of_chance(floor: EceFloor) -> str:
 
 
 def _draw_small(axis: Axes, statistics: BinStatistics, unit: str, true: str) -> None:
-    """One diagram with its strip of shares in one axis: many axes are slow to lay out."""
+    """One diagram and its strip of shares in the same axes, since many axes are slow to lay out."""
     n, m = int(statistics.count.sum()), len(statistics.count)
     axis.plot([0, 1], [0, 1], color=LINE, linestyle="--", linewidth=0.8, label="calibrated")
     _draw_bins(axis, statistics, true)
@@ -314,7 +315,7 @@ def _draw_small(axis: Axes, statistics: BinStatistics, unit: str, true: str) -> 
 
 
 def _log_shares(axis: Axes, low: float, high: float) -> None:
-    """A log axis with few plain numbers, which are quick to set."""
+    """Make the vertical axis logarithmic, with few plain numbers, which are quick to set."""
     axis.set_ylim(low, high)  # first, so that nothing is measured where there is no voxel
     axis.set_yscale("log")
     axis.set_yticks([tick for tick in (1, 1e-2, 1e-4, 1e-6) if tick >= low])
@@ -330,7 +331,7 @@ def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
 
 
 def _entries(axes: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
-    """Handles and names of a legend that says everything once."""
+    """Handles and names of a legend that names everything once."""
     handles: dict[str, Artist] = {}
     for axis in axes:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):

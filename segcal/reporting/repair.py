@@ -1,4 +1,7 @@
-"""The files of a comparison of repairs: what to do, how sure it is, diagrams before and after."""
+"""Writes a comparison of repairs: a recommendation, its evidence, diagrams before and after.
+
+A repair is a post-hoc calibration of finished predictions.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ MASKS = ("dsc", "hd95_penalised_mm")
 
 
 def shown_columns(comparison: Comparison) -> list[str]:
-    """Columns that a repair is judged by."""
+    """Columns of the metrics that a repair is judged by."""
     settings = next(iter(comparison.reports.values())).job.settings
     rows = {row.key: row for row in calibration_metrics()}
     wide = settings.scopes[-2:]
@@ -40,9 +43,9 @@ def shown_columns(comparison: Comparison) -> list[str]:
 
 
 def shown_differences(repair: Repair, comparison: Comparison) -> list[Difference]:
-    """Differences to the predictions as they are of what a repair is judged by.
+    """Differences to the uncalibrated predictions in the metrics that a repair is judged by.
 
-    Of a row whose label map alone is another one, only the metrics of the label map.
+    For a row that only changes the label map, only metrics of the label map are included.
     """
     columns = shown_columns(comparison)
     decided = {entry.name for entry in repair.entries if entry.decision != "argmax"}
@@ -58,8 +61,8 @@ def write_repair(repair: Repair, folder: Path) -> Written:
     """Write how repairs compare: ``index.html``, JSON, CSV and reliability diagrams.
 
     Args:
-        repair: of :func:`segcal.repair.comparing.compare_methods`.
-        folder: for its files.
+        repair: result of :func:`segcal.repair.comparing.compare_methods`.
+        folder: folder for the comparison.
 
     Raises:
         ValueError: as :func:`segcal.reporting.report.check_output`.
@@ -147,7 +150,7 @@ def _sections(
 
 
 def _diagrams(repair: Repair, comparison: Comparison, where: str) -> dict[str, Picture]:
-    """Reliability diagrams of the probabilities as they are, and of one repair."""
+    """Reliability diagrams of the uncalibrated probabilities, and of one repair."""
     after = repair.recommendation.method or _best(repair, comparison)
     pictures = {}
     for key, name in (("before", UNCALIBRATED), ("after", after)):
@@ -160,7 +163,7 @@ def _diagrams(repair: Repair, comparison: Comparison, where: str) -> dict[str, P
 
 
 def _best(repair: Repair, comparison: Comparison) -> str:
-    """The method of the lowest NLL, where none is recommended."""
+    """The method with the lowest NLL, which is shown if no method is recommended."""
     methods: Sequence[str] = [
         one.name for one in repair.entries if one.method and one.decision == "argmax"
     ]

@@ -1,4 +1,4 @@
-"""The files of a report: numbers, tables, pictures and the page, written into a folder."""
+"""Writes the files of a report into a folder: numbers, tables, pictures and the page."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ __all__ = ["Written", "check_output", "write_comparison", "write_report"]
 PathLike = str | os.PathLike[str]
 Name = TypeVar("Name", bound=Hashable)
 MOST_CLASSES = 16
-"""Classes that get a diagram each."""
+"""Most classes that get a diagram each."""
 WORST = 3
 OF_RATERS = (
-    "Overlap and surfaces above are against the label that most raters give, calibration against "
-    "the shares of all of them. The errors against each rater are in summary.json (raters).",
+    "Overlap and surfaces above are measured against the label that most raters give, calibration "
+    "against the shares of all raters. Errors against each rater are in summary.json (raters).",
 )
 FILES = (
     "index.html", "summary.json", "cases.csv", "reliability*.png", "confidence.png", "worst/*.png",
     "comparison.*", "comparison_*.*", "tables.*", "predicted_dsc.png", "risk_coverage.png",
     "volumes.png",
 )  # fmt: skip
-"""What a report may write."""
+"""Names of the files that a report may write."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written.
+    """Files that were written.
 
     Attributes:
-        files: relative to the folder.
+        files: paths relative to the folder.
         notes: what a reader should know about the pictures.
     """
 
@@ -72,30 +72,32 @@ def check_output(folder: PathLike, given: Iterable[Path]) -> None:
     """Refuse a folder in which somebody else's file would be overwritten.
 
     Args:
-        folder: for a report.
+        folder: folder for a report.
         given: folders and files that are evaluated.
 
     Raises:
-        ValueError: it holds what is evaluated, or files that no report wrote.
+        ValueError: the folder holds the evaluated files, or files that no report wrote.
     """
     check_folder(folder, given, FILES)
 
 
 def check_folder(folder: PathLike, given: Iterable[Path], files: Iterable[str]) -> None:
-    """As :func:`check_output`, for a report of other files.
+    """Check a folder as :func:`check_output` does, for a report with other files.
 
     Args:
-        folder: see there.
-        given: see there.
-        files: patterns of their names.
+        folder: folder for a report.
+        given: folders and files that are evaluated.
+        files: patterns of the names of files that the report may write.
 
     Raises:
-        ValueError: see there.
+        ValueError: the folder holds the evaluated files, or files that no report wrote.
     """
     output = Path(folder)
     inputs = [path if path.is_dir() else path.parent for path in given]
     if output.resolve() in [path.resolve() for path in inputs]:
-        raise ValueError(f"{output}: holds what is evaluated; name another folder for the report")
+        raise ValueError(
+            f"{output}: holds the files to evaluate; name another folder for the report"
+        )
     ReportFolder(output).check(files)
 
 
@@ -107,17 +109,18 @@ def write_report(
     formats: Sequence[str] = (),
     asked: Collection[str] | None = None,
 ) -> Written:
-    """Write the report of a set of predictions, each file replacing that of an earlier run.
+    """Write the report of a set of predictions; its files replace those of an earlier run.
 
     Args:
-        report: of :func:`segcal.evaluation.api.evaluate`.
-        folder: for its files.
-        images: folder of the images below the worst cases; None without.
-        formats: files of tables to write, too: ``markdown``, ``latex``.
-        asked: keys of the metrics in those files; None takes the usual ones.
+        report: result of :func:`segcal.evaluation.api.evaluate`.
+        folder: folder for the report.
+        images: folder of the images, which are shown below the labels of the worst cases, or None.
+        formats: formats in which tables are written, too: ``markdown``, ``latex``.
+        asked: keys of the metrics in these tables; None shows the default metrics.
 
     Raises:
-        ValueError: an unknown format, no folder of images, as :func:`check_output`.
+        ValueError: a format is unknown, or the folder of images does not exist; or as
+            :func:`check_output`.
     """
     job = report.job
     check_output(folder, [job.predictions, job.references])
@@ -164,13 +167,13 @@ def write_report(
 
 
 def _confidence_sections(output: ReportFolder, report: Report) -> list[page.Section]:
-    """Whether predicted DSC and volumes hold."""
+    """Sections on how well predicted DSC and volumes agree with the reference."""
     job, rows = report.job, report.cases
     found = predicted_dsc(rows)
     unit = "ml" if job.unit == "mm" else IN_PIXELS["ml"]
     titles = {
-        "predicted_dsc.png": "Predicted and true DSC, a point a case",
-        "risk_coverage.png": "Risk and coverage: what is wrong among the most confident",
+        "predicted_dsc.png": "Predicted and true DSC, one point per case",
+        "risk_coverage.png": "Risk and coverage: errors among the most confident cases and voxels",
         "volumes.png": "Volumes: difference against mean, with intervals",
     }
     of_volumes = volumes(rows)
@@ -199,7 +202,7 @@ def _confidence_sections(output: ReportFolder, report: Report) -> list[page.Sect
     return [
         page.table_section(
             tables.predicted_table(report.summary),
-            "Soft Dice confidence is the DSC that a mask can expect by its probabilities, without "
+            "Soft Dice confidence is the DSC that the probabilities predict for a mask, without "
             "the reference.",
             *filter(None, [in_words(list(report.summary["predicted_dsc"].values())[-1])]),
             pictures=[predicted, risk],
@@ -211,7 +214,7 @@ def _confidence_sections(output: ReportFolder, report: Report) -> list[page.Sect
 
 
 def _worst_labels(errors: Mapping[Name, float | None]) -> list[Name]:
-    """Those that have a diagram each: all, or of many those with the largest error, in order."""
+    """Names that get a diagram each: all, or if there are many, those with the largest errors."""
     known = {name: -np.inf if error is None else error for name, error in errors.items()}
     worst = sorted(known, key=lambda name: -np.nan_to_num(known[name], nan=-np.inf))[:MOST_CLASSES]
     return [name for name in errors if name in worst]
@@ -225,9 +228,9 @@ def _mean_error(found: pd.Series[float], true: pd.Series[float]) -> float:
 def _calibration_section(table: tables.Table, diagrams: dict[str, Picture]) -> page.Section:
     return page.table_section(
         table,
-        "Fractions of 1, the lower the better. The scope decides the ranking of methods: look at "
-        "all of them. Over voxels that are chosen by their label (fg, union) even the true "
-        "probabilities are not without error.",
+        "Fractions of 1; lower is better. A scope is the selection of voxels that an error is "
+        "computed over. Scopes can rank methods differently, so look at all of them. Over voxels "
+        "that are selected by their label (fg, union), even the true probabilities have an error.",
         pictures=list(diagrams.values()),
     )
 
@@ -240,12 +243,12 @@ def write_comparison(
     The page links to ``NAME/index.html``, where the report of each method is expected.
 
     Args:
-        comparison: of :func:`segcal.evaluation.api.compare_methods`.
-        folder: for its files.
-        formats: as of :func:`write_report`.
+        comparison: result of :func:`segcal.evaluation.api.compare_methods`.
+        folder: folder for the comparison.
+        formats: formats in which tables are written, too: ``markdown``, ``latex``.
 
     Raises:
-        ValueError: an unknown format, as :func:`check_output`.
+        ValueError: a format is unknown; or as :func:`check_output`.
     """
     jobs = [report.job for report in comparison.reports.values()]
     check_output(folder, [*(job.predictions for job in jobs), jobs[0].references])
@@ -267,8 +270,8 @@ def write_comparison(
     sections = [
         page.table_section(
             methods,
-            "Look at DSC first: a bad segmentation can be well calibrated, so calibration compares "
-            "methods that segment about equally well.",
+            "Look at DSC first: a bad segmentation can be well calibrated, so compare calibration "
+            "only between methods that segment about equally well.",
             pictures=[picture],
         ),
         page.table_section(
@@ -284,7 +287,7 @@ def write_comparison(
 
 
 def _comparison_header(comparison: Comparison) -> dict[str, Any]:
-    """What the page of a comparison says about its making."""
+    """Part of the page of a comparison that says how it was made."""
     reports = comparison.reports
     first = next(iter(reports.values())).job
     return {
@@ -314,7 +317,7 @@ def _images(folder: PathLike | None) -> Path | None:
 
 
 def _diagrams(report: Report) -> dict[str, Picture]:
-    """Pictures of the pooled calibration by file name."""
+    """Pictures of the calibration of all cases together (pooled), by file name."""
     job, cohort = report.job, report.cohort
     pooled = int(cohort.calibrated.sum())
     cases = f"{pooled} case{'' if pooled == 1 else 's'} pooled"
@@ -330,7 +333,7 @@ def _diagrams(report: Report) -> dict[str, Picture]:
     count = len(next(iter(titled.values())).classes)
     names = [known.get(k, "background" if k == 0 else str(k)) for k in range(count)]
     if job.label_set is not None and job.label_set.regions:
-        names = ["outside a region", "in it"]
+        names = ["outside the region", "inside the region"]
     by_class = {k: c.classes for k, c in cohort.calibration.items()}
     if count > MOST_CLASSES:
         last = list(by_class.values())[-1]
@@ -360,7 +363,7 @@ def _write_tables(folder: ReportFolder, printed: list[tables.Table], forms: Sequ
 
 
 def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], list[str]]:
-    """Pictures of the cases with the lowest DSC by file name, and what was odd."""
+    """Pictures of the cases with the lowest DSC by file name, and notes on them."""
     job, tolerance = report.job, report.job.settings.tolerance
     scores = report.cases["dsc"].dropna().sort_values(kind="stable").head(WORST)
     by_name = {case.name: case for case in job.pairing.cases}
@@ -394,13 +397,13 @@ def _worst(report: Report, images: Path | None) -> tuple[dict[str, Picture], lis
 def place_image(
     folder: Path, name: str, geometry: Geometry, tolerance: float
 ) -> tuple[NDArray[Any] | None, str]:
-    """Grey values of a case (the first channel), or why there are none.
+    """Grey values of a case (the first channel), or the reason why there are none.
 
     Args:
-        folder: of the images.
-        name: of the case.
-        geometry: that they must have.
-        tolerance: how far, in voxels, they may lie off.
+        folder: folder of the images.
+        name: name of the case.
+        geometry: geometry that the image must have.
+        tolerance: how far, in voxels, the geometry of the image may deviate.
     """
     path = find_image(folder, name)
     if path is None:
@@ -410,5 +413,5 @@ def place_image(
     except ValueError as error:
         return None, str(error)
     if array.dtype.kind not in "fiub":
-        return None, f"{path} holds {array.dtype}, which are no grey values"
+        return None, f"{path} holds values of type {array.dtype}, which are not grey values"
     return array if array.ndim == 3 else array[0], ""

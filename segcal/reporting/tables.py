@@ -1,4 +1,4 @@
-"""What the tables of a report say; HTML, Markdown and LaTeX are three ways to print it."""
+"""Contents of the tables of a report, which are printed as HTML, Markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from segcal.metrics import table
 from segcal.metrics.table import Metric, ScopeMetric
 
 ARROWS = {"higher": "↑", "lower": "↓", None: ""}
-"""Towards the better values."""
+"""Arrows that point towards better values."""
 INTERVALS = "Means over cases, 95 % bootstrap intervals in brackets."
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a cell shows.
+    """Content of a cell.
 
     Attributes:
         text: plain text, which every renderer escapes.
-        value: what it sorts by; empty goes last.
-        extra: a remark in small print.
-        definition: what the text means.
-        best: whether it is the best of its column.
+        value: value to sort by; empty values go last.
+        extra: remark in small print.
+        definition: meaning of the text.
+        best: whether it is the best value of its column.
     """
 
     text: str
@@ -44,10 +44,10 @@ class Column:
     """Heading of a column.
 
     Attributes:
-        name: of the quantity.
-        definition: of the quantity.
-        unit: in which it is given.
-        better: an arrow to the better values, or nothing.
+        name: name of the quantity.
+        definition: definition of the quantity.
+        unit: unit of the quantity.
+        better: arrow towards better values, or empty.
     """
 
     name: str
@@ -57,22 +57,22 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Name, unit and arrow; no line ends before the arrow."""
+        """Name, unit and arrow, without a line break before the arrow."""
         unit = f" ({self.unit})" if self.unit else ""
         return f"{self.name}{unit}" + (f"\N{NO-BREAK SPACE}{self.better}" if self.better else "")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, before anybody prints it.
+    """A table, independent of the format in which it is printed.
 
     Attributes:
-        key: a word for it, of letters.
+        key: one word that identifies it, of letters.
         title: what it shows.
         columns: headings.
-        rows: cells, as many as there are columns.
+        rows: rows with one cell per column.
         caption: how to read it.
-        sortable: whether a page lets its reader sort.
+        sortable: whether readers can sort it on a page.
     """
 
     key: str
@@ -88,7 +88,7 @@ def class_table(summary: Mapping[str, Any], asked: Collection[str] | None = None
 
     Args:
         summary: content of ``summary.json``.
-        asked: keys of the metrics; None takes the usual ones.
+        asked: keys of the metrics; None shows the default metrics.
     """
     unit = summary.get("unit", "mm")
     printed = _class_columns(_meanings(summary["conventions"]), unit, asked)
@@ -107,28 +107,28 @@ OfClass = Callable[[Mapping[str, Any]], Cell]
 def _class_columns(
     meanings: Mapping[str, str], unit: str, asked: Collection[str] | None
 ) -> list[tuple[Column, OfClass]]:
-    """Columns of the numbers of a class; what is missed stands before the first distance."""
+    """Columns of the numbers of a class, with counts of misses before the first distance."""
     first = next(row.key for row in table.STRUCTURE if row.distance)
     of_first = [
         (
-            Column("missed", "labelled, but nothing predicted", better="↓"),
+            Column("missed", "cases in which it is labelled, but not predicted", better="↓"),
             lambda block: _count(block[first]["missed"]),
         ),
         (
-            Column("false alarms", "predicted, but nothing labelled", better="↓"),
+            Column("false alarms", "cases in which it is predicted, but not labelled", better="↓"),
             lambda block: _count(block[first]["false_alarms"]),
         ),
     ]
     printed: list[tuple[Column, OfClass]] = [
         (
-            Column("n", "cases in which the label is in either map"),
+            Column("n", "cases in which it is labelled or predicted"),
             lambda block: _count(block["dsc"]["n"]),
         )
     ]
     for row in table.STRUCTURE:
         printed += of_first if row.key == first else []
         if row.is_shown(asked):
-            found = "; mean over the found" if row.distance else ""
+            found = "; mean over the cases in which it is found" if row.distance else ""
             column = _column(row, f"{meanings[row.key]}{found}", unit)
             field = "mean_of_found" if row.distance else "mean"
             printed.append((column, partial(_of_class, row.key, field, row.digits)))
@@ -151,12 +151,12 @@ def _column(row: Metric, definition: str, unit: str, name: str = "") -> Column:
 def calibration_table(
     summary: Mapping[str, Any], scopes: Sequence[str], asked: Collection[str] | None = None
 ) -> Table:
-    """Calibration errors, a column for every scope.
+    """Calibration errors, with a column for every scope (selection of voxels).
 
     Args:
         summary: content of ``summary.json``.
         scopes: keys of the scopes.
-        asked: keys of the metrics; None takes the usual ones.
+        asked: keys of the metrics; None shows the default metrics.
     """
     conventions = summary["conventions"]
     columns = [Column("metric"), *(Column(s, conventions[f"scope {s}"]) for s in scopes)]
@@ -173,10 +173,10 @@ def calibration_table(
 def _calibration_line(
     row: ScopeMetric, pooled: bool, summary: Mapping[str, Any], scopes: Sequence[str]
 ) -> list[Cell]:
-    """A metric's mean over cases in every scope, or its value of all voxels together."""
+    """A metric's mean over cases in every scope, or its value over all voxels together (pooled)."""
     name, meaning = row.heading, _meanings(summary["conventions"])[row.key]
     if pooled:
-        name, meaning = f"{name}, pooled", f"{meaning}; of all voxels of all cases"
+        name, meaning = f"{name}, pooled", f"{meaning}; over all voxels of all cases together"
     cells = [Cell(f"{name} {ARROWS[row.better]}".strip(), definition=meaning)]
     for scope in scopes:
         column = row.column(scope)
@@ -190,7 +190,7 @@ def _calibration_line(
 
 
 def predicted_table(summary: Mapping[str, Any]) -> Table:
-    """How well the DSC that was predicted without references holds, by label.
+    """How well the DSC that was predicted without references agrees with the true DSC, by label.
 
     Args:
         summary: content of ``summary.json``.
@@ -204,7 +204,7 @@ def predicted_table(summary: Mapping[str, Any]) -> Table:
         ("aurc", "AURC", defined["dsc aurc"], "lower"),
         ("aurc_random", "random", "the AURC of cases in no order", None),
         ("aurc_ideal", "ideal", "the AURC of cases in the order of their true DSC", None),
-        ("aurc_excess", "excess AURC", "AURC less ideal", "lower"),
+        ("aurc_excess", "excess AURC", "AURC - ideal AURC", "lower"),
     ]
     columns = [
         Column("label"), Column("n", "cases in which both are defined"),
@@ -214,12 +214,15 @@ def predicted_table(summary: Mapping[str, Any]) -> Table:
         [Cell(name, name), _count(of["n"]), *(number_cell(of[key], 3) for key, *_ in shown)]
         for name, of in summary["predicted_dsc"].items()
     ]
-    caption = "AURC of 1 - DSC over cases: lower means that the worst ones are known beforehand."
+    caption = (
+        "AURC: area under the risk-coverage curve of 1 - DSC over cases; a low excess means that "
+        "the confidence tells beforehand which cases are worst."
+    )
     return Table("predicted", "Does the confidence hold?", columns, rows, caption)
 
 
 def volume_table(summary: Mapping[str, Any]) -> Table:
-    """Bias and agreement of expected volumes, and how often their intervals hold the truth.
+    """Bias and agreement of expected volumes, and how often their intervals hold the true volume.
 
     Args:
         summary: content of ``summary.json``.
@@ -232,7 +235,7 @@ def volume_table(summary: Mapping[str, Any]) -> Table:
         Column("limits of agreement", defined["volume bias_ml, limits_ml"], unit),
         Column("MAE", "mean |expected - reference volume|", unit, ARROWS["lower"]),
         Column(f"in {100 * level:.4g} % intervals", defined["volume coverage"]),
-        Column("median width", "of the intervals", unit, ARROWS["lower"]),
+        Column("median width", "median width of the intervals", unit, ARROWS["lower"]),
     ]  # fmt: skip
     rows = []
     for name, of in summary["volumes"].items():
@@ -245,7 +248,9 @@ def volume_table(summary: Mapping[str, Any]) -> Table:
                 number_cell(of["median_width_ml"], 2),
             ]
         )  # fmt: skip
-    caption = f"Expected volume, sum p. Intervals: {defined['intervals']}."
+    caption = (
+        f"The expected volume is the sum of the probabilities. Intervals: {defined['intervals']}."
+    )
     return Table("volumes", "Volumes", columns, rows, caption)
 
 
@@ -253,8 +258,8 @@ def rater_table(summary: Mapping[str, Any], asked: Collection[str] | None = None
     """How predictions compare with several raters, label by label.
 
     Args:
-        summary: content of ``summary.json``, of cases that several raters labelled.
-        asked: keys of the metrics; None takes the usual ones.
+        summary: content of ``summary.json`` for cases that several raters labelled.
+        asked: keys of the metrics; None shows the default metrics.
     """
     classes, unit = summary["raters"]["classes"], summary.get("unit", "mm")
     meanings = _meanings(summary["conventions"])
@@ -270,8 +275,8 @@ def rater_table(summary: Mapping[str, Any], asked: Collection[str] | None = None
         [Cell(name, name), *(_mean(of[row.key], row.digits) for row in rows)]
         for name, of in classes.items()
     ]
-    caption = f"{summary['raters']['cases']} cases of up to {summary['raters']['most']} raters. "
-    return Table("raters", "Where raters agree and where not", columns, body, caption + INTERVALS)
+    caption = f"{summary['raters']['cases']} cases by up to {summary['raters']['most']} raters. "
+    return Table("raters", "Agreement with several raters", columns, body, caption + INTERVALS)
 
 
 def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
@@ -279,7 +284,7 @@ def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
 
     Args:
         summary: content of ``summary.json``.
-        compat: beginning of their keys.
+        compat: name of the evaluation, with which its keys begin.
     """
     conventions = summary["conventions"]
     rows = []
@@ -289,17 +294,20 @@ def compat_table(summary: Mapping[str, Any], compat: str) -> Table:
             head = Cell(name, definition=conventions[f"{compat} {name}"])
             rows.append([head, _count(block["n"]), _mean(block, 4)])
     columns = [Column("metric"), Column("n", "cases in which it is defined"), Column("mean")]
-    caption = f"To compare with its tables, not to report: its rules hide misses. {INTERVALS}"
-    return Table("compat", f"As the evaluation of {compat} counts", columns, rows, caption)
+    caption = (
+        "For comparison with published tables; do not report these numbers, since their rules hide "
+        f"misses. {INTERVALS}"
+    )
+    return Table("compat", f"By the rules of {compat}", columns, rows, caption)
 
 
 def case_table(rows: pd.DataFrame, conventions: Mapping[str, str], *, unit: str = "mm") -> Table:
-    """The cases, one row each; it sorts.
+    """The cases, one row each, in a sortable table.
 
     Args:
-        rows: of :class:`segcal.evaluation.cohort.Cohort`.
+        rows: rows of a :class:`segcal.evaluation.cohort.Cohort`.
         conventions: what the metrics mean.
-        unit: of the lengths, ``mm`` or ``px``.
+        unit: unit of the lengths, ``mm`` or ``px``.
     """
     meanings = _meanings(conventions)
     found = {str(column): metric_of(str(column)) for column in rows.columns}
@@ -323,22 +331,22 @@ def case_table(rows: pd.DataFrame, conventions: Mapping[str, str], *, unit: str 
 def method_table(
     means: Sequence[SharedMean], conventions: Mapping[str, str], *, unit: str = "mm"
 ) -> Table:
-    """Methods as rows, metrics as columns, the best of a column marked.
+    """Methods as rows and metrics as columns, with the best mean of each column marked.
 
-    Means that print alike are alike: all of them are marked. Nothing is marked where all methods
-    print alike. An undefined mean is a dash and is never the best.
+    Means that are printed with the same digits count as equal: all of them are marked, or none if
+    all methods are equal. An undefined mean is a dash and is never the best.
 
     Args:
-        means: of all methods over the cases they share.
+        means: means of all methods over the cases they share.
         conventions: what the metrics mean.
-        unit: of the lengths, ``mm`` or ``px``.
+        unit: unit of the lengths, ``mm`` or ``px``.
     """
     meanings = _meanings(conventions)
     methods = list(dict.fromkeys(m.method for m in means))
     metrics = list(dict.fromkeys(m.metric for m in means))
     found = {(m.method, m.metric): m for m in means}
     columns, cells = [Column("method")], [[Cell(name, name)] for name in methods]
-    counts = [Cell("shared cases", definition="in which all methods have the metric")]
+    counts = [Cell("shared cases", definition="cases in which all methods have the metric")]
     for metric in metrics:
         column, digits = _method_column(metric, meanings, unit)
         shown = [_shared(found.get((name, metric)), digits) for name in methods]
@@ -347,22 +355,22 @@ def method_table(
         columns.append(column)
         counts.append(_count(max(m.n for m in means if m.metric == metric)))
     caption = (
-        f"{INTERVALS} Over the cases in which all methods have the metric. Bold: best mean; means "
-        "that print alike share it; nothing is bold where all print alike."
+        f"{INTERVALS} Only cases in which all methods have the metric count. Bold: best mean, and "
+        "means that equal it in the digits shown, unless all methods are equal."
     )
     return Table("methods", "Methods", columns, [*cells, counts], caption)
 
 
 def difference_table(differences: Sequence[Mapping[str, Any]], *, unit: str = "mm") -> Table:
-    """Differences of methods to the baseline, metric by metric; it sorts.
+    """Differences of methods to the baseline, metric by metric, in a sortable table.
 
     Args:
-        differences: as records.
-        unit: of the lengths, ``mm`` or ``px``.
+        differences: differences as records.
+        unit: unit of the lengths, ``mm`` or ``px``.
     """
     columns = [
-        Column("method"), Column("metric"), Column("n", "cases that both have"),
-        Column("difference", "mean over those cases, method less baseline"),
+        Column("method"), Column("metric"), Column("n", "cases that both methods have"),
+        Column("difference", "mean of (method - baseline) over these cases"),
         Column("95 % interval", "percentile bootstrap over cases"),
         Column("Wilcoxon p", "two-sided signed-rank test, not corrected for multiple comparisons"),
     ]  # fmt: skip
@@ -385,15 +393,15 @@ def difference_table(differences: Sequence[Mapping[str, Any]], *, unit: str = "m
 
 
 def _meanings(conventions: Mapping[str, str]) -> dict[str, str]:
-    """Definitions by metric; some share an entry."""
+    """Definitions by metric, from entries that several metrics may share."""
     return {part: text for key, text in conventions.items() for part in key.split(", ")}
 
 
 def _method_column(metric: str, meanings: Mapping[str, str], unit: str) -> tuple[Column, int]:
-    """Heading of a column of the table of cases, and digits of its values.
+    """Heading of a column of the table of cases, and the number of digits of its values.
 
     Raises:
-        ValueError: a column of no metric.
+        ValueError: the column belongs to no metric.
     """
     row = metric_of(metric)
     if row is None:
@@ -407,7 +415,7 @@ def _shared(mean: SharedMean | None, digits: int) -> Cell:
 
 
 def mark(cells: Sequence[Cell], *, higher: bool) -> list[Cell]:
-    """Mark what prints like the best, unless all print alike."""
+    """Mark all cells that show the same text as the best, unless all cells do."""
     defined = [c for c in cells if c.value]
     if len({c.text for c in defined}) < 2:
         return list(cells)

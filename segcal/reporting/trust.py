@@ -1,4 +1,4 @@
-"""The files of a triage: ``trust.csv``, ``trust.json``, pictures, and the page to look at first."""
+"""Writes the files of a triage, which says which cases to check first: tables, pictures, a page."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from segcal.trust.triage import Triage
 __all__ = ["FILES", "write_trust"]
 
 FILES = ("index.html", "trust.json", "trust.csv", "unsure/*.png")
-"""What a triage may write."""
+"""Names of the files that a triage may write."""
 FIRST = 10
-"""Cases that are named first."""
+"""Number of cases in the first table."""
 PICTURES = 6
-"""Cases that get a picture."""
+"""Number of cases that get a picture."""
 
 
 def write_trust(triage: Triage, folder: Path | str) -> Written:
-    """Write a triage, each file replacing that of an earlier one.
+    """Write a triage; its files replace those of an earlier triage.
 
     Args:
-        triage: of :func:`segcal.trust.triage.trust`.
-        folder: for its files.
+        triage: result of :func:`segcal.trust.triage.trust`.
+        folder: folder for the triage.
 
     Raises:
-        ValueError: a folder that holds what is looked through, or files of somebody else.
+        ValueError: the folder holds the predictions, or files that no triage wrote.
     """
     check_folder(folder, [triage.job.predictions], FILES)
     output = ReportFolder(Path(folder))
@@ -59,8 +59,8 @@ def write_trust(triage: Triage, folder: Path | str) -> Written:
                 [
                     *_remarks(triage),
                     *notes,
-                    "The slice with most expected errors of the least sure structure of each case. "
-                    "Doubt: the probability that a voxel's label is wrong.",
+                    "Pictures show each case's least sure structure, in the slice with the most "
+                    "expected errors. Doubt is the probability that a voxel's label is wrong.",
                 ],
                 _case_table(triage),
                 list(pictures.values()),
@@ -76,12 +76,12 @@ def write_trust(triage: Triage, folder: Path | str) -> Written:
 
 
 def _remarks(triage: Triage) -> list[str]:
-    """What a reader must know before the numbers."""
+    """Sentences that a reader must know before the numbers."""
     job = triage.job
     remarks = [
-        "Cases stand in the order of their least sure structure. Soft Dice confidence is the DSC "
-        "that a mask can expect if its probabilities are calibrated; segcal evaluate says whether "
-        "they are."
+        "Cases are sorted by their least sure structure. Soft Dice confidence is the DSC that "
+        "a mask can expect if its probabilities are calibrated; segcal evaluate says whether they "
+        "are."
     ]
     if job.intervals is None:
         remarks.append(f"Intervals of volumes: {job.settings.conventions()['intervals']}.")
@@ -91,15 +91,14 @@ def _remarks(triage: Triage) -> list[str]:
 
 
 def _case_table(triage: Triage) -> Table:
-    """The first cases, the least sure first, with what is worst in each."""
+    """The least sure cases, with the least sure structure of each."""
     columns = [
         Column("case"), Column("least sure"),
         Column("soft Dice confidence", "of the least sure structure", better=ARROWS["higher"]),
         Column("mean", "soft Dice confidence, mean over the structures", better=ARROWS["higher"]),
         Column(readable("volume_ml", triage.job.unit), "of the least sure structure"),
-        Column("interval", "of that volume"),
-        Column("undecided volumes", "structures whose volume swing is above the share that is "
-               "flagged"),
+        Column("interval", "interval of this volume"),
+        Column("undecided volumes", "structures whose volume swing is large enough to be flagged"),
     ]  # fmt: skip
     body = []
     for case in triage.order[:FIRST]:
@@ -123,7 +122,7 @@ def _case_table(triage: Triage) -> Table:
 
 
 def _row_table(triage: Triage) -> Table:
-    """Every case and label with all its numbers."""
+    """Every case and label with all their numbers."""
     meanings = triage.summary["conventions"]
     unit = triage.job.unit
     shown = [metric for metric in table.CONFIDENCE if metric.shown]
@@ -146,7 +145,7 @@ def _row_table(triage: Triage) -> Table:
 
 
 def _pictures(triage: Triage) -> tuple[dict[str, Picture], list[str]]:
-    """Pictures of the first cases by file name, and what was odd."""
+    """Pictures of the first cases by file name, and notes on them."""
     job = triage.job
     by_name = {case.name: case for case in job.pairing.cases}
     pictures, notes = {}, []
@@ -184,7 +183,7 @@ def _picture(
 
 
 def doubt(probabilities: NDArray[Any], *, regions: bool) -> NDArray[Any]:
-    """Probability that the likeliest answer is wrong, ``(*S)``; of regions, of the worst of them.
+    """Probability ``(*S)`` that the most likely label is wrong; the largest over regions, if any.
 
     Args:
         probabilities: ``(K, *S)``.

@@ -1,4 +1,4 @@
-"""What a case looks like where it is least sure: mask, probability and doubt in one slice."""
+"""Draws the least sure slice of a case: mask, probability and doubt."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from segcal.reporting.legends import add_legend
 from segcal.reporting.panels import SIDE, draw_levels, overlay, palette, panel
 
 FAINT = 0.02
-"""Probability from which a voxel belongs into the picture."""
+"""Probability above which a voxel is included in the picture."""
 LEAST = 32
-"""Voxels that a picture shows at least, each way."""
+"""Fewest voxels that a picture shows in each direction."""
 
 
 def plot_unsure(
@@ -30,19 +30,19 @@ def plot_unsure(
     title: str,
     image: NDArray[Any] | None = None,
 ) -> Figure:
-    """Draw the slice across the first axis in which a structure is least sure, around it.
+    """Draw a structure in the slice across the first axis in which it is least sure.
 
-    That is the slice with most expected errors, ``sum min(p, 1 - p)``.
+    This is the slice with the most expected errors, ``sum min(p, 1 - p)``.
 
     Args:
         prediction: labels ``(z, y, x)``.
-        probability: of the structure, same shape.
+        probability: probability of the structure, same shape.
         doubt: probability that the label is wrong, same shape.
-        name: of the structure.
-        names: foreground labels by value.
+        name: name of the structure.
+        names: names of the foreground labels, by value.
         spacing_mm: voxel size along the axes.
-        title: of the figure.
-        image: grey values, same shape; None without.
+        title: title of the figure.
+        image: grey values, same shape, or None.
     """
     z = least_sure_slice(probability)
     window = _window(probability[z])
@@ -70,7 +70,7 @@ def plot_unsure(
 
 
 def least_sure_slice(probability: NDArray[Any]) -> int:
-    """Slice across the first axis with most expected errors, ``sum min(p, 1 - p)``.
+    """Slice across the first axis with the most expected errors, ``sum min(p, 1 - p)``.
 
     Args:
         probability: ``(z, y, x)``.
@@ -80,7 +80,7 @@ def least_sure_slice(probability: NDArray[Any]) -> int:
 
 
 def _window(p: NDArray[Any]) -> tuple[slice, ...]:
-    """Part of a slice around what may be of a structure, half as large again."""
+    """Part of a slice around the voxels that may belong to a structure, half as large again."""
     found = np.nonzero(p > FAINT)
     if not len(found[0]):
         return (slice(None),) * p.ndim

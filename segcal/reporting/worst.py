@@ -1,4 +1,4 @@
-"""What a case looks like: image, reference, prediction, confidence and errors in one slice."""
+"""Draws one slice of a case: image, reference, prediction, confidence and errors."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def plot_case(
     image: NDArray[Any] | None = None,
     ignore_index: int | None = None,
 ) -> Figure:
-    """Draw the slice across the first axis with most errors, as it is stored.
+    """Draw the slice across the first axis with the most errors, as it is stored.
 
-    Labels lie over the image if there is one; each class has an outline, too. Errors are false
-    positives (foreground where the reference has none), false negatives, and foreground of the
-    wrong class.
+    Labels are drawn over the image, if there is one, with an outline around each class. Errors are
+    false positives (foreground where the reference has none), false negatives, and foreground of
+    the wrong class.
 
     Args:
         reference: labels ``(z, y, x)``.
         prediction: labels, same shape.
         confidence: largest probability, same shape; None without probabilities.
-        names: foreground labels by value.
+        names: names of the foreground labels, by value.
         spacing_mm: voxel size along the axes.
-        title: of the figure.
-        image: grey values, same shape; None without.
+        title: title of the figure.
+        image: grey values, same shape, or None.
         ignore_index: reference label in which nothing is an error.
     """
     errors = error_map(prediction, reference, ignore_index)
@@ -84,7 +84,7 @@ def plot_case(
 def error_map(
     prediction: NDArray[Any], reference: NDArray[Any], ignore_index: int | None
 ) -> NDArray[np.uint8]:
-    """Kind of error of every voxel: 0 none, then the entries of ``ERRORS`` counted from 1."""
+    """Kind of error of every voxel: 0 for none, else the position (from 1) in ``ERRORS``."""
     kinds = [
         (prediction != 0) & (reference == 0),
         (prediction == 0) & (reference != 0),
@@ -96,7 +96,7 @@ def error_map(
 
 
 def _slice(errors: NDArray[np.uint8], reference: NDArray[Any]) -> int:
-    """The slice with most errors; without any, that with most foreground."""
+    """The slice with the most errors; if there are none, the slice with the most foreground."""
     wrong = ((errors > 0) & (errors < 4)).sum((1, 2))
     return int(np.argmax(wrong if wrong.any() else (reference != 0).sum((1, 2))))
 
@@ -104,7 +104,7 @@ def _slice(errors: NDArray[np.uint8], reference: NDArray[Any]) -> int:
 def _add_legends(
     figure: Figure, errors: NDArray[np.uint8], labels: list[tuple[Any, str]], columns: int
 ) -> None:
-    """What the labels' colours mean, and those of the errors that occur."""
+    """Add legends of the colours of the labels, and of the errors that occur."""
     shown = {"frameon": False, "fontsize": "small"}
     kinds = [k for v, k in enumerate(ERRORS, 1) if (errors == v).any()]
     patches = [Patch(color=ERRORS[k], label=k) for k in kinds]

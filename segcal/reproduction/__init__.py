@@ -1,1 +1,1 @@
-"""Conventions and faults of published programs, kept to compare with them."""
+"""Conventions and faults of published programs, kept to compare with their results."""

@@ -16,10 +16,10 @@ __all__ = ["PublishedBWCR"]
 class PublishedBWCR(BWCR):
     """BWCR with the published program's distances and its divisor.
 
-    ``L = sum_i lambda(i) M(i) sum_k (z1_k - z2_k)^2 / (K n)``, n being the number of all voxels and
-    not that of M, so that wide warps lower the loss. The distance to a boundary is rounded up
-    outside an object and down inside; an object of at most two voxels' thickness counts as absent.
-    Its weight is that of :class:`segcal.penalties.bwcr.BWCR`, see there.
+    ``L = sum_i lambda(i) M(i) sum_k (z1_k - z2_k)^2 / (K n)``, where n is the number of all voxels
+    instead of those in M, so that wide warps lower the loss. The distance to a boundary is rounded
+    up outside an object and down inside; an object that is at most two voxels thick counts as
+    absent. The arguments are those of :class:`segcal.penalties.bwcr.BWCR`.
     """
 
     def forward(

@@ -1,9 +1,9 @@
 """Calibration errors as the CRaC paper and its program compute them (Bala93/CRac, evaluation/).
 
-:func:`tace_ref` is the paper's formula over our bins. The other functions are the program's, bit
-for bit: the edges of bins are rounded to the precision of the probabilities and have no tolerance,
-no bin holds a probability of 0 or above 1, and classwise errors run over the classes from 0 to the
-largest label that occurs.
+:func:`tace_ref` is the paper's formula with segcal's bins. The other functions equal the program's
+bit for bit: the edges of bins are rounded to the precision of the probabilities and have no
+tolerance, no bin holds a probability of 0 or above 1, and classwise errors run over the classes
+from 0 to the largest label that occurs.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def tace_ref(
     """What the CRaC poster calls TACE: a thresholded classwise ECE of the foreground.
 
     ``(1/K') sum_k sum_m (n_mk / n_k) |frequency_mk - confidence_mk|`` over equal-WIDTH bins of
-    the voxels with ``p_k > threshold``, for the classes from 0 to the largest label that occurs
-    (K' of them; one without a voxel above the threshold counts as 0). Not Nixon's TACE: for
-    comparison with the published tables only.
+    the voxels with ``p_k > threshold``, for the K' classes from 0 to the largest label that occurs;
+    a class without a voxel above the threshold counts as 0. It is not Nixon's TACE, and only meant
+    for comparison with the published tables.
 
     Args:
-        probs: as in :func:`segcal.metrics.ece.ece`.
-        labels: see there.
-        threshold: probabilities up to this are left out.
+        probs: probabilities as in :func:`segcal.metrics.ece.ece`.
+        labels: integer label map of the same voxels.
+        threshold: probabilities up to this value are left out.
         bins: M.
-        mask: the voxels to count; None takes the foreground-LABELLED ones, as the publication
+        mask: the voxels to count; None counts the foreground-LABELLED voxels, as the publication
             does, so that false positives in the background are never counted.
-        ignore_index: see there.
+        ignore_index: label to leave out, or None.
 
     Returns:
         a fraction of 1; NaN when no voxel counts.
@@ -72,7 +72,7 @@ def tace_ref(
 
 
 def tace_ref_of(tally: Tally) -> float:
-    """:func:`tace_ref` over the voxels of a tally, with its bins and threshold."""
+    """:func:`tace_ref` from a tally (sums over voxels per bin), with its bins and threshold."""
     occurring = [k for k, c in enumerate(tally.classes) if c.hit_sum.sum() > 0]
     last = occurring[-1] + 1 if occurring else 0
     return _mean_of_classes([c.expected_error() for c in tally.kept[:last]])
@@ -82,14 +82,14 @@ TACE_REF = CalibrationMetric(
     key="tace_ref",
     heading="TACE ref",
     shown=False,
-    meaning="CRaC poster: equal-width classwise ECE over p > {tace_threshold:g}, "
+    meaning="TACE of the CRaC poster: equal-width classwise ECE over p > {tace_threshold:g}, "
     "foreground-labelled voxels",
     function=lambda tally, groups: tace_ref_of(tally),
     where="cases",
     scope="fg",
     only_asked=True,
 )
-"""Row of the table of metrics, beside Nixon's TACE for comparison with published numbers."""
+"""Row of the table of metrics, beside Nixon's TACE, for comparison with published numbers."""
 
 
 def tcece(
@@ -101,7 +101,7 @@ def tcece(
     mask: Any = None,
     ignore_index: int | None = None,
 ) -> float:
-    """:func:`tace_ref` as the program computes it; arguments, result and errors are those."""
+    """:func:`tace_ref` as the program computes it, with the same arguments, result and errors."""
     p, y = _foreground(probs, labels, mask, ignore_index)
     edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype)
     kept = [pk > threshold for pk in p]
@@ -113,9 +113,9 @@ def tcece(
 def ece(
     probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None
 ) -> float:
-    """Top-label ECE by the program.
+    """Top-label ECE as the program computes it.
 
-    Arguments, result and errors as :func:`segcal.metrics.ece.ece`.
+    Arguments, result and errors are those of :func:`segcal.metrics.ece.ece`.
     """
     p, y = select_voxels(probs, labels, mask, ignore_index)
     confidence, predicted = p.max(dim=0)
@@ -126,9 +126,9 @@ def ece(
 def classwise_ece(
     probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None
 ) -> float:
-    """Classwise ECE by the program, its mean over the classes from 0 to the largest label.
+    """Classwise ECE as the program computes it: the mean over classes 0 to the largest label.
 
-    Arguments, result and errors as :func:`segcal.metrics.classwise_ece.classwise_ece`.
+    Arguments, result and errors are those of :func:`segcal.metrics.classwise_ece.classwise_ece`.
     """
     p, y = select_voxels(probs, labels, mask, ignore_index)
     edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype)
@@ -139,10 +139,10 @@ def classwise_ece(
 def aece(
     probs: Any, labels: Any, *, bins: int = 15, mask: Any = None, ignore_index: int | None = None
 ) -> float:
-    """ECE between edges that are interpolated between the sorted confidences, by the program.
+    """Adaptive ECE as the program computes it, with bins between interpolated confidences.
 
-    The smallest confidence is in no bin, and where many are equal most bins are empty. Arguments,
-    result and errors as :func:`segcal.metrics.aece.aece`.
+    The smallest confidence is in no bin, and if many confidences are equal, most bins are empty.
+    Arguments, result and errors are those of :func:`segcal.metrics.aece.aece`.
     """
     p, y = select_voxels(probs, labels, mask, ignore_index)
     confidence, predicted = p.max(dim=0)
@@ -157,13 +157,13 @@ def aece(
 def error_between_edges(confidence: Tensor, hits: Tensor, edges: Tensor) -> float:
     """Expected error over the bins (lo, hi] between `edges`, as the program computes it.
 
-    Edges are rounded to the precision of `confidence`, and no tolerance is given: float32 and
-    float64 input can differ. A prediction in no bin (0, or above 1) still counts in n.
+    Edges are rounded to the precision of `confidence`, without a tolerance, so float32 and float64
+    input can give different results. A prediction in no bin (0, or above 1) still counts in n.
 
     Args:
         confidence: predicted probabilities ``(n,)``, floating.
-        hits: what came true ``(n,)``, bool.
-        edges: ``(M + 1,)``, rising; a bin between two equal edges is empty.
+        hits: whether each prediction was right, ``(n,)``, bool.
+        edges: ``(M + 1,)``, ascending; a bin between two equal edges is empty.
 
     Returns:
         ``sum_m (n_m / n) |accuracy_m - confidence_m|``; NaN when there is no prediction.
@@ -180,13 +180,13 @@ def error_between_edges(confidence: Tensor, hits: Tensor, edges: Tensor) -> floa
 def _foreground(
     probs: Any, labels: Any, mask: Any, ignore_index: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Voxels of the mask, of the labelled foreground without one."""
+    """Voxels of the mask; without a mask, of the labelled foreground."""
     chosen = as_tensor(labels) != 0 if mask is None else mask
     return select_voxels(probs, labels, chosen, ignore_index)
 
 
 def _classes(y: Tensor) -> range:
-    """From 0 to the largest label."""
+    """Classes from 0 to the largest label."""
     return range(int(y.max()) + 1 if y.numel() else 0)
 
 

@@ -1,8 +1,8 @@
-"""One case as the CURVAS challenge counts it, for comparison with its tables.
+"""Evaluates one case by the rules of the CURVAS challenge, for comparison with its tables.
 
-Challenge on calibration and uncertainty for multi-rater volume assessment in multi-organ
-segmentation, MICCAI 2024 (Riera-Marin et al. 2025, arXiv 2505.08685); the rules are those of its
-published program (SYCAI-Technologies/curvas-challenge, ``CURVAS_2024/evaluation_metrics``).
+CURVAS is a challenge on calibration and uncertainty for multi-rater volume assessment in
+multi-organ segmentation, MICCAI 2024 (Riera-Marin et al. 2025, arXiv 2505.08685). The rules are
+those of its program (SYCAI-Technologies/curvas-challenge, ``CURVAS_2024/evaluation_metrics``).
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ __all__ = ["crps_of_volumes", "ece_of_rater", "evaluate_case_curvas"]
 
 CONVENTIONS = {
     "dsc": "consensus DSC as programmed: predictions where raters disagree are left out; mean over "
-    "the lines of voxels along the last axis (but the first of each slice) in which all raters see "
-    "the label, then over the slices; of a case, mean over the labels",
+    "the lines of voxels along the last axis (but the first line of each slice) in which all "
+    "raters see the label, then over the slices; for a case, mean over the labels",
     "confidence": "half the sum of mean p where all raters see the label, and mean 1 - p where "
-    "none does; of a case, mean over the labels",
-    "crps_mm3": "integral of (F(y) - [y >= v])^2 over the raters' mean volume -+ 3 SD, beyond "
-    "which nothing counts; v is the sum of p, F their normal distribution through 100 points from "
-    "its 1st to its 99th percentile, 0 and 1 beyond; SD of the population; of a case, mean over "
-    "the labels",
-    "ece": "top label, 50 bins [lo, hi), a confidence of 1 in one of its own; the mean over the "
-    "raters",
+    "no rater does; for a case, mean over the labels",
+    "crps_mm3": "integral of (F(y) - [y >= v])^2 over the raters' mean volume -+ 3 SD; v is the "
+    "sum of p; F is the normal distribution of the raters' volumes through 100 points from its 1st "
+    "to its 99th percentile, 0 and 1 beyond; SD of the population; for a case, mean over labels",
+    "ece": "top label, 50 bins [lo, hi), with a bin of its own for a confidence of 1; mean over "
+    "the raters",
 }
-"""What every key means, as the conventions of an evaluation say of its own keys."""
+"""Meaning of every key."""
 BINS = 50
 POINTS = 100
-"""Of the distribution function of the volumes."""
+"""Points of the distribution function of the volumes."""
 Masks = NDArray[np.bool_]
 
 
@@ -49,12 +48,13 @@ def evaluate_case_curvas(
 ) -> dict[str, float]:
     """Row of a case by the rules of the challenge's program.
 
-    :data:`CONVENTIONS` says what every key means. Its oddities, kept here and nowhere else: volumes
-    further off than 3 SD of the raters cost no more than those at 3 SD, and raters of one volume
-    leave it undefined; DSC is a mean over lines of voxels, which the program's arrays of three axes
-    make of MONAI's DiceMetric, and a line without the label counts nothing, false positives
-    included. The program crops slices to the voxels of the CT that are above 0 HU before it counts
-    ECE; give that box as `roi` to have its number. It sums in float32, this in float64.
+    :data:`CONVENTIONS` says what every key means. The program has some oddities, which are kept
+    only here. Volumes that differ by more than 3 SD of the raters cost no more than those at 3 SD,
+    and CRPS is undefined if all raters have the same volume. DSC is a mean over lines of voxels,
+    since MONAI's DiceMetric reads the program's arrays of three axes that way; a line without the
+    label does not count, even if it has false positives. The program crops slices to the voxels of
+    the CT above 0 HU before it computes ECE; pass that box as `roi` to get its number. The program
+    sums in float32, this function in float64.
 
     Args:
         prediction: integer ``(z, y, x)``.
@@ -62,17 +62,18 @@ def evaluate_case_curvas(
         probabilities: ``(K, z, y, x)``.
         labels: foreground labels to report, name by value.
         voxel_mm3: size of a voxel.
-        roi: voxels that ECE is of; None takes all.
+        roi: voxels over which ECE is computed; None uses all.
 
     Returns:
-        numbers by key, those of a label ``metric/label``; NaN is undefined.
+        numbers by key; keys of single labels are ``metric/label``. NaN means undefined.
 
     Raises:
-        ValueError: fewer than two raters, or arrays that do not fit each other.
+        ValueError: there are fewer than two raters, or arrays do not fit each other.
     """
     if len(raters) < 2 or prediction.ndim != 3:
         raise ValueError(
-            f"raters: expected two or more of three axes, got {len(raters)} of {prediction.ndim}"
+            "raters: expected two or more label maps with three axes, got "
+            f"{len(raters)} with {prediction.ndim}"
         )
     if any(x.shape != prediction.shape for x in (*raters, probabilities[0])):
         raise ValueError(
@@ -99,17 +100,17 @@ def evaluate_case_curvas(
 
 
 def crps_of_volumes(volumes: Any, value: float) -> float:
-    """CRPS between limits, see :data:`CONVENTIONS`; exact, where the program integrates by steps.
+    """CRPS between limits, see :data:`CONVENTIONS`; exact, while the program integrates in steps.
 
-    The distribution function is straight between its points, so that Simpson's rule has the
+    The distribution function is linear between its points, so Simpson's rule gives the exact
     integral of its square on every piece.
 
     Args:
-        volumes: of the raters ``(R,)``.
-        value: predicted.
+        volumes: volumes by the raters ``(R,)``.
+        value: predicted volume.
 
     Returns:
-        the score in the unit of the volumes; NaN where they are all the same.
+        the score in the unit of the volumes; NaN if all volumes are the same.
     """
     mean, sd = float(np.mean(volumes)), float(np.std(volumes))
     if sd == 0:
@@ -133,7 +134,7 @@ def crps_of_volumes(volumes: Any, value: float) -> float:
 def ece_of_rater(
     probabilities: NDArray[Any], labels: NDArray[Any], mask: Masks | None = None
 ) -> float:
-    """Top-label ECE of 50 bins ``[lo, hi)`` (torchmetrics' MulticlassCalibrationError).
+    """Top-label ECE with 50 bins ``[lo, hi)`` (torchmetrics' MulticlassCalibrationError).
 
     Args:
         probabilities: ``(K, *S)``.

@@ -1,4 +1,4 @@
-"""One case as the published CRaC evaluation counts it, for comparison with the published tables."""
+"""Evaluates one case by the rules of the CRaC program, for comparison with published tables."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ __all__ = ["evaluate_case_marginloss"]
 CONVENTIONS = {
     "dsc": "2|P&G|/(|P|+|G|), 4 decimals; 1 where the label is not in the reference, whatever the "
     "prediction",
-    "hd95_pooled_voxels": "95th percentile of both directions' distances together (medpy), voxels "
-    "of 1 x 1 x 1; 0 where the label is not in the reference or not in the prediction",
+    "hd95_pooled_voxels": "95th percentile of the distances in both directions together (medpy), "
+    "in voxels of 1 x 1 x 1; 0 where the label is not in the reference or not in the prediction",
     "ece_fg": "top label, 15 bins (lo, hi] without tolerance, 4 decimals",
     "cece_fg": "classwise ECE, mean over 0 to the largest label of the case, 4 decimals",
-    "aece_fg": "ece of 15 bins between interpolated confidences, the smallest in none, 4 decimals",
+    "aece_fg": "ECE with 15 bins between interpolated confidences, the smallest in no bin, "
+    "4 decimals",
     "nll_fg": "mean -log p of the label, nats, 4 decimals",
     "tace_ref": "tcece: classwise ECE over p > 0.001 of each class, 4 decimals",
-    "soft_brier_fg": "squared distance of p to the classes' shares of the 3 x 3 patch in the slice",
-    "scope fg": "voxels whose reference label is not background; undefined below 2 of them, where "
-    "the published program stops",
+    "soft_brier_fg": "squared distance of p to the shares of the classes in the 3 x 3 patch of the "
+    "slice",
+    "scope fg": "voxels whose reference label is not background; undefined for fewer than 2 "
+    "voxels, where the published program stops",
 }
-"""What every key means, as the conventions of an evaluation say of its own keys."""
+"""Meaning of every key."""
 
 _CALIBRATION: dict[str, Callable[[Any, Any], float]] = {
     "ece_fg": crac.ece,
@@ -52,35 +54,37 @@ def evaluate_case_marginloss(
 ) -> dict[str, float]:
     """Row of a case by the rules of the CRaC test program (Bala93/CRac, evaluation/).
 
-    It is the evaluator of MarginLoss grown further, and what its tables hold: each case's row,
-    then the plain mean over cases. :data:`CONVENTIONS` says what every key means. Its oddities,
-    kept here and nowhere else by default:
+    The program grew out of the evaluator of MarginLoss. Its tables hold the plain mean over cases
+    of these rows. :data:`CONVENTIONS` says what every key means. The program has some oddities,
+    which are kept only here:
 
-    - A label that the reference lacks scores DSC 1 and HD 0, false alarms included; one that the
-      prediction misses scores HD 0, the best there is, beside DSC 0. (medpy's error there is
-      caught as such.)
-    - Distances are in voxels, along thick slices too.
-    - Calibration sees foreground-labelled voxels alone, so no false positive in the background.
+    - A label that the reference lacks scores DSC 1 and HD 0, even for false alarms. A label that
+      the prediction misses scores DSC 0, but HD 0, the best value, since the program replaces
+      medpy's error by 0.
+    - Distances are in voxels, even along thick slices.
+    - Calibration is computed over foreground-labelled voxels only, so false positives in the
+      background do not count.
     - Each case is rounded to 4 decimals before the mean, but not HD95 and the soft Brier score.
-    - Classes of the classwise errors run from 0, which no such voxel has, to the largest label
-      of the case.
+    - Classes of the classwise errors run from 0, which none of these voxels has, to the largest
+      label of the case.
     - No bin holds a probability of 0 or above 1; no label is ignored.
 
-    Sums are float64 here and float32 there: before the rounding, values differ by some 1e-7 on
-    float32 probabilities, and by less than 1e-12 on float64 ones. The program takes logits: where
-    a stored probability is 0, its NLL is out of reach, and the smallest normal number stands in.
+    Sums are float64 here and float32 in the program: before the rounding, values differ by about
+    1e-7 on float32 probabilities, and by less than 1e-12 on float64 probabilities. The program
+    takes logits. Where a stored probability is 0, its NLL cannot be recovered, and the smallest
+    normal number is used instead.
 
     Args:
-        prediction: integer ``(*S)``, 2 axes, or 3 with the slices along the first.
+        prediction: integer ``(*S)``, with 2 axes, or with 3 and the slices along the first.
         reference: integer, same shape.
         labels: foreground labels to report, name by value; the published mean is over all of them.
         probabilities: ``(K, *S)``; None gives overlap and distances only.
 
     Returns:
-        numbers by key, per-class ones as ``metric/label``; NaN is undefined.
+        numbers by key; keys of single labels are ``metric/label``. NaN means undefined.
 
     Raises:
-        ValueError: arrays that do not fit each other.
+        ValueError: arrays do not fit each other.
     """
     if prediction.shape != reference.shape or reference.ndim not in (2, 3):
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Kernels of the published NACL program that are kept to reproduce its numbers alone.
+"""Kernels of the published NACL program that are kept only to reproduce its numbers.
 
-``max``, ``min``, ``median`` and ``mode`` take class labels for ordered numbers. ``bilateral`` and
-``gradient`` weigh neighbours that differ *more* in intensity more, and do not normalise, so that
-they vanish where the image is flat. :func:`segcal.neighbourhood.class_proportions` has the kernels
-that are of use.
+``max``, ``min``, ``median`` and ``mode`` treat class labels as ordered numbers. ``bilateral`` and
+``gradient`` give more weight to neighbours that differ *more* in intensity, and do not normalise
+the weights, so they vanish where the image is flat.
+:func:`segcal.neighbourhood.class_proportions` has the useful kernels.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ def published_proportions(
     kernel_size: int = 3,
     image: Tensor | None = None,
 ) -> Tensor:
-    """Target tau of the published NACL program for one of its lesser kernels.
+    """Target tau of the published NACL program for one of its less useful kernels.
 
-    With labels y and image I of the patch of voxel i, both 0 outside the image, and n voxels in it:
-    ``tau_k(i) = 1[s = k]``, s being that statistic of the labels (``median``: the lower of two;
-    ``mode``: the smallest of several), or ``tau_k(i) = (1/n) sum_j w_j 1[y_j = k]`` with
-    ``w_j = |I_j - I_i|`` (``gradient``), times a normalised Gaussian of sigma 1 (``bilateral``).
+    The patch around voxel i has n voxels, labels y and intensities I, which are 0 outside the
+    image. The first four kernels give ``tau_k(i) = 1[s = k]``, where s is the statistic of the
+    labels (``median``: the lower of two; ``mode``: the smallest of several). ``gradient`` gives
+    ``tau_k(i) = (1/n) sum_j w_j 1[y_j = k]`` with ``w_j = |I_j - I_i|``, and ``bilateral``
+    multiplies ``w_j`` by a normalised Gaussian of sigma 1.
 
     Args:
-        labels: integer ``(N, Y, X)`` in ``[0, K)``; the program knows slices and no ignored label.
+        labels: integer ``(N, Y, X)`` in ``[0, K)``; the program supports only slices, without an
+            ignore label.
         num_classes: K.
-        kernel: see above.
+        kernel: name of the kernel.
         kernel_size: odd size of the patch.
         image: intensities ``(N, 1, Y, X)``, for ``bilateral`` and ``gradient``.
 
@@ -48,7 +50,7 @@ def published_proportions(
         tau ``(N, K, Y, X)`` float64.
 
     Raises:
-        ValueError: unknown kernel, or no image where one is needed.
+        ValueError: the kernel is unknown, or the image is missing where it is needed.
     """
     check_choice("kernel", kernel, get_args(PublishedKernel))
     around = _around(labels.unsqueeze(1), kernel_size)

@@ -22,18 +22,18 @@ def tace(
     mask: Any = None,
     ignore_index: int | None = None,
 ) -> float:
-    """What these programs call TACE, which is some `bins` times smaller than Nixon's.
+    """What these programs call TACE, which is about `bins` times smaller than Nixon's.
 
-    Foreground classes alone take part, the last range gets the rest of the division, and every
+    Only foreground classes take part, the last range gets the remainder of the division, and every
     range is weighted by its share before the mean over ranges is taken.
 
     Args:
-        probs: as in :func:`segcal.metrics.ece.ece`.
-        labels: see there.
-        threshold: probabilities up to this are left out; SVLS takes 1e-3, BWCR 1e-2.
-        bins: R, ranges per class.
-        mask: see there.
-        ignore_index: see there.
+        probs: probabilities as in :func:`segcal.metrics.ece.ece`.
+        labels: integer label map of the same voxels.
+        threshold: probabilities up to this value are left out; SVLS uses 1e-3, BWCR 1e-2.
+        bins: R, the number of ranges per class.
+        mask: bool, the voxels to count; None counts all.
+        ignore_index: label to leave out, or None.
 
     Returns:
         a fraction of 1; NaN when no voxel counts.

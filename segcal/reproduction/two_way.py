@@ -15,8 +15,8 @@ __all__ = ["mean_average_precision"]
 def mean_average_precision(scores: Any, targets: Any, *, average: Average = "class") -> float:
     """Mean average precision that ranks the later of two equal scores first.
 
-    It adds 1e-8 to the number of positives (and prints percent). Arguments, result and errors as
-    :func:`segcal.metrics.mean_ap.mean_average_precision`.
+    It adds 1e-8 to the number of positives (the program also prints percent). Arguments, result and
+    errors are those of :func:`segcal.metrics.mean_ap.mean_average_precision`.
     """
     values = average_precisions(scores, targets, average=average, ties="reversed")
     positives = (as_array(targets) == 1).sum(0 if average == "class" else 1)

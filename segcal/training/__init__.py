@@ -1,1 +1,1 @@
-"""The skeleton of a training run: experiments, checkpoints, logs, collapse."""
+"""What all trainers share: experiments, checkpoints, logs, and watching for collapse."""

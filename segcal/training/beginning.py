@@ -1,4 +1,4 @@
-"""How a training begins: in a folder of its own, or from the checkpoint where it was left."""
+"""Begins a training in a folder of its own, or continues it from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class OutputInUseError(ValueError):
 
 
 def check_unused(experiment: Experiment) -> None:
-    """See to it that no training is overwritten.
+    """Check that no training is overwritten.
 
     Raises:
-        OutputInUseError: one is in the folder of the results.
+        OutputInUseError: the folder of the results holds a training.
     """
     folder = experiment.folder
     if (folder / LAST_NAME).exists() or EpochLog(folder).path.exists():
@@ -36,14 +36,14 @@ def check_unused(experiment: Experiment) -> None:
 
 
 def last_checkpoint(experiment: Experiment, keys: Collection[str]) -> dict[str, Any] | None:
-    """The checkpoint that an experiment goes on from; None where there is none yet.
+    """The checkpoint that an experiment continues from; None if there is none yet.
 
     Args:
-        experiment: what is to be trained.
-        keys: that the checkpoint must have.
+        experiment: experiment to train.
+        keys: keys that the checkpoint must have.
 
     Raises:
-        ValueError: it is damaged, of another experiment, or of more epochs.
+        ValueError: the checkpoint is damaged, of another experiment, or of more epochs.
     """
     path = experiment.folder / LAST_NAME
     if not path.exists():
@@ -67,14 +67,14 @@ def begin(
     libraries: Sequence[str],
     facts: Mapping[str, Any],
 ) -> None:
-    """Make the folder of the results, and write what is trained and with what.
+    """Make the folder of the results, and write the experiment and the versions used into it.
 
     Args:
-        experiment: what is trained.
+        experiment: experiment to train.
         ranks: the processes that train.
-        epoch: the first one; lines of the log from there on are forgotten.
-        libraries: distributions whose versions are told.
-        facts: what ``run.json`` tells besides.
+        epoch: first epoch of this run; lines of the log from this epoch on are removed.
+        libraries: distributions whose versions are written.
+        facts: further content of ``run.json``.
     """
     folder = experiment.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def begin(
 
 
 def versions_of(libraries: Sequence[str]) -> dict[str, str]:
-    """Versions of Python and of distributions, and the commit of segcal where it is known."""
+    """Versions of Python and of distributions, and the commit of segcal if it is known."""
     commit = source_commit()
     return {
         "python": platform.python_version(),
@@ -105,10 +105,10 @@ def versions_of(libraries: Sequence[str]) -> dict[str, str]:
 
 
 def source_commit() -> str | None:
-    """The commit of the checkout that segcal is run from, ``-dirty`` where files differ from it.
+    """The commit of the checkout that segcal runs from, with ``-dirty`` if files were changed.
 
     Returns:
-        None where segcal is installed, or there is no git.
+        the commit, or None if segcal is installed as a package or there is no git.
     """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():

@@ -1,4 +1,4 @@
-"""Parts of a training that its experiment names: networks, transforms, optimisers, schedules."""
+"""Builds the parts that an experiment names: networks, transforms, optimisers, schedules."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Part = TypeVar("Part")
 
 
 def build_part(component: Component, kind: type[Part], name: str, **runtime: Any) -> Part:
-    """Build what `component` names, a `kind` or a function that is annotated to return one.
+    """Build what `component` names: a class, or a function that is annotated to return one.
 
     Args:
         component: target and arguments.
-        kind: what must come of it.
-        name: what messages call it.
-        runtime: as of :func:`segcal.components.build_component`.
+        kind: class that the result must have.
+        name: name of the part in messages.
+        runtime: as for :func:`segcal.components.build_component`.
 
     Raises:
-        ValueError: it is not, or its arguments do not fit.
+        ValueError: the result would not be of this class, or the arguments do not fit.
     """
     what = target(component)
     made = what if isinstance(what, type) else _annotated(what)
@@ -53,27 +53,28 @@ def build_optimizer(
     higher: bool,
     groups: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[Optimizer, LRScheduler | None]:
-    """Build what updates a network, and the schedule of its learning rate, a step an epoch.
+    """Build the optimiser of a network, and the schedule of its learning rate, one step per epoch.
 
     Args:
         optimizer: a class of torch.optim.
         scheduler: a class of torch.optim.lr_scheduler, or None.
-        network: whose parameters are updated.
-        epochs: of the training, which the schedule must last.
-        metric: what a ReduceLROnPlateau is shown, for messages.
-        higher: whether more of it is better.
-        groups: of the parameters, with what is of their own; None is all alike.
+        network: network whose parameters are updated.
+        epochs: number of epochs of the training, for which the schedule must last.
+        metric: name of the metric that a ReduceLROnPlateau gets, for messages.
+        higher: whether a higher value of the metric is better.
+        groups: groups of parameters with settings of their own; None treats all alike.
 
     Raises:
-        ValueError: no such class, arguments that do not fit, an optimiser that computes the loss
-            itself, a plateau of the wrong direction, a schedule that ends before the training.
+        ValueError: a class does not exist or its arguments do not fit, the optimiser computes the
+            loss itself, ReduceLROnPlateau has the wrong direction, or the schedule ends before the
+            training.
     """
     parameters = list(groups or network.parameters())
     built = build_part(optimizer, Optimizer, "optimizer", params=parameters)
     if signature(built.step).parameters["closure"].default is Parameter.empty:
         raise ValueError(
-            f"optimizer: {optimizer.target} computes the loss anew within a step, for which there "
-            "is no way here; take another, e.g. torch.optim.AdamW"
+            f"optimizer: {optimizer.target} computes the loss again within a step, which is not "
+            "supported here; use another, e.g. torch.optim.AdamW"
         )
     parameter = nn.Parameter(torch.zeros_like(next(network.parameters()).detach().flatten()[:1]))
     parameter.grad = torch.ones_like(parameter)
@@ -95,7 +96,7 @@ def build_optimizer(
 
 
 def _check_direction(schedule: ReduceLROnPlateau, metric: str, higher: bool) -> None:
-    """Raise ValueError unless a plateau is one of the metric that it is shown."""
+    """Raise ValueError unless a ReduceLROnPlateau has the direction of its metric."""
     mode = "max" if higher else "min"
     if schedule.mode != mode:
         raise ValueError(
@@ -108,16 +109,16 @@ def _rehearse(scheduler: Component, schedule: LRScheduler, trial: Optimizer, epo
     """Raise ValueError unless a schedule lasts as long as the training, and falls to its end.
 
     Args:
-        scheduler: what it was built of.
-        schedule: that of the network.
-        trial: an optimiser of its own, on which it is tried.
-        epochs: of the training.
+        scheduler: component that the schedule was built from.
+        schedule: schedule of the network's optimiser.
+        trial: a separate optimiser, on which the schedule is tried.
+        epochs: number of epochs of the training.
     """
     if isinstance(schedule, CosineAnnealingLR) and schedule.T_max < epochs:
         raise ValueError(
             f"scheduler: with T_max {schedule.T_max} the learning rate would climb again before "
             f"the end of {epochs} epochs; give it T_max: {epochs} (a training that was begun with "
-            "another cannot be made longer)"
+            "another T_max cannot be made longer)"
         )
     rehearsal = build_part(scheduler, LRScheduler, "scheduler", optimizer=trial)
     try:
@@ -126,13 +127,13 @@ def _rehearse(scheduler: Component, schedule: LRScheduler, trial: Optimizer, epo
             rehearsal.step()
     except Exception as error:  # noqa: BLE001 - whatever it says, it does not work
         raise ValueError(
-            f"scheduler: {scheduler.target}, a step an epoch, does not last {epochs} epochs "
+            f"scheduler: {scheduler.target}, one step per epoch, does not last {epochs} epochs "
             f"({type(error).__name__}: {error})"
         ) from None
 
 
 def _annotated(what: Any) -> Any:
-    """What a function says that it returns, before it is called: not every one may be."""
+    """Annotated return type of a function, which is not called, since calling may have effects."""
     try:
         return get_type_hints(what).get("return")
     except (TypeError, NameError, AttributeError):

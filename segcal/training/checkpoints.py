@@ -1,4 +1,4 @@
-"""Checkpoints of a training: tensors and plain values, whole or not there."""
+"""Writes and reads checkpoints of a training: tensors and plain values, whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAST_NAME = "checkpoint_last.pt"
 
 
 def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
-    """Write tensors and plain values; a killed process leaves the file that was there before."""
+    """Write tensors and plain values; if the process is killed, the previous file remains."""
     with whole_file(path) as temporary:
         torch.save({"segcal": __version__, **content}, temporary)
 
@@ -26,11 +26,11 @@ def read_checkpoint(path: Path, keys: Collection[str]) -> dict[str, Any]:
     """Read a checkpoint onto the CPU.
 
     Args:
-        path: of the file.
-        keys: that it must have.
+        path: path of the file.
+        keys: keys that it must have.
 
     Raises:
-        ValueError: no such file, damaged, or one that holds more than tensors and plain values.
+        ValueError: the file is missing or damaged, or holds more than tensors and plain values.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -45,9 +45,9 @@ def read_checkpoint(path: Path, keys: Collection[str]) -> dict[str, Any]:
 
 
 def weights_digest(state: Mapping[str, Any]) -> str:
-    """Short digest of a network's weights: where two are equal, so are the networks' outputs.
+    """Short digest of a network's weights; networks with equal digests have equal outputs.
 
-    It stays when the checkpoint is copied or moved, and changes when training goes on.
+    It stays the same when the checkpoint is copied or moved, and changes when training continues.
 
     Args:
         state: ``state_dict`` of the network.

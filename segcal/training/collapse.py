@@ -1,8 +1,8 @@
-"""Collapse to background: a class that is there and that the network has stopped to predict.
+"""Detects collapse to background: a labelled class that the network no longer predicts.
 
-A penalty that asks a large background logit of every inner voxel can outweigh cross-entropy of
-the few foreground voxels; cross-entropy + CRaC with its published settings did so on hippocampus
-MRI within three epochs, Dice + cross-entropy + CRaC did not.
+A penalty that asks for a large background logit in every inner voxel can outweigh the
+cross-entropy of the few foreground voxels. Cross-entropy + CRaC with its published settings
+collapsed on hippocampus MRI within three epochs; Dice + cross-entropy + CRaC did not.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ REMEDY = (
     "is usual). If it stays so: keep Dice in the base loss, lower the weight of the penalty (of "
     "CRaC: margin_inner or rho0), and see 'Collapse' in docs/guides/nnunet.md"
 )
-"""What to tell a user whose network seems to have collapsed."""
+"""Advice for a user whose network seems to have collapsed."""
 
 
 class CollapseWatch:
-    """Counts, per class, the validation passes in a row that labelled but never predicted it.
+    """Counts, per class, successive validation passes in which it is labelled but never predicted.
 
     Args:
         num_classes: K.
-        patience: passes in a row before a class is called collapsed.
-        background: class 0 is background and not watched; regions have none.
+        patience: number of successive passes before a class counts as collapsed.
+        background: whether class 0 is background, which is not watched; regions have none.
     """
 
     def __init__(self, num_classes: int, patience: int = 3, *, background: bool = True) -> None:
@@ -59,14 +59,14 @@ class CollapseWatch:
         return [k for k in watched if self.missing[k] >= self.patience]
 
     def news(self, collapsed: list[int], names: Sequence[str]) -> str:
-        """A sentence on classes that have collapsed, unless the last one was on the same.
+        """A sentence on the classes that have collapsed, unless the last sentence named the same.
 
         Args:
-            collapsed: of this pass, see :meth:`update`.
-            names: of the classes.
+            collapsed: collapsed classes of this pass, from :meth:`update`.
+            names: names of the classes.
 
         Returns:
-            the sentence; nothing where there is nothing new.
+            the sentence; empty if there is nothing new.
         """
         before, self._said = self._said, collapsed
         if not collapsed or collapsed == before:

@@ -1,4 +1,4 @@
-"""Where a training computes: its device, and the processes that share the work."""
+"""Chooses the device of a training, and joins the processes that share the work."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import torch.distributed as dist
 __all__ = ["Ranks", "choose_device", "processes"]
 
 DEVICES = r"auto|cpu|cuda(:\d+)?"
-"""Names of devices that work is done on."""
+"""Pattern of the names of supported devices."""
 
 
 def choose_device(name: str) -> torch.device:
     """The device that a name means: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the name is unknown, or there is no such device.
     """
     if name.startswith("mps"):
         raise ValueError(
-            "device: mps has no float64, which multipliers and metrics are kept in; use cpu, or "
+            "device: mps has no float64, in which multipliers and metrics are kept; use cpu, or "
             "cuda on a machine with an NVIDIA GPU"
         )
     if not re.fullmatch(DEVICES, name):
@@ -34,18 +34,18 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device: {name} was asked for and torch finds no GPU")
+        raise ValueError(f"device: {name} was asked for, but torch finds no GPU; use cpu")
     return torch.device(name)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together.
+    """This process among the processes that train together.
 
     Attributes:
-        rank: its number.
-        size: how many there are.
-        device: what it computes on.
+        rank: number of this process, from 0.
+        size: number of processes.
+        device: device of this process.
     """
 
     rank: int
@@ -62,15 +62,15 @@ class Ranks:
 def processes(device: str) -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` has started, if it has.
 
-    Keep no run beyond the block: a network of several processes that outlives their group can abort
-    the process when Python ends.
+    Do not keep a training run beyond the block: with several processes, a network that outlives
+    their group can abort the process when Python ends.
 
     Args:
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``; of several processes on GPUs each takes
-            the one of its local rank.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``; with several processes on GPUs, each
+            process uses the GPU of its local rank.
 
     Raises:
-        ValueError: no such device.
+        ValueError: there is no such device.
     """
     chosen = choose_device(device)
     if "WORLD_SIZE" not in os.environ:

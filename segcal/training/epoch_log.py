@@ -1,4 +1,4 @@
-"""The log of a training: one JSON object a line, one line an epoch."""
+"""The log of a training: one line per epoch, each a JSON object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EpochLog:
     """``segcal_log.jsonl`` of a training's folder.
 
     Args:
-        folder: where it lies; it need not be there yet.
+        folder: folder of the log, which need not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,17 +27,17 @@ class EpochLog:
         """Add the line of an epoch.
 
         Args:
-            record: holds its number as ``epoch``. NaN and infinity, which JSON does not have,
-                become null.
+            record: content of the line, with the epoch's number as ``epoch``. NaN and infinity,
+                which JSON does not have, become null.
         """
         with self.path.open("a", encoding="utf-8") as log:
             log.write(json.dumps(_finite(record), allow_nan=False) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """What the lines hold; nothing before the first epoch has ended.
+        """Content of the lines; empty before the first epoch has ended.
 
         Raises:
-            ValueError: naming the file: a line that is no JSON.
+            ValueError: a line is not JSON; the message names the file.
         """
         records = []
         for number, line in enumerate(self._lines(), 1):
@@ -50,7 +50,7 @@ class EpochLog:
         return records
 
     def forget_from(self, epoch: int) -> None:
-        """Drop lines of epochs that a resumed training runs again, and half a line."""
+        """Drop lines of epochs that a resumed training runs again, and incomplete lines."""
         if self.path.exists():
             kept = [line for line in self._lines() if _epoch_of(line) < epoch]
             write_text(self.path, "".join(kept))

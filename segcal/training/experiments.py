@@ -1,7 +1,7 @@
-"""An experiment: one YAML file that says all about a training, checked before work starts.
+"""An experiment: one YAML file that defines a training, checked before work starts.
 
-What all experiments have in common stands here; what a trainer's own has besides is said by its
-class. Relative paths are relative to the working directory.
+This module holds what all experiments have in common; each trainer adds its own settings in a
+subclass. Relative paths are relative to the working directory.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class TrainingSettings(Strict):
-    """How long a training is and on what.
+    """Length, batch size, seed and device of a training.
 
     Attributes:
-        epochs: passes over what is trained on.
-        batch_size: samples of a step, of all processes together.
-        early_stop: epochs without a better one after which it ends; None never.
-        seed: of weights, order, augmentation, dropout. Every epoch is seeded anew, so a resumed
-            training goes on as if it had not been stopped.
-        device: ``auto`` takes a GPU if there is one.
+        epochs: passes over the training data.
+        batch_size: samples per step, over all processes together.
+        early_stop: number of epochs without improvement after which training ends; None means
+            never.
+        seed: random seed of weights, order, augmentation and dropout. Every epoch has its own seed,
+            so a resumed training continues as if it had not been stopped.
+        device: ``auto`` uses a GPU if there is one.
     """
 
     epochs: int = Field(ge=1)
@@ -58,18 +59,18 @@ class TrainingSettings(Strict):
 
 
 class Experiment(Strict):
-    """All about a training.
+    """Definition of a training.
 
     Attributes:
-        summary: for people.
-        data: what is trained on, and what becomes of it.
-        network: a class or function whose network gives logits; what it takes of numbers of
-            classes, channels and the like is filled in.
+        summary: description for readers.
+        data: training data, and how they are processed.
+        network: a class or function that makes a network which returns logits; numbers of classes,
+            channels and the like are filled in.
         recipe: the loss: name of a recipe, loss or penalty, or a YAML file.
         terms: arguments of the recipe's terms, by name.
         optimizer: a class of torch.optim.
         scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
-            ReduceLROnPlateau is shown the metric that chooses the best epoch.
+            ReduceLROnPlateau gets the metric that chooses the best epoch.
         training: see :class:`TrainingSettings`.
         output: folder of the results; ``{recipe}`` and ``{seed}`` are replaced.
     """
@@ -83,7 +84,7 @@ class Experiment(Strict):
         "scheduler": (),
         "training": ("epochs", "early_stop", "device"),
     }
-    """Parts that a resumed training may not change, but for these of their keys."""
+    """Parts that a resumed training may not change, each with the keys that it may change."""
 
     summary: str = ""
     data: Strict
@@ -116,13 +117,14 @@ def load(config: str | Path, model: type[Model], kind: str, settings: Sequence[s
     """Read an experiment.
 
     Args:
-        config: a YAML file, or the name of a shipped one.
-        model: what it is to be.
-        kind: folder of the shipped ones.
+        config: a YAML file, or the name of a shipped experiment.
+        model: class of the experiment.
+        kind: folder of the shipped experiments.
         settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
 
     Raises:
-        ValueError: no such file or name, or something that does not fit, with all that there is.
+        ValueError: there is no such file or name, or its content does not fit; the message lists
+            every problem.
     """
     name = f"{config} with {' '.join(settings)}" if settings else str(config)
     return validated(read_content(config, model, kind, settings), model, name)
@@ -131,16 +133,17 @@ def load(config: str | Path, model: type[Model], kind: str, settings: Sequence[s
 def read_content(
     config: str | Path, model: type[BaseModel], kind: str, settings: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Read what a YAML file says, with settings of the user's put in.
+    """Read the content of a YAML file, and put the user's settings into it.
 
     Args:
-        config: a YAML file, or the name of a shipped one.
-        model: what it is to be.
-        kind: folder of the shipped ones.
+        config: a YAML file, or the name of a shipped experiment.
+        model: class of the experiment.
+        kind: folder of the shipped experiments.
         settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
 
     Raises:
-        ValueError: no such file or name, with the names that there are; settings that are none.
+        ValueError: there is no such file or name (the message lists the shipped names), or a
+            setting has another form.
     """
     path = Path(config)
     if path.suffix not in (".yaml", ".yml"):
@@ -165,10 +168,10 @@ def shipped(kind: str) -> list[str]:
 
 
 def put(content: dict[str, Any], setting: str) -> None:
-    """Put a setting, ``key=value``, into what a YAML file says.
+    """Put a setting, ``key=value``, into the content of a YAML file.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the setting has another form.
     """
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
@@ -185,7 +188,7 @@ def put(content: dict[str, Any], setting: str) -> None:
 
 
 def to_yaml(experiment: BaseModel) -> str:
-    """All settings of an experiment, defaults included, as a YAML file of one's own would say."""
+    """All settings of an experiment, defaults included, as YAML that can be edited and used."""
     return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
 
 
@@ -195,12 +198,12 @@ def write_resolved(experiment: BaseModel, folder: Path) -> None:
 
 
 def differences(before: BaseModel, now: BaseModel, parts: Mapping[str, Sequence[str]]) -> list[str]:
-    """Sentences on what differs of some parts of two experiments.
+    """Sentences on the differences between some parts of two experiments.
 
     Args:
         before: an experiment.
-        now: another one.
-        parts: names of the parts that are compared, and what of each does not count.
+        now: another experiment.
+        parts: names of the parts to compare, each with the keys to leave out.
     """
     a, b = before.model_dump(mode="json"), now.model_dump(mode="json")
     found = []
@@ -216,21 +219,21 @@ def differences(before: BaseModel, now: BaseModel, parts: Mapping[str, Sequence[
 def check_same(
     before: Experiment, now: Experiment, path: Path, only: Collection[str] | None = None
 ) -> None:
-    """See to it that a checkpoint is of an experiment.
+    """Check that a checkpoint belongs to an experiment.
 
     Args:
-        before: the experiment that it holds.
-        now: what it should be of.
-        path: of the checkpoint.
-        only: names of the parts that count; None counts all that must be the same.
+        before: the experiment that the checkpoint holds.
+        now: the experiment that it should belong to.
+        path: path of the checkpoint.
+        only: names of the parts to compare; None compares all parts that must be the same.
 
     Raises:
-        ValueError: what differs.
+        ValueError: something differs; the message says what.
     """
     parts = {k: v for k, v in now.must_be_same.items() if only is None or k in only}
     if found := differences(before, now, parts):
         raise ValueError(
-            f"{path}: was trained with {'; '.join(found)}. Give the settings it was trained with "
+            f"{path}: was trained with {'; '.join(found)}. Use the settings it was trained with "
             f"({CONFIG_NAME} beside it), or choose another output"
         )
 

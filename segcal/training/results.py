@@ -1,4 +1,4 @@
-"""What the passes of a training come to, and the training as a whole."""
+"""Results of the passes of a training, and of the training as a whole."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Criterion", "HeldOutPass", "Trained", "Validation"]
 
 @dataclass(frozen=True)
 class Criterion:
-    """What makes one epoch better than another.
+    """Metric that makes one epoch better than another.
 
     Attributes:
-        key: of the metric among those of :class:`Validation`.
-        name: for people.
-        higher: whether more of it is better.
+        key: key of the metric in :class:`Validation`.
+        name: readable name.
+        higher: whether a higher value is better.
     """
 
     key: str
@@ -35,11 +35,11 @@ class Validation:
 
     Attributes:
         terms: mean of every unweighted term of the loss over samples.
-        metrics: numbers by name: that of the criterion, and ``ece``, which the figure shows;
-            ``dice``, which schedules may wait for, where there is one.
-        steps: what the update of the multipliers did, by penalty.
-        predicted: voxels per class in the prediction, where collapse is watched.
-        labelled: voxels per class in the labels, where collapse is watched.
+        metrics: numbers by name: the criterion's, ``ece``, which the figure shows, and if there is
+            one, ``dice``, which schedules may wait for.
+        steps: updates of the multipliers (learned weights of penalties), by penalty.
+        predicted: voxels per class in the prediction, if collapse is watched.
+        labelled: voxels per class in the labels, if collapse is watched.
     """
 
     terms: dict[str, float]
@@ -50,11 +50,11 @@ class Validation:
 
 
 class HeldOutPass(NamedTuple):
-    """What a network says of the validation set.
+    """Predictions of a network on the validation set.
 
     Attributes:
-        batches: logits that give probabilities, ``(N, K, *S)``, and labels ``(N, *S)``.
-        number: how many batches there are.
+        batches: logits ``(N, K, *S)`` and labels ``(N, *S)``.
+        number: number of batches.
         ignore_index: label to leave out.
     """
 
@@ -65,15 +65,15 @@ class HeldOutPass(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a training.
+    """Result of a training.
 
     Attributes:
-        folder: of the results.
-        epochs: that have been trained, those before a resume included.
-        best_epoch: number of the best one, from 0.
-        metric: by which it is the best.
-        best: its value in validation.
-        early: whether patience ended it.
+        folder: folder of the results.
+        epochs: number of trained epochs, including epochs before the training was resumed.
+        best_epoch: number of the best epoch, from 0.
+        metric: metric that chose the best epoch.
+        best: value of this metric in validation.
+        early: whether the training ended early, since no epoch was better for a while.
     """
 
     folder: Path

@@ -1,9 +1,9 @@
 """The skeleton of a training run: what all trainers have in common.
 
-A trainer is a subclass of :class:`TrainingRun` that says what it trains and what an epoch is. The
-skeleton does the rest: it begins or resumes, seeds every epoch, steps the schedule, keeps the best
-and the last state, writes log, figure and ``run.json``, watches for collapse, and stops when
-patience ends.
+A trainer is a subclass of :class:`TrainingRun` that defines what is trained and what an epoch is.
+The skeleton does the rest: it begins or resumes, seeds every epoch, steps the schedule, keeps the
+best and the last state, writes log, figure and ``run.json``, watches for collapse, and stops early
+if no epoch has been better for a while. Multipliers are the learned weights of penalties.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from segcal.training.results import Criterion, HeldOutPass, Trained, Validation
 __all__ = ["TrainingRun"]
 
 FIGURE_SECONDS = 20.0
-"""The figure of a training is drawn anew no more often than this, and at the end."""
+"""Least time in seconds between two drawings of the figure, which is also drawn at the end."""
 Kind = TypeVar("Kind", bound=Experiment)
 Say = Callable[[str], None]
 
@@ -47,16 +47,17 @@ Say = Callable[[str], None]
 class TrainingRun(ABC, Generic[Kind]):
     """A training that has been checked and is ready to run.
 
-    A trainer fills in :meth:`prepare`, :meth:`build_network`, :meth:`train_epoch` and
+    A trainer implements :meth:`prepare`, :meth:`build_network`, :meth:`train_epoch` and
     :meth:`validate_epoch`, which the skeleton calls in this order; the other hooks may stay as
-    they are. All that a trainer needs to go on as if it had not been stopped is in
+    they are. Everything that a trainer needs to continue as if it had not been stopped is in
     :meth:`own_state`, or drawn from the seed of the epoch.
 
     Args:
-        experiment: what to do.
-        ranks: this process among those that train together; None is one process.
-        resume: go on from the last checkpoint; from the beginning where there is none yet.
-        say: told what a user should read, in the first process.
+        experiment: experiment to train.
+        ranks: this process among the processes that train together; None means one process.
+        resume: whether to continue from the last checkpoint, or from the beginning if there is
+            none yet.
+        say: called in the first process with messages for the user.
 
     Raises:
         OutputInUseError: the output holds a training that is not to be resumed.
@@ -64,20 +65,20 @@ class TrainingRun(ABC, Generic[Kind]):
 
     Attributes:
         classes: names of the classes, labels or regions; set by :meth:`prepare`.
-        criterion: what chooses the best epoch; set by :meth:`prepare`.
-        recipe: what the loss is made of; set by :meth:`prepare`.
+        criterion: metric that chooses the best epoch; set by :meth:`prepare`.
+        recipe: terms of the loss; set by :meth:`prepare`.
         objective: the loss; set by :meth:`prepare`.
-        collapse: what notices classes that are no longer predicted; set by :meth:`prepare`, or
+        collapse: watches for classes that are no longer predicted; set by :meth:`prepare`, or
             None.
-        network, optimizer, scheduler: built after that.
+        network, optimizer, scheduler: built after :meth:`prepare`.
         epoch: number of epochs that are done.
-        best_epoch: number of the best one, from 0; -1 before the first.
+        best_epoch: number of the best epoch, from 0; -1 before the first.
     """
 
     libraries: ClassVar[Sequence[str]] = ("segcal", "torch", "numpy", "scipy")
-    """Distributions whose versions ``run.json`` tells."""
+    """Distributions whose versions ``run.json`` states."""
     keys: ClassVar[Sequence[str]] = ("experiment", "recipe", "epoch", "network", "objective")
-    """What a checkpoint has at least."""
+    """Keys that every checkpoint has."""
 
     classes: tuple[str, ...]
     criterion: Criterion
@@ -107,7 +108,7 @@ class TrainingRun(ABC, Generic[Kind]):
         if checkpoint is not None and checkpoint["recipe"] != self.recipe.model_dump():
             raise ValueError(
                 f"{self.folder / LAST_NAME}: was trained with another content of "
-                f"{experiment.recipe}; go on with that, or choose another output"
+                f"{experiment.recipe}; restore that content, or choose another output"
             )
         self.objective.to(self.device)
         torch.manual_seed(settings.seed)
@@ -146,14 +147,14 @@ class TrainingRun(ABC, Generic[Kind]):
             )
         self.advance: Callable[[str], None] = lambda state: None
 
-    # What a trainer says.
+    # What a trainer defines.
 
     @abstractmethod
     def prepare(self, checkpoint: dict[str, Any] | None) -> None:
-        """Set classes, criterion, recipe and objective; what costs hours is for :meth:`load`.
+        """Set classes, criterion, recipe and objective; slow work belongs in :meth:`load`.
 
         Args:
-            checkpoint: that the training goes on from, or None.
+            checkpoint: checkpoint that the training continues from, or None.
 
         Raises:
             ValueError: something does not fit, or is not what the checkpoint was trained on.
@@ -164,10 +165,10 @@ class TrainingRun(ABC, Generic[Kind]):
         """Build the network; the seed of the training has just been set.
 
         Args:
-            fresh: False before a checkpoint fills it, so that first weights need not be read.
+            fresh: False if a checkpoint will fill it, so that initial weights need not be read.
 
         Raises:
-            ValueError: not a network, or arguments that do not fit.
+            ValueError: it is not a network, or its arguments do not fit.
         """
 
     @abstractmethod
@@ -175,7 +176,7 @@ class TrainingRun(ABC, Generic[Kind]):
         """Train an epoch; return the mean of every unweighted term over its samples.
 
         Args:
-            seed: of the epoch and this process, to which torch's generator has just been set.
+            seed: seed of the epoch and this process, which torch's generator has just got.
 
         Raises:
             FloatingPointError: the loss is no longer finite.
@@ -191,31 +192,31 @@ class TrainingRun(ABC, Generic[Kind]):
 
     @abstractmethod
     def own_state(self) -> dict[str, Any]:
-        """What checkpoints hold besides: what was trained on, and state of the trainer's own."""
+        """Further content of checkpoints: the data trained on, and the trainer's own state."""
 
     def restore_own(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the trainer's own state from a checkpoint."""
+        """Restore the trainer's own state from a checkpoint."""
 
     def check_network(self) -> None:
-        """Raise ValueError unless the network and the loss fit what is trained on."""
+        """Raise ValueError unless the network and the loss fit the data."""
 
     def parameter_groups(self) -> list[dict[str, Any]] | None:
-        """Groups of the network's parameters, with rates of their own; None is all alike."""
+        """Groups of parameters with learning rates of their own; None treats all alike."""
         return None
 
     def load(self) -> None:
-        """Read what is trained on, when all that is quick has been checked.
+        """Read the data, after everything that is quick has been checked.
 
         Raises:
             ValueError: something does not fit.
         """
 
     def facts(self) -> dict[str, Any]:
-        """What ``run.json`` tells besides."""
+        """Further content of ``run.json``."""
         return {}
 
     def after_epoch(self, record: dict[str, Any], validation: Validation) -> None:
-        """Do what else follows an epoch that has been logged and kept.
+        """Do further work after an epoch that has been logged and kept.
 
         Args:
             record: its line of the log.
@@ -224,25 +225,25 @@ class TrainingRun(ABC, Generic[Kind]):
 
     @abstractmethod
     def held_out(self, network: nn.Module) -> HeldOutPass:
-        """What another network says of validation; the same in the same order each time.
+        """Predictions of a network on the validation set, in the same order each time.
 
         Args:
-            network: in place of that which is trained.
+            network: network to use in place of the one that is trained.
         """
 
     def finish(self) -> None:
-        """Close what is open, after the last epoch."""
+        """Close open resources after the last epoch."""
 
     # What all trainers do.
 
     @property
     def epochs_left(self) -> int:
-        """Epochs that are still to be trained, unless patience ends it before."""
+        """Number of epochs that are still to be trained, unless the training ends early."""
         return max(0, self.experiment.training.epochs - self.epoch)
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether no epoch has been better for as many as the settings allow."""
+        """Whether no epoch has been better for as many epochs as the settings allow."""
         patience = self.experiment.training.early_stop
         return patience is not None and self.epoch - 1 - self._improved >= patience
 
@@ -250,7 +251,7 @@ class TrainingRun(ABC, Generic[Kind]):
         """Train to the end.
 
         Args:
-            advance: called after every step of the trainer's progress with how it goes.
+            advance: called after every step with a text on the state of the training.
 
         Raises:
             FloatingPointError: loss or logits are no longer finite.
@@ -279,7 +280,7 @@ class TrainingRun(ABC, Generic[Kind]):
     def _fold_temperature(self) -> None:
         """Divide the last layer of the best network by its temperature, in its checkpoint.
 
-        Where that cannot be done it is said, and the training has ended well all the same.
+        If that cannot be done, the user is told; the training counts as successful all the same.
         """
         path = self.folder / BEST_NAME
         content = read_checkpoint(path, self.keys)
@@ -299,8 +300,8 @@ class TrainingRun(ABC, Generic[Kind]):
             )
         except ValueError as error:
             self.say(
-                f"WARNING: no temperature became part of {BEST_NAME}: {error}. segcal calibrate "
-                "repairs its probabilities"
+                f"WARNING: {BEST_NAME} was left without a temperature: {error}. Calibrate its "
+                "probabilities with segcal calibrate"
             )
             return
         write_checkpoint(path, {**content, "network": network.state_dict(), "temperature": values})
@@ -311,22 +312,22 @@ class TrainingRun(ABC, Generic[Kind]):
         )
 
     def _check_ranks(self) -> None:
-        """Raise ValueError unless all processes are at the same epoch; wait for all."""
+        """Wait for all processes; raise ValueError unless all are at the same epoch."""
         mine = torch.tensor([self.epoch, self.epoch**2], dtype=torch.float64)
         total, squares = sum_over_ranks(mine).tolist()
         if total**2 != self.ranks.size * squares:  # equal if and only if all epochs are
             raise ValueError(
-                f"{self.folder / LAST_NAME}: not all processes find the same one; the output "
+                f"{self.folder / LAST_NAME}: the processes find different checkpoints; the output "
                 "must lie on a file system that all machines share"
             )
 
     @property
     def _progress(self) -> float:
-        """Share of the epochs that are done, which schedules go by."""
+        """Share of the epochs that are done, which schedules depend on."""
         return self.epoch / self.experiment.training.epochs
 
     def _run_epoch(self) -> None:
-        """Train, validate, log, keep the best and the last."""
+        """Train and validate one epoch, log it, and keep the best and the last state."""
         started = time.monotonic()
         # of its own for each epoch and process, so that nothing depends on what came before
         seed = self.experiment.training.seed + 1000003 * (self.epoch + 1) + 7919 * self.ranks.rank
@@ -365,10 +366,10 @@ class TrainingRun(ABC, Generic[Kind]):
         self._warn(record, validation)
 
     def _is_best(self, value: float) -> bool:
-        """Whether no epoch before is better; it is then remembered as the best.
+        """Whether no earlier epoch is better; the epoch is then remembered as the best.
 
-        Of equal ones the last: where a coarse metric ties many epochs, the first of them would be
-        a training that has hardly begun.
+        Among equal epochs the last is chosen: if a coarse metric ties many epochs, the network of
+        the first would hardly be trained.
         """
         score = value if self.criterion.higher else -value
         score = -math.inf if math.isnan(score) else score  # e.g. no foreground at all
@@ -405,7 +406,7 @@ class TrainingRun(ABC, Generic[Kind]):
             self.say(f"{epoch}: {news}")
 
     def _state(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Content of a checkpoint."""
         content = {
             "experiment": self.experiment.model_dump(mode="json"),
             "recipe": self.recipe.model_dump(),

@@ -1,1 +1,1 @@
-"""Predictions without references: which case to check, how large a structure is, how sure."""
+"""Judges predictions without references: which case to check, and how large structures are."""

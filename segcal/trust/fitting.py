@@ -1,4 +1,4 @@
-"""Fit intervals of volumes to validation predictions and their references."""
+"""Fits intervals of volumes to validation predictions and their references."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ def fit_intervals(
     runner: Runner = run,
     progress: Progress = lambda case: None,
 ) -> VolumeIntervals:
-    """Fit intervals to what has been planned.
+    """Fit intervals to the cases of a planned job.
 
     Args:
-        job: see :func:`segcal.repair.fitting.plan_fit`.
-        processes: cases at the same time; None takes one a core, of four cases or more each.
+        job: result of :func:`segcal.repair.fitting.plan_fit`.
+        processes: number of cases at the same time; None uses one process per core, if each gets
+            four cases or more.
         runner: see :func:`segcal.evaluation.api.runner_of`.
         progress: called with the name of each case that was read.
 
     Raises:
-        ValueError: a case that cannot be read, since intervals of the others would be other ones; a
-            structure whose probabilities are 0 and 1 alone and wrong.
+        ValueError: a case cannot be read (the others alone would give other intervals), or the
+            probabilities of a structure are only 0 and 1, and its volume is wrong.
         KeyboardInterrupt: on Ctrl-C.
     """
     cohort = run_cases(
@@ -71,7 +72,7 @@ def fit_rows(rows: pd.DataFrame) -> dict[str, StructureIntervals]:
     """Intervals of every structure from a table of cases.
 
     Args:
-        rows: a row a case with ``voxel_ml``, and of every label ``true_volume_ml/label``,
+        rows: one row per case with ``voxel_ml``, and for every label ``true_volume_ml/label``,
             ``volume_ml/label`` and ``volume_sd_ml/label``; an undefined case is left out.
 
     Raises:
@@ -89,16 +90,16 @@ def check_intervals(
     *,
     any_model: bool = False,
 ) -> None:
-    """Refuse intervals of other labels or another model, or of before or after its calibration.
+    """Refuse intervals that were fitted for other labels, another model or another calibration.
 
     Args:
-        intervals: of :func:`fit_intervals`.
-        predictions: that they are for.
-        label_set: of these, or None.
-        any_model: refuse those of no other model.
+        intervals: result of :func:`fit_intervals`.
+        predictions: predictions that the intervals are to be used for.
+        label_set: labels of these predictions, or None.
+        any_model: whether to accept intervals of another model or calibration.
 
     Raises:
-        ValueError: naming what differs.
+        ValueError: something differs; the message says what.
     """
     names = () if label_set is None else label_set.foreground
     if unknown := [name for name in names if name not in intervals.structures]:
@@ -110,12 +111,12 @@ def check_intervals(
     if other and not any_model:
         raise ValueError(
             f"{predictions}: {other[1]}, but the intervals were fitted to {other[0]}; fit them to "
-            "validation cases of this model, or say --any-model if you know that they fit"
+            "validation cases of this model, or add --any-model if you know that they fit"
         )
 
 
 def _calibration(record: dict[str, object]) -> str:
-    """Calibration of predictions in words."""
+    """Describe the calibration of predictions in words."""
     found = record.get("calibrator")
     if not isinstance(found, dict):
         return "uncalibrated probabilities"
@@ -129,8 +130,8 @@ def _of_structure(rows: pd.DataFrame, name: str) -> StructureIntervals:
     if not np.isfinite(scores).all():
         case = of.index[~np.isfinite(scores)][0]
         raise ValueError(
-            f"{case}: {name}: probabilities of 0 and 1 alone, and another volume than the "
-            "reference's; no interval can be fitted to masks"
+            f"{case}: {name}: the probabilities are only 0 and 1, and their volume differs from "
+            "the reference's; no interval can be fitted to masks"
         )
     inflation = variance_inflation(truth, expected, sd**2)
     voxel_ml = rows.loc[of.index, "voxel_ml"].to_numpy(dtype=np.float64)
@@ -145,8 +146,8 @@ def _measure(case: Case, *, job: Job, note: Callable[[str], None]) -> CaseResult
     )
     if arrays.probabilities is None:
         raise ValueError(
-            f"{case.prediction}: holds no probabilities, which intervals are made of; nnU-Net "
-            "writes them with --save_probabilities, and in validation with --npz"
+            f"{case.prediction}: holds no probabilities, from which intervals are computed; "
+            "nnU-Net writes them with --save_probabilities, and in validation with --npz"
         )
     spacing = arrays.reference.geometry.spacing_mm
     reference = arrays.reference.array

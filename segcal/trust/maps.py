@@ -1,4 +1,4 @@
-"""Maps of a prediction as volumes, to be laid over the image: where it is sure and where not."""
+"""Writes maps of a prediction's confidence as volumes, to be laid over the image."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ from segcal.metrics.uncertainty import confidence_map, entropy_map
 __all__ = ["MapsJob", "plan_maps", "write_maps"]
 
 RECORD = "maps.json"
-"""File beside the maps that says what they are of and what their values mean."""
+"""File beside the maps that says which predictions they show and what their values mean."""
 FILES = ("*/entropy.nii.gz", "*/confidence.nii.gz", "*/probability_*.nii.gz")
 UNFIT = re.compile(r'[\x00-\x1f/\\:*?"<>|%]')
-"""Characters of a label that no name of a file has; they are written as in addresses, ``%2F``."""
+"""Characters of a label that a file name cannot have; they are written as in URLs, ``%2F``."""
 MEANINGS = {
-    "CASE/entropy.nii.gz": "entropy of the classes as a share of the largest possible, log K: 0 "
-    "decided, 1 all classes equally likely; of regions, the mean of their binary entropies in bits",
-    "CASE/confidence.nii.gz": "probability of the likeliest class, 1 / K to 1; of regions, that of "
-    "the least sure decision, 0.5 to 1",
+    "CASE/entropy.nii.gz": "entropy of the classes as a share of the largest possible, log K: 0 if "
+    "one class is certain, 1 if all are equally likely; for regions, the mean of their binary "
+    "entropies in bits",
+    "CASE/confidence.nii.gz": "probability of the most likely class, 1 / K to 1; for regions, the "
+    "probability of the least sure decision, 0.5 to 1",
     "CASE/probability_LABEL.nii.gz": "probability of a label or region, 0 to 1",
     "values": "uint8 with the scale 1/255 in the header (scl_slope), which readers apply: 0 to 1 "
     "in steps of 0.0039",
-    "geometry": "voxels, place and orientation are those of the image",
+    "geometry": "voxel size, position and orientation are those of the image",
 }
-"""What is in the files, in words."""
+"""Content of the files, in words."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,12 @@ class MapsJob:
 
     Attributes:
         predictions: folder or file.
-        output: folder.
+        output: folder for the maps.
         pairing: the cases.
-        labels: what they mean.
-        reader: of nnU-Net that the predictions were made with, or None.
-        tolerance: how far, in voxels, probabilities may lie off their label map or image.
+        labels: what the labels mean.
+        reader: nnU-Net's reader that the predictions were made with, or None.
+        tolerance: how far, in voxels, the geometry of probabilities may deviate from their label
+            map or image.
     """
 
     predictions: Path
@@ -72,7 +74,7 @@ class MapsJob:
 
     @property
     def store(self) -> Store:
-        """What remembers the cases whose maps are written, until all are."""
+        """Store that remembers the cases whose maps are written, until all are."""
         labels = None if self.labels.label_set is None else vars(self.labels.label_set)
         making = ["maps", labels, self.reader, self.tolerance, version("segcal")]
         return Store(self.output / STORE, json.dumps(making, default=str))
@@ -88,28 +90,29 @@ def plan_maps(
     tolerance: float = 1e-2,
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> MapsJob:
-    """Check all that is given, before the first case is read.
+    """Check everything that is given, before the first case is read.
 
     Args:
         predictions: folder or file that ``segcal evaluate`` reads.
-        output: folder of the maps, another one.
-        images: folder of the images, which say where an array file lies that has no label map
-            beside it.
+        output: another folder, for the maps.
+        images: folder of the images, which give the voxel size and position of array files that
+            have no label map beside them.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         prediction_pattern: see :class:`segcal.io.case_patterns.Patterns`.
-        tolerance: how far, in voxels, probabilities may lie off their label map or image.
+        tolerance: how far, in voxels, the geometry of probabilities may deviate from their label
+            map or image.
         found: called with what the labels mean.
 
     Raises:
-        ValueError: files that are not there or tell too little, an output folder that holds what is
-            read or files of others.
+        ValueError: files are missing, a voxel size is unknown, or the output folder holds the
+            input or files that segcal maps did not write.
     """
     if images is not None and not images.is_dir():
         raise ValueError(f"images: {images}: no such folder")
     pairing = unpaired(predictions, images, Patterns(prediction_pattern).prediction)
     inputs = [predictions if predictions.is_dir() else predictions.parent, images]
     if output.resolve() in [path.resolve() for path in inputs if path is not None]:
-        raise ValueError(f"{output}: holds what is read; name another folder for the maps")
+        raise ValueError(f"{output}: holds the input; name another folder for the maps")
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; the maps need a folder")
     check_writable(output)
@@ -130,17 +133,18 @@ def write_maps(
     runner: Runner = run,
     progress: Progress = lambda case: None,
 ) -> Cohort:
-    """Write the maps of every case; one that fails is noted and does not stop the others.
+    """Write the maps of every case; a case that fails is noted and does not stop the others.
 
     Args:
-        job: see :func:`plan_maps`.
-        resume: keep the maps that an interrupted run has written of files that are the same.
-        processes: cases at the same time; None takes one a core, of four cases or more each.
+        job: result of :func:`plan_maps`.
+        resume: whether to keep maps that an interrupted run has written from unchanged files.
+        processes: number of cases at the same time; None uses one process per core, if each gets
+            four cases or more.
         runner: see :func:`segcal.evaluation.api.runner_of`.
         progress: called with the name of each case that is done.
 
     Returns:
-        a row for every case, with the number of its ``maps``; what failed, and notes.
+        a row for every case with its number of ``maps``, the failures, and the notes.
     """
     if not resume:
         job.store.remove()
@@ -208,7 +212,7 @@ def maps_of(arrays: PredictionArrays) -> Iterator[tuple[str, NDArray[np.floating
     """Name and values, 0 to 1, of every map of a case, one at a time.
 
     Args:
-        arrays: of the case.
+        arrays: arrays of the case.
     """
     p, regions = arrays.probabilities, arrays.regions
     yield "entropy", entropy_map(p, regions=regions)

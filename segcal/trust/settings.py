@@ -1,4 +1,4 @@
-"""What the numbers of a triage depend on, and what they mean."""
+"""Settings of a triage, which says which cases to check first, and what its numbers mean."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ __all__ = ["TrustSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrustSettings:
-    """What the numbers depend on; written beside them.
+    """Settings that the numbers depend on; they are written beside the numbers.
 
     Attributes:
-        level: of the intervals of the volume.
-        interval: kind of fitted intervals.
-        swing: a volume that would change by more than this share, if the undecided voxels went the
-            other way, is flagged.
-        tolerance: how far, in voxels, a prediction may lie off its label map or image.
+        level: level of the intervals of the volume, such as 0.95.
+        interval: kind of the fitted intervals.
+        swing: a volume is flagged if it would change by more than this share if the undecided
+            voxels were decided the other way.
+        tolerance: how far, in voxels, the geometry of a prediction may deviate from its label map
+            or image.
 
     Raises:
-        ValueError: values out of range.
+        ValueError: values are out of range.
     """
 
     level: float = 0.95
@@ -46,10 +47,10 @@ class TrustSettings:
         check_choice("interval", self.interval, get_args(Kind))
 
     def conventions(self, unit: str = "mm", *, fitted: bool = False) -> dict[str, str]:
-        """Say in words what every key means.
+        """Meaning of every key, in words.
 
         Args:
-            unit: of the lengths, ``mm`` or ``px``.
+            unit: unit of the lengths, ``mm`` or ``px``.
             fitted: whether intervals were fitted to validation cases.
         """
         return {
@@ -57,6 +58,6 @@ class TrustSettings:
             **definitions(table.CONFIDENCE),
             "intervals": stated(self.level, self.interval if fitted else None),
             "flag": f"volume: its volume swing is above {self.swing:g}",
-            "order": "least soft Dice confidence first; an empty mask counts by 1 less its largest "
-            "p. A case stands where its least sure structure stands",
+            "order": "lowest soft Dice confidence first; an empty mask counts as 1 - its largest "
+            "p. Cases are sorted by their least sure structure",
         }

@@ -1,4 +1,4 @@
-"""Predictions without references: measured case by case, the least sure first."""
+"""Sorts predictions without references, the least sure first, so that they can be checked."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from segcal.trust.settings import TrustSettings
 __all__ = ["Triage", "TrustJob", "least_sure_first", "plan_trust", "run_trust", "trust"]
 
 FLAG = "volume"
-"""Of a structure whose volume is undecided."""
+"""Flag of a structure whose volume is undecided."""
 
 
 @dataclass(frozen=True)
 class TrustJob:
-    """Predictions to be looked through, checked.
+    """Predictions to be sorted, whose files have been checked.
 
     Attributes:
         predictions: folder or file.
-        settings: of the triage.
+        settings: settings of the triage.
         pairing: the cases.
-        labels: what they mean.
-        reader: of nnU-Net that the predictions were made with, or None.
+        labels: what the labels mean.
+        reader: nnU-Net's reader that the predictions were made with, or None.
         images: folder of the images, or None.
-        intervals: fitted to validation cases, or None.
+        intervals: intervals of volumes that were fitted to validation cases, or None.
     """
 
     predictions: Path
@@ -67,21 +67,21 @@ class TrustJob:
 
     @property
     def unit(self) -> str:
-        """Of the lengths: ``mm``, or ``px`` of images."""
+        """Unit of the lengths: ``mm``, or ``px`` for images."""
         return unit_of(self.pairing)
 
     def store(self, folder: Path) -> Store:
-        """Where results of cases are until all of them are there.
+        """Store that keeps results of cases until all cases are done.
 
         Args:
-            folder: in which they have a sub-folder of their own.
+            folder: folder in which they get a sub-folder of their own.
         """
         labels = None if self.label_set is None else vars(self.label_set)
         making = ["trust", vars(self.settings), labels, self.reader, version("segcal")]
         return Store(folder / STORE, json.dumps(making, default=str))
 
     def header(self) -> dict[str, Any]:
-        """What a summary says about its making."""
+        """Part of the summary that says how it was made."""
         intervals = self.intervals
         return {
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -101,11 +101,11 @@ class TrustJob:
 class Triage:
     """What can be said about predictions without a reference.
 
-    :func:`segcal.reporting.trust.write_trust` makes the files and the page of it.
+    :func:`segcal.reporting.trust.write_trust` writes its files and its page.
 
     Attributes:
-        job: what was looked through.
-        cohort: results of its cases.
+        job: predictions that were judged.
+        cohort: results of all cases.
         rows: a row for every case and label, the least sure first: the content of ``trust.csv``.
         summary: the content of ``trust.json``.
     """
@@ -132,21 +132,22 @@ def plan_trust(
     any_model: bool = False,
     found: Callable[[FoundLabels], None] = lambda labels: None,
 ) -> TrustJob:
-    """Check all that is given, before the first case is read.
+    """Check everything that is given, before the first case is read.
 
     Args:
         predictions: folder or file that ``segcal evaluate`` reads.
-        settings: of the triage; None takes the defaults.
-        images: folder of the images, which say where an array file lies that has no label map
-            beside it, and lie below the pictures.
-        intervals: of volumes, fitted to validation cases.
+        settings: settings of the triage; None uses the defaults.
+        images: folder of the images, which are shown in the pictures, and which give the voxel size
+            and position of array files that have no label map beside them.
+        intervals: intervals of volumes that were fitted to validation cases.
         dataset_json: see :func:`segcal.evaluation.labels.find_labels`.
         prediction_pattern: see :class:`segcal.io.case_patterns.Patterns`.
-        any_model: take intervals of another model, too.
+        any_model: whether to accept intervals of another model, too.
         found: called with what the labels mean.
 
     Raises:
-        ValueError: files that are not there or tell too little, intervals of another model.
+        ValueError: files are missing, a voxel size is unknown, or intervals belong to another
+            model.
     """
     if images is not None and not images.is_dir():
         raise ValueError(f"images: {images}: no such folder")
@@ -169,17 +170,19 @@ def run_trust(
     store: Path | None = None,
     progress: Progress = lambda case: None,
 ) -> Triage:
-    """Look through what has been planned; a case that fails does not stop the others.
+    """Judge the predictions of a planned job; a case that fails does not stop the others.
 
     Args:
-        job: see :func:`plan_trust`.
-        processes: cases at the same time; None takes one a core, of four cases or more each.
+        job: result of :func:`plan_trust`.
+        processes: number of cases at the same time; None uses one process per core, if each gets
+            four cases or more.
         runner: see :func:`segcal.evaluation.api.runner_of`.
-        store: see :func:`segcal.evaluation.api.evaluate`; its results stay.
+        store: folder in which results of cases are kept, and from which they are reused; they stay
+            there afterwards. None keeps nothing.
         progress: called with the name of each case that is done.
 
     Raises:
-        ValueError: a structure that no interval was fitted for.
+        ValueError: no interval was fitted for a structure.
     """
     cohort = run_cases(
         job.pairing,
@@ -211,7 +214,7 @@ def trust(
     dataset_json: Path | LabelSet | None = None,
     processes: int | None = 1,
 ) -> Triage:
-    """Say which predictions to look at first, how large structures are, and how sure that is.
+    """Say which predictions to check first, and how large structures are, with intervals.
 
     Examples:
         >>> from segcal.trust.triage import trust
@@ -221,12 +224,15 @@ def trust(
         >>> written = write_trust(triage, "triage")
 
     Args:
-        predictions: see :func:`plan_trust`, as for the arguments that follow.
-        settings: see there.
-        images: see there.
-        intervals: see there; :func:`segcal.trust.fitting.fit_intervals` makes them.
-        dataset_json: see there.
-        processes: see :func:`run_trust`.
+        predictions: folder or file that ``segcal evaluate`` reads.
+        settings: settings of the triage; None uses the defaults.
+        images: folder of the images, which are shown in the pictures, and which give the voxel size
+            and position of array files that have no label map beside them.
+        intervals: intervals of volumes from :func:`segcal.trust.fitting.fit_intervals`, or None.
+        dataset_json: label names, see :func:`segcal.evaluation.labels.find_labels`; None looks for
+            a ``dataset.json``.
+        processes: number of cases at the same time; None uses one process per core, if each gets
+            four cases or more.
 
     Raises:
         ValueError: as :func:`plan_trust`.
@@ -239,10 +245,10 @@ def trust(
 
 
 def least_sure_first(rows: pd.DataFrame, swing: float) -> pd.DataFrame:
-    """A row for every case and label from a row for every case.
+    """Turn a row per case into a row per case and label, the least sure first.
 
     Args:
-        rows: of :class:`segcal.evaluation.cohort.Cohort`, columns ``metric/label``.
+        rows: rows of a :class:`segcal.evaluation.cohort.Cohort`, with columns ``metric/label``.
         swing: see :class:`segcal.trust.settings.TrustSettings`.
     """
     keys = [metric.key for metric in table.CONFIDENCE]

@@ -117,8 +117,8 @@ def test_two_lists_say_who_trains_and_who_validates(voc):
     ("text", "message"),
     [
         ("2007_000000\n2007_999999\n", r"train\.txt: no image .* no label map .* of 2007_999999"),
-        ("2007_000000\n2007_000000\n", r"train\.txt: .*each once; 2007_000000 twice"),
-        ("\n", r"train\.txt: expected names of cases, one a line, each once; it holds none"),
+        ("2007_000000\n2007_000000\n", r"train\.txt: .*each once; got 2007_000000 twice"),
+        ("\n", r"train\.txt: expected names of cases, one per line, each once; got none"),
     ],
 )
 def test_lists_that_do_not_fit(voc, text, message):
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_named_before_training(voc, tmp_path):
         read_labels(colour)
     jpeg = colour.with_suffix(".jpg")
     Image.open(colour).convert("L").save(jpeg)
-    with pytest.raises(ValueError, match=r"000002\.jpg: a JPEG does not keep the values"):
+    with pytest.raises(ValueError, match=r"000002\.jpg: a JPEG does not keep the exact values"):
         read_labels(jpeg)
 
 

@@ -253,7 +253,7 @@ def test_a_network_whose_output_is_a_sum_keeps_its_logits(tmp_path, phantom, pic
     said = []
     path = write_config(tmp_path, phantom, recipe="confidence", network=SUM)
     done = run(path, "training.epochs=1", said=said)
-    assert any("no temperature became part of checkpoint_best.pt" in text for text in said)
+    assert any("checkpoint_best.pt was left without a temperature" in text for text in said)
     assert "temperature" not in torch.load(done.folder / "checkpoint_best.pt", weights_only=True)
 
 

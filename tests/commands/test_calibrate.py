@@ -30,7 +30,7 @@ def test_fit_apply_and_evaluate(folders, tmp_path):
         assert text in done.output
     done = run("apply", folders.predictions, path, "-o", out, "-p", 1, "--decide", "dice")
     assert done.exit_code == 0, done.output
-    assert "is what the calibrator was fitted on" in done.output
+    assert "the calibrator was fitted on these predictions" in done.output
     assert "6 cases calibrated; label maps changed in" in done.output
     done = CliRunner().invoke(
         app, ["evaluate", str(out), str(folders.labels), "-o", str(tmp_path / "report"), "-p", "1"]

@@ -39,7 +39,7 @@ def test_what_is_skipped_is_listed(tmp_path):
     (root / "training/patient001/patient001_frame07_gt.nii.gz").unlink()
     done, text = run("acdc", root, tmp_path / "raw")
     assert done.exit_code == 1
-    assert "patient001_frame07 no label map (_gt) of it" in text
+    assert "patient001_frame07 it has no label map (_gt)" in text
     assert "patient002_frame07" in text
     assert "2 training and 0 test cases" in text
     assert "2 skipped" in text
@@ -50,11 +50,11 @@ def test_the_split_of_the_papers(tmp_path):
     done, text = run("acdc", root, tmp_path / "raw", "--split", "paper", "--dataset-id", 31)
     assert done.exit_code == 0, done.output
     assert "16 training and 4 test cases in" in text
-    assert "1 patients of testing, which the split of the papers leaves out" in text
+    assert "1 patients in testing, which the split of the papers leaves out" in text
     done, text = run("acdc", root, tmp_path / "raw", "--dataset-id", 31)
     assert done.exit_code == 2
     assert "--force: " in text
-    assert "of an earlier conversion" in text
+    assert "from an earlier conversion" in text
     done, text = run("acdc", root, tmp_path / "raw", "--dataset-id", 31, "--force")
     assert done.exit_code == 0, done.output
     assert "20 training and 2 test cases" in text
@@ -78,7 +78,7 @@ def test_flare_and_msd(tmp_path):
 def test_amos_and_btcv(tmp_path):
     done, text = run("amos", write_amos(tmp_path / "amos22"), tmp_path / "raw")
     assert done.exit_code == 0, done.output
-    assert "3 MRI scans, which are no part of task 1" in text
+    assert "3 MRI scans, which are not part of task 1" in text
     assert "3 training and 1 test cases" in text
     assert "splits_final.json $nnUNet_preprocessed/Dataset218_AMOS22CT/" in text
     done, text = run("amos", tmp_path / "amos22", tmp_path / "raw", "--task", 2)
@@ -107,7 +107,7 @@ def test_what_no_list_names_is_counted(tmp_path):
         (("flare", "empty", "raw"), "--release: the names of the files do not tell"),
         (("msd", "empty", "raw"), "expected the folder of one task"),
         (("msd", "task", "raw"), "not named like Task05_Prostate; give a --dataset-id"),
-        (("msd", "task", "task/raw", "--dataset-id", "5"), "would be taken for its own source"),
+        (("msd", "task", "task/raw", "--dataset-id", "5"), "would be read as input"),
     ],
 )
 def test_wrong_usage(tmp_path, monkeypatch, arguments, message):

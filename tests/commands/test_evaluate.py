@@ -149,7 +149,7 @@ def test_an_engine_that_cannot_start_is_said_before_work(folders):
     root, _ = folders
     done = evaluate(root, "--scheduler", "tcp://localhost:1")
     assert done.exit_code == 2
-    assert "--scheduler tcp://localhost:1: is for the engine dask" in done.output
+    assert "--scheduler tcp://localhost:1: needs the engine dask" in done.output
     pytest.importorskip("distributed", reason='needs pip install "segcal[dask]"')
     done = evaluate(root, "--engine", "dask", "--scheduler", "nowhere")
     assert done.exit_code == 2
@@ -179,7 +179,7 @@ def test_no_report_goes_into_predictions(folders):
     shutil.copytree(root / "a", root / "b")
     done = run(root / "a", root / "b", root / "gt", "-o", root, "--names", "b,a")
     assert done.exit_code == 2
-    assert "holds what is evaluated" in done.output
+    assert "holds the files to evaluate" in done.output
     assert sorted(p.name for p in (root / "b").iterdir()) == ["a.npz", "b.npz"]
 
 
@@ -278,7 +278,7 @@ def test_cases_without_probabilities_are_said(folders, pictures):
     write_nifti(root / "p" / "a.nii.gz", y, geometry(y.shape))
     done = evaluate(root)
     assert done.exit_code == 0, done.output
-    assert "not in the calibration errors" in done.output
+    assert "left out of the calibration errors" in done.output
     assert summary(root)["metrics"]["ece_all"]["n"] == 1
     assert summary(root)["metrics"]["dsc"]["n"] == 2
 
@@ -885,7 +885,7 @@ def test_the_published_evaluation_knows_no_regions(folders, labels):
     (root / "dataset.json").write_text(json.dumps(content))
     done = evaluate(root, "--compat", "marginloss")
     assert done.exit_code == 2
-    assert "knows no regions and no ignore label" in " ".join(done.output.split())
+    assert "supports neither regions nor an ignore label" in " ".join(done.output.split())
     assert not (root / "out" / "summary.json").exists()
 
 
@@ -933,10 +933,10 @@ def test_a_region_of_interest(folders):
     for options, message in (
         (("--roi", root / "masks"), "masks: holds no mask for 1 cases, e.g. b"),
         (("--roi", root / "nowhere"), "nowhere: no such folder"),
-        (("--scopes", "roi"), "--roi: expected the folder of the masks of the scope roi"),
+        (("--scopes", "roi"), "--roi: expected the folder of the masks for the scope roi"),
         (("--scopes", "fg,air"), "--scopes: expected one of"),
         (("--scopes", ""), "--scopes: expected one of"),
-        (("--scopes", "fg,fg"), "--scopes: expected different ones, got fg, fg"),
+        (("--scopes", "fg,fg"), "--scopes: expected different scopes, got fg, fg"),
     ):
         done = evaluate(root, *options, out="wrong")
         assert done.exit_code == 2
@@ -1001,7 +1001,7 @@ def test_a_folder_whose_name_is_no_utf8(folders):
     (odd / os.fsdecode(b"x\xff.npz")).write_bytes(b"")
     done = run(odd, root / "gt", "-o", root / "out")
     assert done.exit_code == 2
-    assert r"x\udcff.npz: its name is no UTF-8" in done.output
+    assert r"x\udcff.npz: its name is not valid UTF-8" in done.output
 
 
 def test_patterns_and_labels_without_a_file(folders):
@@ -1111,7 +1111,7 @@ def test_one_map_of_foreground(binary):
     write_nifti(root / "p" / "a.nii.gz", p, geometry(y.shape))
     done = evaluate(root, out="volume")
     assert done.exit_code == 0, done.output
-    assert "a.nii.gz: taken for the probability of foreground" in done.output
+    assert "a.nii.gz: read as the probability of foreground" in done.output
     close(numbers(root, "volume"), expected, rtol=1e-6)
     (root / "p" / "a.nii.gz").unlink()
     np.save(root / "p" / "a.npy", p)
@@ -1132,7 +1132,7 @@ def test_a_saturated_map_is_no_label_map(binary):
     write_nifti(root / "p" / "a.nii.gz", np.abs(y - near).astype(np.float32), geometry(y.shape))
     done = evaluate(root)
     assert done.exit_code == 0, done.output
-    assert "taken for the probability of foreground" in done.output
+    assert "read as the probability of foreground" in done.output
     assert summary(root)["metrics"]["dsc"]["mean"] == 1
     three = evaluate(root, "--labels", "a=1,b=2")
     assert three.exit_code == 1
@@ -1162,8 +1162,8 @@ def test_references_in_folders_of_masks(folders):
     (root / "gt" / "b" / "liver.nii.gz").unlink()
     done = evaluate(root, "--labels", "liver=1,core=2")
     assert done.exit_code == 0, done.output
-    assert "which have the largest of their labels: liver < core" in " ".join(done.output.split())
-    assert "no file for label liver, which has no numbers in this case" in done.output
+    assert "which get the largest of their labels: liver < core" in " ".join(done.output.split())
+    assert "label liver has no file, so it has no results in this case" in done.output
     rows = pd.read_csv(root / "out" / "cases.csv", index_col="case")
     assert rows["dsc/liver"].tolist()[0] == 1
     assert np.isnan(rows["dsc/liver"].tolist()[1])
@@ -1172,7 +1172,7 @@ def test_references_in_folders_of_masks(folders):
     done = CliRunner().invoke(app, checked)
     assert done.exit_code == 0
     assert "Note on b: " in done.output
-    assert "no file for label liver" in done.output
+    assert "label liver has no file" in done.output
 
 
 def test_several_thresholds_are_compared(binary):
@@ -1241,5 +1241,5 @@ def test_labels_saved_as_colours(tmp_path):
     done = run(tmp_path / "bad", tmp_path / "gt", "-o", tmp_path / "out2")
     assert done.exit_code == 1
     said = " ".join(done.output.split())
-    assert "3 colours (red, green, blue); save the number of its label in place of each" in said
+    assert "3 colours (red, green, blue); save a label number in place of each" in said
     assert "1 for (100, 0, 0), 2 for (200, 0, 0)" in said

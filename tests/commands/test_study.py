@@ -78,7 +78,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
     ("arguments", "message"),
     [
         (["--set", "kind=detection"], "kind: expected classification or segmentation, got"),
-        (["--scheduler", "tcp://127.0.0.1:1"], "--scheduler tcp://127.0.0.1:1: is for the engine"),
+        (["--scheduler", "tcp://127.0.0.1:1"], "--scheduler tcp://127.0.0.1:1: needs the engine"),
         (["--format", "word"], "--format: expected"),
     ],
 )

@@ -49,7 +49,7 @@ def test_amos_in_ct(tmp_path, zipped):
     plan, done = convert(root, folder, plan_amos)
     assert (done.training, done.test, done.skipped) == (3, 1, ())
     assert plan.counts == {
-        "MRI scans, which are no part of task 1": 3,
+        "MRI scans, which are not part of task 1": 3,
         "test cases without a label": 1,
     }
     assert [f for f in files(folder) if "images" in f] == [
@@ -106,10 +106,10 @@ def test_what_has_no_partner_is_listed(tmp_path):
     ]  # fmt: skip
     assert plan.cases[0].label == "labelsTs/amos_0003.nii.gz"
     assert {one.name: one.reason for one in plan.skipped} == {
-        "amos_0001": "is there twice: again/imagesTr/amos_0001.nii.gz and "
+        "amos_0001": "occurs twice: again/imagesTr/amos_0001.nii.gz and "
         "imagesTr/amos_0001.nii.gz and labelsTr/amos_0001.nii.gz",
-        "amos_0004": "no image of labelsTr/amos_0004.nii.gz",
-        "amos_0008": "no label map of imagesVa/amos_0008.nii.gz",
+        "amos_0004": "there is no image for labelsTr/amos_0004.nii.gz",
+        "amos_0008": "there is no label map for imagesVa/amos_0008.nii.gz",
     }
     assert plan.splits == ()
 

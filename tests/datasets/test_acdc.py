@@ -79,7 +79,7 @@ def test_split_of_the_papers():
     for part, each in zip(parts, (14, 2, 4), strict=True):
         groups = Counter(infos([int(p[7:])])[p].group for p in part)
         assert groups == dict.fromkeys(GROUPS, each)
-    assert plan.counts == {"patients of testing, which the split of the papers leaves out": 1}
+    assert plan.counts == {"patients in testing, which the split of the papers leaves out": 1}
     assert plan.settings == {"split": "paper", "seed": 3}
     other = plan_acdc(files, infos(range(1, 102)), split="paper", seed=4)
     assert other.splits != plan.splits
@@ -107,10 +107,10 @@ def test_what_is_missing():
     assert set(reasons) == {
         "patient001_frame07", "patient002_frame01", "patient003_frame07", "patient004",
     }  # fmt: skip
-    assert reasons["patient001_frame07"] == "no image of it; there are frames [1, 7]"
+    assert reasons["patient001_frame07"] == "it has no image; there are frames [1, 7]"
     assert "no label map" in reasons["patient002_frame01"]
-    assert "is there twice: training/patient003" in reasons["patient003_frame07"]
-    assert reasons["patient004"].endswith("of the frames [1, 7, 9] are ED and ES")
+    assert "occurs twice: training/patient003" in reasons["patient003_frame07"]
+    assert reasons["patient004"].endswith("of the frames [1, 7, 9] are end-diastole and -systole")
     assert {"patient005_frame01", "patient005_frame07"} <= {case.name for case in plan.cases}
     assert plan.counts == {"test cases without a label": 1}
     for fold in plan.splits:

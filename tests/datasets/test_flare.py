@@ -118,8 +118,8 @@ def test_what_is_missing():
     assert [case.name for case in plan.cases] == ["c"]
     reasons = {one.name: one.reason for one in plan.skipped}
     assert set(reasons) == {"a", "b"}
-    assert "is there twice" in reasons["a"]
-    assert reasons["b"] == "no image of TrainingMask/b.nii.gz"
+    assert "occurs twice" in reasons["a"]
+    assert reasons["b"] == "there is no image for TrainingMask/b.nii.gz"
     with pytest.raises(ValueError, match="found none among 1 images and 0 label maps"):
         plan_flare(["Img/a_0000.nii.gz"], "21")
     with pytest.raises(ValueError, match="release: expected 21 or 22"):
@@ -137,7 +137,7 @@ def test_a_release_is_told_by_names_or_asked_for():
 def test_labels_of_the_other_release_are_refused(tmp_path):
     _, done = convert(write_22(tmp_path / "src"), tmp_path / "Dataset021_X", "21")
     assert (done.training, done.test, len(done.skipped)) == (0, 0, 3)
-    assert "holds label 5, 6, 7" in done.skipped[0].reason
+    assert "holds the unknown label 5, 6, 7" in done.skipped[0].reason
 
 
 def test_real_ct_with_flares_organs(tmp_path):

@@ -155,19 +155,19 @@ def test_what_is_missing(tmp_path):
         "prostate_00", "prostate_01", "lost", "prostate_00", str(entries[-1]), "prostate_09",
     ]  # fmt: skip
     assert "lists it twice" in reasons[0][1]
-    assert "labelsTr/prostate_01.nii.gz is not there" in reasons[1][1]
+    assert "labelsTr/prostate_01.nii.gz is missing" in reasons[1][1]
     assert "imagesTr/lost.nii.gz and labelsTr/lost.nii.gz" in reasons[2][1]
-    assert "its label is not there" in reasons[3][1]
-    assert "no volume" in reasons[4][1]
+    assert "its label is missing" in reasons[3][1]
+    assert "not a volume" in reasons[4][1]
     assert "../../etc" in reasons[5][1]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"training": 3}, "expected the Decathlon's"),
-        ({"modality": None}, "expected the Decathlon's"),
-        ({"labels": {"0": "background", "2": "a"}}, "in a row, got"),
+        ({"training": 3}, "json of the Decathlon"),
+        ({"modality": None}, "json of the Decathlon"),
+        ({"labels": {"0": "background", "2": "a"}}, "without gaps, got"),
         ({"modality": {"1": "T2"}}, "must number the channels"),
         ({"labels": {}}, "expected 'labels'"),
     ],

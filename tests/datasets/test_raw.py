@@ -130,7 +130,7 @@ def test_a_bad_case_is_absent_and_the_rest_is_there(tmp_path, source):
     save(source / "l/b.nii.gz", labels(4))
     done = write(source, folder, plan(splits=splits, skipped=(Skipped("d", "lost"),)))
     assert [one.name for one in done.skipped] == ["d", "b"]
-    assert "holds label 3; known are 0, 1, 2" in done.skipped[1].reason
+    assert "holds the unknown label 3; expected 0, 1, 2" in done.skipped[1].reason
     assert files(folder) == [name for name in WRITTEN if "/b" not in name]
     assert json.loads((folder / "dataset.json").read_text())["numTraining"] == 1
     record = json.loads((folder / "conversion.json").read_text())
@@ -152,26 +152,26 @@ def test_a_folder_of_something_else_is_refused(tmp_path, source):
     folder = tmp_path / "Dataset001_X"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="holds something else than a conversion of test"):
+    with pytest.raises(ValueError, match="holds something other than a conversion of test"):
         write(source, folder, force=True)
     assert files(folder) == ["notes.txt"]
     (folder / "notes.txt").unlink()
     (folder / "conversion.json").write_text('{"converter": "acdc", "cases": {}}')
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="holds something other"):
         write(source, folder, force=True)
     (folder / "conversion.json").unlink()
     write(source, folder)
     (folder / "labelsTr" / "mine.nii.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"labelsTr/mine.nii.gz, which no conversion wrote"):
         write(source, folder, force=True)
-    with pytest.raises(ValueError, match="something else"):
+    with pytest.raises(ValueError, match="something other"):
         write(source, source / "i/a.nii.gz")
 
 
 def test_cases_that_are_no_more_planned_need_force(tmp_path, source):
     folder = tmp_path / "Dataset001_X"
     write(source, folder)
-    with pytest.raises(ValueError, match=r"imagesTr/b_0000.nii.gz.* of an earlier conversion"):
+    with pytest.raises(ValueError, match=r"imagesTr/b_0000.nii.gz.* from an earlier conversion"):
         write(source, folder, plan("ac"))
     assert files(folder) == WRITTEN
     write(source, folder, plan("ac"), force=True)
@@ -200,8 +200,11 @@ def test_a_record_that_names_other_files_removes_none(tmp_path, source):
         ("expected 1 channels, got 2", lambda r: save(r / "i/a.nii.gz", image(0, (*SHAPE, 2)))),
         ("does not lie on the reference: size", lambda r: save(r / "l/a.nii.gz", labels(3)[1:])),
         ("origin .* 3 mm apart", lambda r: save(r / "l/a.nii.gz", labels(3), shifted(3))),
-        ("holds label 7; known are 0, 1, 2", lambda r: save(r / "l/a.nii.gz", 7 * labels(2))),
-        ("are no labels", lambda r: save(r / "l/a.nii.gz", labels(3) * np.float32(0.5))),
+        (
+            "holds the unknown label 7; expected 0, 1, 2",
+            lambda r: save(r / "l/a.nii.gz", 7 * labels(2)),
+        ),
+        ("do not hold labels", lambda r: save(r / "l/a.nii.gz", labels(3) * np.float32(0.5))),
         ("expected a 3-D label map", lambda r: save(r / "l/a.nii.gz", labels(3, 0, (*SHAPE, 2)))),
         ("not at right angles", lambda r: save(r / "i/a.nii.gz", image(0), sheared(5e-3))),
     ],
@@ -281,7 +284,7 @@ def shear_both(root):
     ("change", "array", "affine"),
     [
         ("labels rounded to integers", labels(3, 0) * np.float32(1.01), AFFINE),
-        ("the very grid of the image", labels(3, 0), shifted(0.004)),
+        ("exactly the grid of the image", labels(3, 0), shifted(0.004)),
         ("stored as RPS, re-ordered", labels(3, 0)[::-1], None),
         ("", labels(3, 0).astype(np.float32), AFFINE),
     ],
@@ -377,5 +380,5 @@ def test_where_a_data_set_goes(tmp_path):
 def test_source_and_target_lie_apart(tmp_path):
     check_apart(tmp_path / "a", tmp_path / "ab")
     for a, b in (("a", "a"), ("a", "a/b"), ("a/b/c", "a")):
-        with pytest.raises(ValueError, match="its own source"):
+        with pytest.raises(ValueError, match="the output would be read as input"):
             check_apart(tmp_path / a, tmp_path / b)

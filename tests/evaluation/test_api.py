@@ -193,7 +193,7 @@ def test_labels_that_cannot_be_read_are_not_missed(folders, tmp_path):
     ("options", "message"),
     [
         ({"engine": "threads"}, "engine: expected one of"),
-        ({"scheduler": "here"}, "scheduler here: is for the engine dask"),
+        ({"scheduler": "here"}, "scheduler here: needs the engine dask"),
         ({"roi": "nowhere"}, "nowhere: no such folder"),
         ({"settings": EvaluationSettings(chosen=("roi",))}, "roi: expected the folder of the mask"),
         ({"dataset_json": "nowhere.json"}, "nowhere.json"),
@@ -210,7 +210,7 @@ def test_refused_reports(folders, tmp_path):
         write_report(report, tmp_path, formats=["word"])
     with pytest.raises(ValueError, match="images: nowhere: no such folder"):
         write_report(report, tmp_path, images="nowhere")
-    with pytest.raises(ValueError, match="holds what is evaluated"):
+    with pytest.raises(ValueError, match="holds the files to evaluate"):
         write_report(report, folders / "labelsTs")
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ValueError, match="predictions: expected at least two methods"):

@@ -762,5 +762,5 @@ def test_masks_given_as_probabilities_have_no_calibration(tmp_path, axes, ending
     assert "ece_fg" not in cohort.rows
     if axes == 4 or ending != ".nii.gz":
         said = "; ".join(cohort.notes["a"])
-        assert "holds 0 and 1 alone, masks in place of probabilities" in said
-        assert "taken for a label map, so its calibration is left out" in said
+        assert "holds only 0 and 1, so these are masks and not probabilities" in said
+        assert "read as a label map, so its calibration is left out" in said

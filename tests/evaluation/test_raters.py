@@ -205,8 +205,8 @@ def test_the_report_of_several_raters(folders):
         for key, value in published.items():
             assert rows.loc[name, f"curvas_{key}"] == pytest.approx(value, nan_ok=True)
     page = (folders / "out" / "index.html").read_text()
-    assert "Where raters agree and where not" in page
-    assert "As the evaluation of curvas counts" in page
+    assert "Agreement with several raters" in page
+    assert "By the rules of curvas" in page
     for key in ("dsc_agreed", "crps_gaussian_ml", "brier_soft", "curvas crps_mm3"):
         assert f"<dt>{key}</dt>" in page
     assert "energy distance" not in page[: page.index("<dl>")]

@@ -85,7 +85,7 @@ def test_the_budget_is_kept(monkeypatch, no_gpu):
     found = check("cpu", seconds=0.9, tiny=True, say=said.append)
     assert {part["status"] for part in found["parts"].values()} == {"out of time"}
     assert found["seconds"] < 30
-    assert "left out, there is no time" in said[-1]
+    assert "left out, since no time is left" in said[-1]
 
 
 def test_equality_finds_a_kernel_that_is_wrong(findings, monkeypatch):

@@ -71,7 +71,7 @@ def test_axes_are_reordered_and_other_files_left_out(tmp_path):
     array = read_class_files(folder, GEOMETRY, LABELS, note=notes.append)
     np.testing.assert_array_equal(array, Y)
     assert notes == [
-        "case: 1 files are of no label and left out: spleen.nii.gz",
+        "case: 1 files belong to no label and are left out: spleen.nii.gz",
         "case: stored as RAS, re-ordered to the reference's LPS",
     ]
 
@@ -85,7 +85,7 @@ def test_axes_are_reordered_and_other_files_left_out(tmp_path):
         ({"liver": Y * -128, "left_kidney": Y == 2}, "expected a mask .* int16 from -256 to 0"),
         ({"liver": 0.6 + 0 * P[1], "left_kidney": 0.7 + 0 * P[2]}, "in 60 voxels .* up to 1.3"),
         ({"liver": P[1], "left_kidney": Y == 2}, "left kidney.nii.gz: expected floating"),
-        ({"liver": 9 * P[1], "left_kidney": P[2]}, "liver.nii.gz: values from .* no probabilities"),
+        ({"liver": 9 * P[1], "left_kidney": P[2]}, "liver.nii.gz: values .* not probabilities"),
         ({"liver": P[1] * np.nan, "left_kidney": P[2]}, "liver.nii.gz: 60 voxels are NaN"),
         ({"background": P[0] / 2, "liver": P[1], "left_kidney": P[2]}, "the classes sum to"),
         ({"liver": P, "left_kidney": P[2]}, "liver.nii.gz: expected a volume of one class, got 3"),
@@ -102,14 +102,14 @@ def test_refuses_from_headers(tmp_path):
     folder = write(tmp_path, liver=Y == 1, left_kidney=Y == 2)
     check_class_files(folder, GEOMETRY, LABELS)
     for read in (check_class_files, read_class_files):
-        with pytest.raises(ValueError, match=r"a dataset\.json is needed"):
+        with pytest.raises(ValueError, match=r"give a dataset\.json"):
             read(folder, GEOMETRY, None)
         with pytest.raises(ValueError, match=r"liver\.nii\.gz: does not .* origin .* 5 mm apart"):
             read(folder, replace(GEOMETRY, origin_mm=(10.0, -20.0, 35.0)), LABELS)
     (folder / "left kidney.nii.gz").unlink()
     check_class_files(folder, GEOMETRY, LABELS)
     assert note_missing(folder, LABELS) == [
-        f"{folder}: no file for label left kidney, which has no numbers in this case"
+        f"{folder}: label left kidney has no file, so it has no results in this case"
     ]
     (folder / "liver.nii.gz").unlink()
     for check in (partial(check_class_files, geometry=GEOMETRY), note_missing):

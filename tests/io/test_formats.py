@@ -69,7 +69,7 @@ def test_the_form_that_itk_takes(tmp_path, other, sform_code, qform_code):
     both = bool(sform_code and qform_code)
     assert ("disagree" in volume.note) == both == ("disagree" in volume.geometry.conflict)
     if both:
-        assert "as by ITK; rewrite the header" in volume.note
+        assert "as ITK does; rewrite the header" in volume.note
         assert not reads_alike(reference)
 
 
@@ -260,7 +260,7 @@ def test_bytes_behind_the_voxels_are_left_out(tmp_path):
     for name in ("b.nii", "c.nii.gz", "d.nii.gz"):
         volume = read_labels(tmp_path / name)
         np.testing.assert_array_equal(volume.array, LABELS)
-        assert "more behind the voxels" in volume.note
+        assert "more data after the voxels" in volume.note
     padded = tmp_path / "e.nii.gz"
     padded.write_bytes(gzip.compress(content) + bytes(512))  # as tapes do
     assert read_labels(padded).note == ""
@@ -281,7 +281,10 @@ def test_bytes_behind_the_voxels_of_itks_formats_are_told(tmp_path, name, packed
         file.write(b"and more")
     volume = read_labels(path)
     np.testing.assert_array_equal(volume.array, LABELS)
-    assert volume.note == "holds more behind the voxels that its header tells of, which is left out"
+    assert (
+        volume.note
+        == "holds more data after the voxels that its header describes, which is left out"
+    )
 
 
 @pytest.mark.parametrize("name", ["a.mha", "a.mhd"])
@@ -393,7 +396,7 @@ def test_segments_that_overlap_are_refused_in_words(tmp_path):
     layers = np.stack([LABELS, LABELS], -1)
     path = tmp_path / "a.seg.nrrd"
     sitk.WriteImage(sitk.GetImageFromArray(layers, True), str(path))
-    with pytest.raises(ValueError, match=r"a\.seg\.nrrd: its segments lie in 2 layers"):
+    with pytest.raises(ValueError, match=r"a\.seg\.nrrd: its segments overlap.* lie in 2 layers"):
         read_labels(path)
 
 

@@ -32,8 +32,8 @@ def test_an_order_that_contradicts_the_regions_is_said():
     assert wrong.contradiction() == (
         "dataset.json: 'regions_class_order' [1, 2, 3] contradicts the regions: in the label map "
         "of a perfect prediction 1 (whole, core, enhancing) becomes 3 (whole, core), 4 (whole) "
-        "becomes 1 (whole, core, enhancing); a label of each region that is in no later one would "
-        "be [4, 2, 1]"
+        "becomes 1 (whole, core, enhancing); [4, 2, 1] would fit, since each of these labels lies "
+        "in no later region"
     )
     assert scores(wrong)[0] == 1
     assert scores(wrong)[2] == 0
@@ -61,8 +61,8 @@ def test_whether_regions_survive_is_what_a_perfect_prediction_shows(labels, orde
 
 def test_no_order_is_suggested_where_none_helps():
     advice = label_set({"background": 0, "a": [1, 2], "b": [2, 3]}, [1, 2]).contradiction()
-    assert "list outer regions before inner ones" in advice
-    assert "fit into no label map" in advice
+    assert "list outer regions before inner regions" in advice
+    assert "cannot be stored in one label map" in advice
 
 
 def test_labels_that_do_not_overlap_have_no_order_to_contradict():

@@ -79,10 +79,10 @@ def test_pickles_of_every_numpy(tmp_path):
             {"crop_bbox": [[1, 5], [2, 7], [3, 8]]},
             r"\(K, 4, 5, 5\) like the crop_bbox in case\.pkl",
         ),
-        ({"crop_bbox": [[3, 7], [2, 7], [3, 9]]}, "is not of the reference"),
+        ({"crop_bbox": [[3, 7], [2, 7], [3, 9]]}, "does not fit the reference"),
         (
             {"crop_bbox": BOX, "original_size_of_raw_data": np.array([6, 8, 11])},
-            r"size \(z, y, x\) \(6, 8, 11\) is not of the reference, \(6, 8, 10\)",
+            r"size \(z, y, x\) \(6, 8, 11\) does not fit the reference, \(6, 8, 10\)",
         ),
         (b"\x80\x04 no pickle", "not a plain pickle file"),
         (pickle.dumps(PROPERTIES)[:-40], "not a plain pickle file"),

@@ -33,7 +33,7 @@ def test_some_cases_alone(tmp_path):
     found = with_cases(pair(predictions, references), ["a", "c"])
     assert [case.name for case in found.cases] == ["a"]
     assert (found.without_prediction, found.without_reference) == (["c"], [])
-    with pytest.raises(ValueError, match="cases: neither a prediction nor a reference of e, f"):
+    with pytest.raises(ValueError, match="neither a prediction nor a reference of e, f"):
         with_cases(found, ["a", "f", "e"])
 
 
@@ -299,7 +299,7 @@ def test_a_name_that_no_report_can_write_is_said_at_once(tmp_path):
     (p / os.fsdecode(b"b\xff.nii.gz")).write_bytes(b"")
     touch(tmp_path / "gt", "a.nii.gz")
     for folders in ((p, tmp_path / "gt"), (tmp_path / "gt", p)):
-        with pytest.raises(ValueError, match=r"b\\udcff\.nii\.gz: its name is no UTF-8"):
+        with pytest.raises(ValueError, match=r"b\\udcff\.nii\.gz: its name is not valid UTF-8"):
             pair(*folders)
 
 

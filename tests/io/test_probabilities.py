@@ -46,7 +46,7 @@ def test_reads_npz_and_nifti_alike(tmp_path):
     ("arrays", "message"),
     [
         ({"probabilities": np.log(P + 1e-3)}, "if these are logits, apply a softmax"),
-        ({"probabilities": 3 * P}, "which are no probabilities"),
+        ({"probabilities": 3 * P}, "are not probabilities"),
         ({"probabilities": P * 0.9}, "the classes sum to 0.9"),
         ({"probabilities": np.where(P.max() == P, np.nan, P)}, "class .: 1 voxels are NaN"),
         ({"probabilities": P[:, :, :, :4]}, r"expected probabilities \(K, z, y, x\)"),

@@ -42,7 +42,7 @@ def test_divided_labels_are_refused_wherever_they_are_read(tmp_path, divisor, by
     bad = save(tmp_path / "p" / "a.nii.gz", MAP, **how)
     good = save(tmp_path / "gt" / "a.nii.gz", MAP)
     said = f"{bad}: 5 stored values, 0 to {4 / divisor:.4g}, would all become label 0; they look "
-    said += f"like labels divided by {divisor}: multiply by it"
+    said += f"like labels divided by {divisor}: multiply them by it"
     for prediction, reference in ((bad, good), (good, bad)):
         failed = evaluate_cohort(pair(prediction, reference)).failed
         assert [text.startswith(said) for text in failed.values()] == [True]
@@ -64,7 +64,7 @@ def test_a_mask_of_a_class_that_was_divided(tmp_path):
         folder = tmp_path / str(divisor)
         for name, mask in (("liver", Y == 1), ("left kidney", Y == 2)):
             save(folder / f"{name}.nii.gz", mask, scale=1 / divisor)
-        with pytest.raises(ValueError, match=rf"liver\.nii\.gz: holds 0 and .* by {divisor} say"):
+        with pytest.raises(ValueError, match=rf"liver\.nii\.gz: holds only 0 and .* by {divisor};"):
             read_class_files(folder, GEOMETRY, LABELS)
 
 
@@ -81,9 +81,9 @@ def test_what_interpolation_and_noise_leave():
     assert (round_labels(MAP.astype(np.float32) * 1.005, "a") == MAP).all()  # a scaled header
     with pytest.raises(ValueError, match=r"2 stored values, 0\.98 to 1, would all become label 1"):
         round_labels(np.array([0, 1, 0.98]), "a")
-    with pytest.raises(ValueError, match=r"1 voxels are no labels.*resample"):
+    with pytest.raises(ValueError, match=r"1 voxels do not hold labels.*resample"):
         round_labels(np.array([0, 0.5, 1, 2]), "a")
-    with pytest.raises(ValueError, match=r"4 voxels are no labels.*divided by 4: multiply"):
+    with pytest.raises(ValueError, match=r"4 voxels do not hold labels.*divided by 4: multiply"):
         round_labels(np.array([0, 0.25, 0.25, 0.5, 0.75, 1]), "a")
     with pytest.raises(
         ValueError, match=r"2 stored values, 0 to 0\.003922"
@@ -138,7 +138,7 @@ def test_labels_that_have_nothing_in_common_are_said(tmp_path):
     found = cohort(tmp_path, (MAP == 1) + 2 * (MAP == 2), 85 * (MAP == 1) + 170 * (MAP == 2))
     assert found.notes["a"] == [
         "a.nii.gz: holds labels [1, 2], its reference a.nii.gz [85, 170], none in common; if they "
-        "mean the same, store the same values in both"
+        "mean the same structures, store the same values in both"
     ]
 
 
@@ -149,10 +149,10 @@ def test_label_4_beside_0_1_and_2(tmp_path):
     np.savez(tmp_path / "p" / "a.npz", probabilities=np.full((4, *MAP.shape), 0.25, np.float32))
     pairing = pair(tmp_path / "p", tmp_path / "gt")
     why = evaluate_cohort(pairing).failed["a"]
-    assert "labels [4] are not among the classes 0, 1, 2, 3; renumber the labels to those" in why
+    assert "labels [4] are not among the classes 0, 1, 2, 3; renumber the labels to these" in why
     names = {"background": 0, "necrosis": 1, "edema": 2, "enhancing": 4}
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": names}))
     label_set = read_label_set(tmp_path / "dataset.json")
     why = evaluate_cohort(pairing, label_set=label_set).failed["a"]
-    assert "renumber the labels, in the files and there, to 0, 1, 2, ... in a row" in why
+    assert "renumber the labels to 0, 1, 2, ... without gaps" in why
     assert read_labels(tmp_path / "gt" / "a.nii.gz").array.max() == 4

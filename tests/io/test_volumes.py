@@ -108,7 +108,7 @@ def test_labels_scaled_by_the_header_are_rounded(tmp_path):
 def test_values_that_are_no_labels(tmp_path, bad):
     array = np.zeros((2, 2, 2))
     array[0, 0, 0] = bad
-    with pytest.raises(ValueError, match=r"a\.nii\.gz: 1 voxels are no labels"):
+    with pytest.raises(ValueError, match=r"a\.nii\.gz: 1 voxels do not hold labels"):
         read_labels(save(tmp_path / "a.nii.gz", array))
 
 
@@ -346,7 +346,7 @@ def test_nothing_is_unpacked_that_the_header_does_not_tell_of(tmp_path):
     assert path.stat().st_size < 1 << 17
 
     def refused():
-        with pytest.raises(ValueError, match=r"more behind the 472 bytes"):
+        with pytest.raises(ValueError, match=r"more data after the 472 bytes"):
             read_volume(path)
 
     _, used = peak(refused)
@@ -438,7 +438,7 @@ def test_labels_of_every_type(tmp_path, dtype):
 def test_huge_values_are_no_labels(tmp_path):
     array = np.zeros((2, 2, 2))
     array[0, 0, 0] = 3e10
-    with pytest.raises(ValueError, match=r"values up to 3e\+10 are no labels"):
+    with pytest.raises(ValueError, match=r"values up to 3e\+10 are not labels"):
         read_labels(save(tmp_path / "a.nii.gz", array))
 
 

@@ -18,8 +18,8 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "message"),
     [
         (BOMB, f"its aliases stand for more than {LARGEST} values"),
-        ("a: &a [1, *a]", "an alias stands for what it lies in"),
-        ("a: &a {b: *a}", "an alias stands for what it lies in"),
+        ("a: &a [1, *a]", "an alias refers to a part that contains it"),
+        ("a: &a {b: *a}", "an alias refers to a part that contains it"),
         ("[" * 5000 + "]" * 5000, f"nested more than {DEPTH} levels deep"),
         ("\n".join(" " * i + "a:" for i in range(2000)), f"nested more than {DEPTH} levels deep"),
     ],

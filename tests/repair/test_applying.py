@@ -258,7 +258,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(test_set, saved
         plan_apply(predictions, saved, predictions)
     with pytest.raises(ValueError, match="no such folder"):
         plan_apply(tmp_path / "none", saved, out)
-    with pytest.raises(ValueError, match="fitted without them"):
+    with pytest.raises(ValueError, match="fitted without offsets"):
         plan_apply(predictions, saved, out, decide="offsets")
     with pytest.raises(ValueError, match="holds no probabilities"):
         plan_apply(test_set.labels, saved, out)
@@ -354,7 +354,7 @@ def test_a_case_that_fails_does_not_stop_the_others(test_set, saved, tmp_path):
 
 def test_the_cases_of_the_fit_are_pointed_out(shared, saved, tmp_path):
     notes = plan_apply(shared.predictions, saved, tmp_path / "out").notes
-    assert any("is what the calibrator was fitted on" in note for note in notes)
+    assert any("the calibrator was fitted on these predictions" in note for note in notes)
 
 
 def test_resume_takes_what_the_same_calibrator_wrote(test_set, saved, tmp_path, monkeypatch):
@@ -376,7 +376,7 @@ def test_resume_takes_what_the_same_calibrator_wrote(test_set, saved, tmp_path, 
     apply_job(job, resume=True, processes=1)
     assert worked == ["case_50", "case_51"]  # lost, and of another file
     other = plan_apply(test_set.predictions, saved, out, precision="float16")
-    with pytest.raises(ValueError, match="leave --resume out to start anew"):
+    with pytest.raises(ValueError, match="leave --resume out to start again"):
         apply_job(other, resume=True, processes=1)
     apply_job(other, processes=1)
     assert worked[2:] == list(test_set.reference)

@@ -97,7 +97,7 @@ def test_too_few_patients_are_said_to_be_too_few(shared, tmp_path):
     few = compared(cohort(tmp_path, cases=4))
     assert few.recommendation.method is None
     assert "4 patients are too few" in few.recommendation.reasons[0]
-    with pytest.raises(ValueError, match="1 patient; to compare methods"):
+    with pytest.raises(ValueError, match="got 1; to compare methods"):
         compared(cohort(tmp_path / "one", cases=1))
 
 
@@ -105,7 +105,7 @@ def test_what_names_no_patient_is_refused(shared):
     for pattern, message in (
         ("patient[0-9]+", "finds nothing in case_00"),
         ("(", "no regular expression"),
-        ("case", "1 patient"),
+        ("case", "two patients or more, got 1"),
     ):
         with pytest.raises(ValueError, match=message):
             compared(shared, patients=pattern)

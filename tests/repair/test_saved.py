@@ -36,12 +36,12 @@ def test_files_that_are_none_are_refused(tmp_path):
     for content, message in (
         ([], "not a calibrator"),
         ({}, "not a calibrator"),
-        ({**good, "format": 99}, "of format 99.*fit it again"),
-        ({**good, "method": "platt"}, "unknown method 'platt'"),
+        ({**good, "format": 99}, "got 99.*fit it again"),
+        ({**good, "method": "platt"}, "its method 'platt' is unknown"),
         ({**good, "state": {}}, "damaged"),
         ({**good, "channels": None}, "damaged"),
         ({k: v for k, v in good.items() if k != "model"}, "damaged"),
-        ({**good, "channels": ["background"]}, "damaged.*of 2 channels, but it names 1"),
+        ({**good, "channels": ["background"]}, "damaged.*has 2 channels, but names 1"),
         ({**good, "state": {**good["state"], "facts": {}}}, "damaged.*cases"),
     ):
         path.write_text(json.dumps(content))

@@ -183,7 +183,7 @@ def test_a_temperature_that_cannot_be_fitted_costs_no_training(tmp_path):
     said = []
     done = Lost(experiment(tmp_path, recipe=str(recipe)), say=said.append).run()
     assert done.epochs == 3
-    assert said[-1].startswith("WARNING: no temperature became part of checkpoint_best.pt: ")
+    assert said[-1].startswith("WARNING: checkpoint_best.pt was left without a temperature: ")
     assert "temperature" not in content(tmp_path, "checkpoint_best.pt")
 
 

@@ -171,8 +171,8 @@ def test_structures_that_were_not_fitted_are_refused(data, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({}, "no intervals of volumes"),
-        ({"structures": {}, "format": 0}, "of format 0"),
+        ({}, "expected intervals of volumes"),
+        ({"structures": {}, "format": 0}, "got 0"),
         ({"structures": {"a": {}}, "format": 1}, "damaged"),
         (
             {"structures": {"a": {"inflation": 1, "effective_voxels": 1, "scores": []}},
@@ -190,7 +190,7 @@ def test_files_that_are_no_intervals(tmp_path, content, said):
 def test_masks_of_0_and_1_are_refused(phantoms):
     rows = phantoms[:3].copy()
     rows["volume_sd_ml/myocardium"] = 0.0
-    with pytest.raises(ValueError, match="0: myocardium: probabilities of 0 and 1 alone"):
+    with pytest.raises(ValueError, match="0: myocardium: the probabilities are only 0 and 1"):
         fit_rows(rows)
     intervals = VolumeIntervals(fit_rows(phantoms[:19]))
     assert not intervals.too_few("conformal", 0.95)

@@ -74,7 +74,7 @@ def test_maps_hold_what_they_say_where_the_image_is(folder, tmp_path):
             assert np.abs(seen - values).max() <= STEP / 2 + 1e-6
             assert nib.load(found[key]).header.get_data_dtype() == np.uint8
     record = json.loads((out / RECORD).read_text())
-    assert "0 decided, 1" in record["maps"]["CASE/entropy.nii.gz"]
+    assert "0 if one class is certain, 1" in record["maps"]["CASE/entropy.nii.gz"]
     assert not (out / ".segcal-results").exists()
 
 

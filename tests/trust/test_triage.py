@@ -126,7 +126,7 @@ def test_an_array_without_a_label_map_needs_an_image(folder, tmp_path):
     (folder / "two.nii.gz").unlink()
     done = run(folder, "-o", tmp_path / "out")
     assert done.exit_code == 2
-    assert "two.npz: nothing says how large its voxels are" in done.output
+    assert "two.npz: its voxel size and position are unknown" in done.output
     assert "--images" in done.output
     images = tmp_path / "images"
     for name in SURE:
@@ -193,7 +193,7 @@ def test_several_processes_give_the_same(folder):
 def test_the_folder_of_predictions_is_no_place_for_the_report(folder, tmp_path):
     done = run(folder, "-o", folder)
     assert done.exit_code == 2
-    assert "holds what is evaluated" in done.output
+    assert "holds the files to evaluate" in done.output
     assert run(tmp_path / "nowhere", "-o", tmp_path / "out").exit_code == 2
 
 
