@@ -190,7 +190,7 @@ def read_prediction(
         )
     structures, names, allowed = _structures(prediction, probabilities, prediction, label_set)
     structures = _with_files(case, structures, label_set, note)
-    _check_labels(case.label_map or case.prediction, prediction, allowed, None)
+    _check_labels(case.label_map or case.prediction, distinct_labels(prediction), allowed, None)
     regions = label_set is not None and bool(label_set.regions)
     return PredictionArrays(at, prediction, probabilities, structures, names, regions)
 

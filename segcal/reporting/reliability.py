@@ -278,7 +278,7 @@ def _bars(
     x = np.stack([left, left, left + width, left + width], -1)
     low = np.broadcast_to(bottom, np.shape(top))
     y = np.stack([low, top, top, low], -1)
-    axis.add_collection(PolyCollection(np.stack([x, y], -1), **style), autolim=False)
+    axis.add_collection(PolyCollection(list(np.stack([x, y], -1)), **style), autolim=False)
 
 
 def _draw_chance(axis: Axes, statistics: BinStatistics, floor: EceFloor) -> None:
