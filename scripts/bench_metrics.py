@@ -3,7 +3,8 @@
 Every round runs every candidate once, in a new order, in one process on the same input; the
 tables give the fastest run of each, how many times as long it took as segcal, and the values, so
 that agreement can be seen. A candidate that has used up its share of seconds sits out the later
-rounds. MedPy, MONAI, surface-distance and torchmetrics take part where they are installed.
+rounds. MedPy, MONAI, seg-metrics, surface-distance and torchmetrics take part where they are
+installed.
 
     python scripts/bench_metrics.py                      # volumes of full size, minutes
     python scripts/bench_metrics.py --quick              # a 32nd of the voxels
@@ -13,6 +14,7 @@ rounds. MedPy, MONAI, surface-distance and torchmetrics take part where they are
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -43,6 +45,7 @@ from segcal.io.archives import save_arrays
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case, pair
 from segcal.io.volumes import Geometry, write_nifti
+from segcal.metrics.dice import dice
 from segcal.metrics.hausdorff import hausdorff_of, nsd_of
 from segcal.surface import label_boxes, surface_distances
 from segcal.tally import Voxels
@@ -50,11 +53,13 @@ from segcal.tally import Voxels
 PACKAGES = {
     "MedPy": "medpy",
     "MONAI": "monai",
+    "seg-metrics": "seg_metrics",
     "surface-distance": "surface_distance",
     "torchmetrics": "torchmetrics",
 }
 BINS = 15
 TOLERANCE_MM = 2.0
+WITHOUT_DSC = "seg-metrics, HD alone"
 Masks = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 Values = dict[str, float]
 
@@ -70,6 +75,14 @@ FLARE_14 = (
 )  # fmt: skip
 HEART = ((140, (0.5, 0.45, 0.4)), (260, (0.5, 0.5, 0.55)), (130, (0.5, 0.5, 0.55)))
 CLASSES = {5: FLARE_5, 14: FLARE_14}
+BODY = tuple(
+    zip(
+        np.geomspace(1500, 2, 117),
+        np.random.default_rng(2).uniform(0.12, 0.88, (117, 3)),
+        strict=True,
+    )
+)
+"""Structures as many and as unlike in size as those of a whole-body CT."""
 ERRORS = "errors"
 SCENES = {"liver": ((LIVER,),), "heart": (HEART, True), "13 organs": (FLARE_14,)}
 
@@ -84,11 +97,15 @@ class Scene:
     num_classes: int
 
 
-def scene(quick: bool, organs: tuple[Any, ...], heart: bool = False) -> Scene:
+def scene(quick: bool, organs: tuple[Any, ...], heart: bool = False, body: bool = False) -> Scene:
     """Wobbly ellipsoids; predictions are moved, a little too big, rough, and have stray islands."""
     rng = np.random.default_rng(0)
     if heart:
         shape, spacing = (10, 256, 216), (10.0, 1.4, 1.4)
+    elif body and quick:
+        shape, spacing = (150, 128, 128), (3.0, 3.2, 3.2)
+    elif body:
+        shape, spacing = (300, 512, 512), (1.5, 0.8, 0.8)
     elif quick:
         shape, spacing = (50, 128, 128), (5.0, 3.2, 3.2)
     else:
@@ -312,6 +329,164 @@ def bench_errors(options: argparse.Namespace, console: Console) -> dict[str, Any
     return found
 
 
+def many_candidates(
+    spacing: tuple[float, ...], without: list[str], quick: bool, console: Console
+) -> dict[str, list[Callable[[Masks], Values]]]:
+    """What gives DSC, HD, HD95 and NSD of two masks in each package, as far as it has them."""
+    found = {name: [one] for name, one in surface_candidates(spacing, without, console).items()}
+    found["segcal"].append(lambda masks: {"DSC": dice(*masks, 1)})
+    if "MedPy" in found:
+        from medpy.metric.binary import dc
+
+        found["MedPy"].append(lambda masks: {"DSC": dc(*masks)})
+    if "MONAI" in found:
+        from monai.metrics import compute_dice, compute_surface_dice
+
+        def monai(masks: Masks) -> Values:
+            p, r = (torch.from_numpy(m)[None, None] for m in masks)
+            nsd = compute_surface_dice(
+                p, r, [TOLERANCE_MM], include_background=True, spacing=spacing
+            )
+            return {"DSC": float(compute_dice(p, r)), "NSD": float(nsd)}
+
+        found["MONAI"].append(monai)
+    if "surface-distance" in found:
+        from surface_distance import compute_dice_coefficient
+
+        found["surface-distance"].append(
+            lambda masks: {"DSC": compute_dice_coefficient(*masks[::-1])}
+        )
+    if installed("seg-metrics", without, console):
+        from seg_metrics.seg_metrics import write_metrics
+
+        keys = {"hd": "HD", "hd95": "HD95 pooled", "dice": "DSC"}
+
+        def theirs(masks: Masks, metrics: list[str]) -> Values:
+            p, r = (m.astype(np.uint8) for m in masks)
+            (of,) = write_metrics(
+                [1], gdth_img=r, pred_img=p, metrics=metrics, spacing=spacing, fully_connected=False
+            )
+            return {keys[metric]: float(of[metric][0]) for metric in metrics}
+
+        found[WITHOUT_DSC] = [partial(theirs, metrics=["hd", "hd95"])]
+        if quick:
+            found["seg-metrics"] = [partial(theirs, metrics=list(keys))]
+    return found
+
+
+def of_label(
+    parts: list[Callable[[Masks], Values]], made: Scene, label: int, box: tuple[slice, ...] | None
+) -> Values:
+    """All of a package's numbers of a label; in a box for segcal, else of the whole volume."""
+    cut = ... if box is None else box
+    masks = (made.prediction[cut] == label, made.reference[cut] == label)
+    return {key: value for part in parts for key, value in part(masks).items()}
+
+
+def bench_many(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """DSC, HD, HD95 and NSD of the many labels of a whole body, label by label.
+
+    Labels come in an order that mixes sizes, the largest first; a package that has used up its
+    share of seconds leaves out the rest, and is compared with segcal on those that it did.
+    """
+    made = scene(options.quick, BODY, body=True)
+    maps = (made.prediction, made.reference)
+    present = set.intersection(*(set(np.unique(m).tolist()) for m in maps)) - {0}
+    order = sorted(present, key=lambda k: f"{k - 1:07b}"[::-1])
+    candidates = many_candidates(made.spacing_mm, options.without, options.quick, console)
+    boxes = warm_up_many(candidates, made, order)
+    start = time.perf_counter()
+    label_boxes(maps, order)
+    finding = time.perf_counter() - start
+    times: dict[str, dict[int, float]] = {name: {} for name in candidates}
+    values: dict[str, dict[int, Values]] = {name: {} for name in candidates}
+    names, shuffle = list(candidates), random.Random(0)
+    for label in order:
+        shuffle.shuffle(names)
+        for name in names:
+            ours = name == "segcal"
+            if not ours and sum(times[name].values()) > options.seconds:
+                continue
+            start = time.perf_counter()
+            found = of_label(candidates[name], made, label, boxes[label] if ours else None)
+            times[name][label], values[name][label] = time.perf_counter() - start, found
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "maps.npz"
+        np.savez(path, **dataclasses.asdict(made), order=order)
+        quick = ["--quick"] if options.quick else []
+        peaks = {
+            name: in_fresh_process("--many", name, path, *quick)["peak"] for name in candidates
+        }
+    return show_many(made, times, values, finding, peaks, console)
+
+
+def warm_up_many(
+    candidates: dict[str, list[Callable[[Masks], Values]]], made: Scene, order: list[int]
+) -> dict[int, tuple[slice, ...]]:
+    """Boxes of the labels, when imports are done and all that is compiled is in memory."""
+    for parts in candidates.values():
+        of_cube(parts, made.spacing_mm)
+    boxes = label_boxes((made.prediction, made.reference), order)
+    for label in order:
+        of_label(candidates["segcal"], made, label, boxes[label])
+    return boxes
+
+
+def of_cube(parts: list[Callable[[Masks], Values]], spacing_mm: tuple[float, float, float]) -> None:
+    cube = np.zeros((8, 16, 16), np.uint8)
+    cube[2:6, 4:9, 4:9] = 1
+    of_label(parts, Scene(cube, cube, spacing_mm, 2), 1, None)
+
+
+def show_many(
+    made: Scene,
+    times: dict[str, dict[int, float]],
+    values: dict[str, dict[int, Values]],
+    finding: float,
+    peaks: dict[str, int],
+    console: Console,
+) -> dict[str, Any]:
+    """Times on the labels that each package did, beside segcal's on the same; to which the search
+    for the boxes of all labels is added every time.
+    """
+    ours = values["segcal"]
+    columns = list(ours[next(iter(ours))])
+    table = Table(title=f"{len(ours)} labels, {made.prediction.shape} {made.spacing_mm} mm")
+    for column in ("", "labels", "s", "s a label", "x segcal", "peak, MB", *columns):
+        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
+    found = {}
+    for name, of in times.items():
+        seconds = sum(of.values())
+        same = finding + sum(times["segcal"][label] for label in of)
+        if name == "segcal":
+            seconds = same
+            numbers = {c: float(np.mean([v[c] for v in ours.values()])) for c in columns}
+        else:
+            numbers = {
+                c: max(abs(v[c] - ours[label][c]) for label, v in values[name].items())
+                for c in columns if c in next(iter(values[name].values()))
+            }  # fmt: skip
+        digits = ".3g" if name == "segcal" else ".1g"
+        cells = [f"{numbers[c]:{digits}}" if c in numbers else "" for c in columns]
+        table.add_row(
+            name, str(len(of)), f"{seconds:.2f}", f"{seconds / len(of):.3f}",
+            f"{seconds / same:.1f}", f"{peaks[name] / 1e6:.0f}", *cells,
+        )  # fmt: skip
+        found[name] = {
+            "labels": len(of), "s": seconds, "ratio": seconds / same, "peak_mb": peaks[name] / 1e6,
+            "means" if name == "segcal" else "largest_difference": numbers,
+        }  # fmt: skip
+    console.print(table)
+    console.print(
+        "x segcal: on the same labels. peak: memory beyond the label maps, in a process of its "
+        "own, of all labels (segcal) or the largest. Last columns: means (segcal), or the largest "
+        "difference from segcal in a label. surface-distance weighs HD95 and NSD by area, and its "
+        "surface lies between the voxels. seg-metrics measures to ITK's contour; its DSC, which "
+        "adds up voxels in Python, is taken with --quick alone."
+    )
+    return found
+
+
 def mean_values(one: Callable[[Masks], Values], made: Scene, boxes: bool) -> Values:
     """Means over the labels; segcal's way to masks is by boxes."""
     labels = range(1, made.num_classes)
@@ -444,8 +619,8 @@ def bench_stream(options: argparse.Namespace, console: Console) -> dict[str, Any
     return found
 
 
-def in_fresh_process(flag: str, prediction: Path, reference: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, flag, str(prediction), str(reference)]
+def in_fresh_process(*arguments: str | Path) -> dict[str, Any]:
+    command = [sys.executable, __file__, *map(str, arguments)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
@@ -504,8 +679,28 @@ def reader(prediction: Path, reference: Path) -> None:
     print(json.dumps({"s": time.perf_counter() - start}))
 
 
+def many(package: str, maps: Path, quick: bool) -> None:
+    """Print the bytes that the labels need in one package, at most, as JSON."""
+    with np.load(maps) as archive:
+        arrays = {key: archive[key] for key in archive}
+    order, spacing = arrays.pop("order").tolist(), tuple(arrays.pop("spacing_mm").tolist())
+    made = Scene(arrays["prediction"], arrays["reference"], spacing, len(BODY) + 1)
+    parts = many_candidates(spacing, [], quick, Console(quiet=True))[package]
+    of_cube(parts, spacing)
+    label_boxes((made.prediction[:1], made.reference[:1]), order)
+    before = most()
+    if package == "segcal":
+        boxes = label_boxes((made.prediction, made.reference), order)
+        for label in order:
+            of_label(parts, made, label, boxes[label])
+    else:
+        of_label(parts, made, order[0], None)
+    print(json.dumps({"peak": most() - before}))
+
+
 SECTIONS = {
     "surface": bench_surface,
+    "many": bench_many,
     "calibration": bench_calibration,
     "case": bench_case,
     "stream": bench_stream,
@@ -533,6 +728,7 @@ def main() -> None:
     parser.add_argument("--worker", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--reader", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stream", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--many", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(*options.worker)
@@ -544,6 +740,9 @@ def main() -> None:
         stream(*options.stream)
         return
     warnings.simplefilter("ignore")
+    if options.many:
+        many(options.many[0], Path(options.many[1]), options.quick)
+        return
     console = Console(width=120)
     console.print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load "

@@ -363,10 +363,10 @@ def _note(y, zone, first, size, least, value, best, cells, sought, found):
 @compiled
 def most_likely(p, found):
     """Write the class of the largest `p` (K, n), the lowest of equal ones, to `found` (n,)."""
-    k, n = p.shape
-    for i in range(n):
-        best = 0
-        for c in range(1, k):
-            if p[c, i] > p[best, i]:
-                best = c
-        found[i] = best
+    n = p.shape[1]
+    value, best = np.empty(BLOCK, p.dtype), np.empty(BLOCK, np.int32)
+    for first in range(0, n, BLOCK):
+        size = min(BLOCK, n - first)
+        _find_largest(p, first, size, TOP, value, best)
+        for i in range(size):
+            found[first + i] = best[i]

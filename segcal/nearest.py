@@ -62,7 +62,7 @@ CELL = 4
 """Side of the smallest boxes, in the shortest side of a voxel."""
 MOST_CELLS = 16
 """Largest number of cells per voxel of the surface; a small surface gets larger cells."""
-ENOUGH = 1024
+ENOUGH = 8192
 """Number of voxels that are worth a thread."""
 STACK = 8 * 32
 """Number of nodes that may wait: the children of one node on each of 32 levels."""

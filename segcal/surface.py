@@ -38,6 +38,8 @@ Distances = NDArray[np.float64]
 Box = tuple[slice, ...]
 FIRST, LAST = 0, 1
 """Slots of the extent of a label along an axis."""
+ENOUGH = 2**20
+"""Voxels of a box from which on a thread for each mask is worth its start."""
 SPARE = 4096
 """Number of surface voxels that there is room for at first."""
 
@@ -102,7 +104,9 @@ def surface_distances(
     shape = [p.shape[axis] for axis in axes]
     p, r, spacing = p.reshape(shape), r.reshape(shape), spacing[axes]
     box = _box(p, r)
-    p_rows, r_rows = in_threads(_surface, [p[box], r[box]])
+    parts = [p[box], r[box]]
+    many = parts[0].size >= ENOUGH
+    p_rows, r_rows = in_threads(_surface, parts) if many else map(_surface, parts)
     mm = (1.0,) * (3 - p.ndim) + tuple(spacing.tolist())
     return SurfaceDistances(
         nearest_distances(p_rows, r_rows, mm),

@@ -36,12 +36,13 @@ lies entirely in one group. float64 has too many values and is sorted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from segcal.binning import (
@@ -341,8 +342,8 @@ class Voxels:
         def count(pieces: range) -> tuple[Cells, NDArray[np.float64]]:
             packed = np.zeros(shape, np.int64)
             extremes = np.full((zones, fine + 1, 2), np.inf)
-            for i in pieces:
-                wrong = count_cells(*self._piece(i), threshold, bins, packed, extremes, sums[i])
+            for i, piece in zip(pieces, self._each(pieces), strict=True):
+                wrong = count_cells(*piece, threshold, bins, packed, extremes, sums[i])
                 if wrong:
                     self._refuse(wrong)
             return packed, extremes
@@ -359,7 +360,7 @@ class Voxels:
         found = {}
         for name in self._scopes:
             inside = self._inside(name)
-            cells, losses = _unpacked(packed[inside].sum(0)), total[inside].sum(0)
+            cells, losses = _unpacked(packed, inside), total[inside].sum(0)
             ends = extremes[inside].min(0, initial=np.inf)
             nll_sum, brier_sum = float(losses[NLL]), float(losses[BRIER])
             found[name] = Tally(cells, ends, bins, threshold, nll_sum, brier_sum)
@@ -405,16 +406,17 @@ class Voxels:
     def _pieces(self) -> int:
         return -(-len(self._y) // PIECE)
 
-    def _piece(self, i: int, classes: slice = slice(None)) -> Piece:
-        """Piece i, of some classes alone."""
-        part = slice(i * PIECE, (i + 1) * PIECE)
-        p = _widened(self._p[:, part], classes if len(self._p) > 1 else slice(None))
-        if len(self._p) == 1:
-            p = np.concatenate([1 - p, p])[classes]
-        y = self._y[part]
-        if y.dtype.itemsize > 4:  # what does not fit is as wrong as K
-            y = np.where((y < 0) | (y >= self._num_classes), self._num_classes, y)
-        return p, y.astype(np.int32), self._zone[part]
+    def _each(self, pieces: range, classes: slice = slice(None)) -> Iterator[Piece]:
+        """Pieces one after the other, of some classes alone; each is good until the next."""
+        single = len(self._p) == 1
+        chosen = self._p if single else self._p[classes]
+        for i, p in zip(pieces, _widened(chosen, pieces), strict=True):
+            part = slice(i * PIECE, (i + 1) * PIECE)
+            y = self._y[part]
+            if y.dtype.itemsize > 4:  # what does not fit is as wrong as K
+                y = np.where((y < 0) | (y >= self._num_classes), self._num_classes, y)
+            both = np.concatenate([1 - p, p])[classes] if single else p
+            yield both, y.astype(np.int32), self._zone[part]
 
     def _inside(self, scope: str) -> list[int]:
         """Zones of a scope."""
@@ -455,8 +457,7 @@ class Voxels:
                 np.zeros(rows, np.uint8),
                 begin.copy(),
             )
-            for i in pieces:
-                piece = self._piece(i, classes)
+            for piece in self._each(pieces, classes):
                 count_values(*piece, channel, some.threshold, some.bins, sought, found)
             return found
 
@@ -474,8 +475,7 @@ class Voxels:
         """Groups of equal mass by copying and sorting the channel."""
         classes = _classes(channel)
         parts = []
-        for i in range(self._pieces):
-            p, y, zone = self._piece(i, classes)
+        for p, y, zone in self._each(range(self._pieces), classes):
             inside = np.isin(zone, self._inside(scope))
             if channel != TOP:
                 inside &= above(as_tensor(p[0]), threshold).numpy()
@@ -526,13 +526,16 @@ def _zones(member: NDArray[np.uint8]) -> tuple[list[int], NDArray[np.int8]]:
     return members, zone
 
 
-def _unpacked(packed: Cells) -> Cells:
-    """Cells of a tally from those of :func:`segcal.counting.count_cells`."""
-    cells = np.empty((*packed.shape[:-1], SLOTS), np.int64)
-    counts = packed[..., PACKED_COUNTS]
+def _unpacked(packed: Cells, inside: Sequence[int]) -> Cells:
+    """Cells of a tally from those of :func:`segcal.counting.count_cells`, of some zones."""
+    summed = np.zeros(packed.shape[1:], np.int64)
+    for zone in inside:  # one by one: some may be as large as the probabilities
+        summed += packed[zone]
+    cells = np.empty((*summed.shape[:-1], SLOTS), np.int64)
+    counts = summed[..., PACKED_COUNTS]
     cells[..., PREDICTIONS] = counts & (2**HIT_SHIFT - 1)
     cells[..., HITS] = counts >> HIT_SHIFT
-    cells[..., DISTANCES] = packed[..., PACKED_DISTANCES]
+    cells[..., DISTANCES] = summed[..., PACKED_DISTANCES]
     return cells
 
 
@@ -573,18 +576,29 @@ def predicted_classes(probs: NDArray[Any]) -> NDArray[Any]:
     found = np.empty(flat.shape[1], np.uint8 if k <= 256 else np.int32)
 
     def look(pieces: range) -> None:
-        for i in pieces:
-            part = slice(i * PIECE, (i + 1) * PIECE)
-            most_likely(_widened(flat[:, part]), found[part])
+        for i, p in zip(pieces, _widened(flat, pieces), strict=True):
+            most_likely(p, found[i * PIECE : (i + 1) * PIECE])
 
     _on_threads(look, -(-flat.shape[1] // PIECE))
     return found.reshape(probs.shape[1:])
 
 
-def _widened(p: NDArray[Any], classes: slice = slice(None)) -> NDArray[Any]:
-    """Contiguous copy in a type that is compiled for."""
+def _widened(p: NDArray[Any], pieces: range) -> Iterator[NDArray[Any]]:
+    """Pieces of ``(K, n)``, contiguous and in a type that is compiled for.
+
+    Each takes the place of the one before it in memory: with many classes, fresh memory would take
+    longer than what is written there, as would float16 that NumPy reads.
+    """
     wide = np.float64 if p.dtype.itemsize > 4 else np.float32
-    return np.ascontiguousarray(p[classes], dtype=wide)
+    room = np.empty(len(p) * PIECE, wide)
+    for i in pieces:
+        part = p[:, i * PIECE : (i + 1) * PIECE]
+        if part.dtype == wide and part.flags.c_contiguous:
+            yield part
+            continue
+        piece = room[: part.size].reshape(part.shape)
+        torch.from_numpy(piece).copy_(as_tensor(part))
+        yield piece
 
 
 def _on_threads(

@@ -113,6 +113,7 @@ def test_both_searches_give_the_same_numbers(monkeypatch):
             go(monkeypatch, way)
             monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
             monkeypatch.setattr(nearest, "ENOUGH", 1)
+            monkeypatch.setattr(surface, "ENOUGH", 1)
             got = surface_distances(p, r, spacing_mm=mm)
             found.append((got.prediction_to_reference, got.reference_to_prediction))
     for other in found[1:]:

@@ -41,7 +41,7 @@ from segcal.metrics.nll import nll
 from segcal.metrics.table import CALIBRATION, calibration_of
 from segcal.metrics.tace import tace
 from segcal.reproduction.crac import tace_ref, tace_ref_of
-from segcal.tally import FINEST, PIECE, Tally, Voxels, predicted_classes
+from segcal.tally import FINEST, PIECE, Tally, Voxels, _widened, predicted_classes
 from tests.conftest import close
 from tests.oracles import calibration as oracle
 
@@ -413,6 +413,18 @@ def test_most_likely_classes():
     many = np.zeros((300, 2), np.float32)
     many[299, 0] = 1
     assert predicted_classes(many).tolist() == [299, 0]
+
+
+def test_pieces_are_those_of_numpy():
+    """Float16 of any layout, byte order and access; the last piece is shorter than the others."""
+    p = np.random.default_rng(0).random((3, 2 * PIECE + 5)).astype(np.float16)
+    p[:, :3] = [[0, 1, np.float16(6e-8)]] * 3
+    locked = p.copy()
+    locked.setflags(write=False)
+    for given_as in (p, np.asfortranarray(p), p.astype(">f2"), locked, p[::-1, ::-1]):
+        pieces = [piece.copy() for piece in _widened(given_as, range(3))]
+        assert np.array_equal(np.concatenate(pieces, 1), given_as.astype(np.float32))
+        assert np.array_equal(predicted_classes(given_as), given_as.argmax(0))
 
 
 def test_the_sum_over_cases_is_the_whole():
