@@ -27,6 +27,7 @@ from segcal.structure_counting import (
     add_structures,
 )
 from segcal.surface import Box, label_boxes
+from segcal.tensors import as_tensor
 from segcal.threads import in_threads
 
 __all__ = ["StructureSums", "structure_sums"]
@@ -184,14 +185,15 @@ def _summed(
     of_channels = np.array(channels, np.int64)
     ends = ((1 - level) / 2, (1 + level) / 2)
     step = max(1, PIECE // max(1, prediction[:1].size))
-    wide = np.float64 if probabilities.dtype.itemsize > 4 else np.float32
+    wide = torch.float64 if probabilities.dtype.itemsize > 4 else torch.float32
 
     def add(start: int) -> NDArray[np.float64]:
         slab, decided = probabilities[:, start : start + step], prediction[start : start + step]
         if valid is not None:
             keep = valid[start : start + step]
             slab, decided = slab[:, keep], decided[keep]
-        p = np.ascontiguousarray(slab.reshape(len(slab), -1), wide)
+        # torch reads float16 many times faster than NumPy
+        p = as_tensor(slab).to(wide).reshape(len(slab), -1).contiguous().numpy()
         sums = np.zeros((len(channels), SUMS))
         of_piece = decided.reshape(-1).astype(np.int32)
         add_structures(p, of_piece, of_channels, filled, regions, ends, tie, sums)
