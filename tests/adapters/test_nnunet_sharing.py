@@ -212,7 +212,7 @@ def test_model_of_another_network_is_not_exported(model, tmp_path, monkeypatch):
     save()
     wider = folder / "plans.json"
     wider.write_text(wider.read_text().replace("[2, 4, 4]", "[2, 4, 8]"))
-    with pytest.raises(ValueError, match="weights are not of the network of"):
+    with pytest.raises(ValueError, match="weights do not fit the network of"):
         export_model(folder, shared)
     assert not shared.exists()
 

@@ -334,7 +334,7 @@ assert not any(name.partition(".")[0] == "segcal" for name in sys.modules)
     assert provenance["trainer_name"] == "nnUNetTrainerCRaC"
     lam = workspace.records("nnUNetTrainerCRaC")[-1]["crac"]["lam"]
     assert provenance["training"]["state"]["terms.crac.lam"].tolist() == lam
-    assert "is there already" in workspace.fail(BIN / "segcal", "nnunet", "export", model, shared)
+    assert "exists already" in workspace.fail(BIN / "segcal", "nnunet", "export", model, shared)
     assert [p.name for p in copy.parent.iterdir()] == [copy.name]
 
 
