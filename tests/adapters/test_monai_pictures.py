@@ -116,7 +116,7 @@ def test_two_lists_say_who_trains_and_who_validates(voc):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("2007_000000\n2007_999999\n", r"train\.txt: no image .* no label map .* of 2007_999999"),
+        ("2007_000000\n2007_999999\n", r"train\.txt: no image .* no label map .* for 2007_999999"),
         ("2007_000000\n2007_000000\n", r"train\.txt: .*each once; got 2007_000000 twice"),
         ("\n", r"train\.txt: expected names of cases, one per line, each once; got none"),
     ],

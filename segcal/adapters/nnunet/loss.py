@@ -119,10 +119,10 @@ class PenalisedLoss(nn.Module):
         return {name: weights[name] for name in factors}
 
     def by_head(self, output: Heads) -> tuple[Heads, Tensor]:
-        """Return logits ``(N, K, *S)`` that decide, in all resolutions, and that give probabilities.
+        """Return deciding logits ``(N, K, *S)`` in all resolutions, and the probability head's.
 
         Args:
-            output: the network's; with one head its full resolution gives the probabilities.
+            output: the network's; with one head its full resolution serves as both.
         """
         if self.probability is None:
             return output, _first(output)

@@ -201,8 +201,8 @@ def _class_of(path: Path, name: str) -> type[nnUNetTrainer]:
     except (RuntimeError, ImportError) as error:
         raise ValueError(
             f"{path}: was trained with {name}, which is not found here, so segcal "
-            "cannot know whether it builds nnU-Net's network; set nnUNet_extTrainer to the trainer's folder "
-            f"({type(error).__name__}: {error})"
+            "cannot know whether it builds nnU-Net's network; set nnUNet_extTrainer to the "
+            f"trainer's folder ({type(error).__name__}: {error})"
         ) from None
     return found
 
