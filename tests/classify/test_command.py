@@ -191,7 +191,7 @@ def test_a_study_says_what_it_takes_before_it_begins(tmp_path):
     said = " ".join(segcal("study", path, "--dry-run", code=2).split())
     assert "clouds ls 1 2 4 2 to do" in said
     assert "12 trainings, 12 of them to do" in said
-    assert "about 90 min of a GPU (reckoned, never run on one), and 2.5 GB of a disk" in said
+    assert "about 90 min of a GPU (estimated, never run on one), and 2.5 GB of a disk" in said
     assert "GB are free" in said
     assert "Missing for moved: sets.moved, ce: data.args.path: " in said
     assert "moved.npz: no such file or folder" in said
