@@ -164,7 +164,7 @@ def test_what_is_wrong_is_said(tmp_path):
     assert f"data.args.path: {tmp_path / 'none.npz'}: no such file or folder" in shown
     labels = write_config(tmp_path, write_classes(tmp_path / "a.npz"), recipe="spa")
     shown = segcal("classify", "train", labels, code=2)
-    assert "spa is of labels, and these are classes that exclude each other" in shown
+    assert "spa is a multi-label loss, but classes exclude each other here" in shown
     assert not (tmp_path / "run").exists()
 
 

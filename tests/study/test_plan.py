@@ -81,7 +81,7 @@ def test_a_variant_may_train_otherwise(tmp_path):
         ("recipes=[ce, ce]", "name each recipe once"),
         ("recipes.ce.term=3", "recipes.ce.term: unknown; there are recipe, terms, changes"),
         ("seeds=[1, 1]", "seeds: expected different numbers"),
-        ("sets.hearts.raw=a", "give phantom: {} or raw: FOLDER"),
+        ("sets.hearts.raw=a", "give either phantom: {} or raw: FOLDER"),
         ("sets.hearts.folds=2", "folds: leave it out"),
         ("sets.hearts.patients.test=null", "for phantoms, give the numbers"),
         ("sets.hearts.recipes=[ls]", "sets.hearts.recipes: ls is not in the study"),
