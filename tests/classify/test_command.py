@@ -123,7 +123,7 @@ def test_from_segmentation(tmp_path):
     )
     command = ("classify", "from-segmentation", tmp_path / "d", "--size", "16", "-o")
     path.write_text("mine")
-    assert "is there already; remove it" in segcal(*command, path, code=2)
+    assert "exists already; remove it" in segcal(*command, path, code=2)
     assert path.read_text() == "mine"
     (tmp_path / "folder.npz").mkdir()
     assert "is a folder" in segcal(*command, tmp_path / "folder.npz", "--overwrite", code=2)

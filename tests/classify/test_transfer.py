@@ -172,7 +172,7 @@ def test_features_by_command(tmp_path, images):
     assert "features of 30 samples" in result.output
     assert read_npz(tmp_path / "f.npz").names == ("a", "b", "c")
     result = CliRunner().invoke(app, command)
-    assert (result.exit_code, "is there already" in result.output) == (2, True)
+    assert (result.exit_code, "exists already" in result.output) == (2, True)
 
 
 def test_networks_of_cifar_keep_the_size():
