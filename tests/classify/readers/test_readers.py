@@ -126,7 +126,7 @@ def test_labels_in_the_first_columns(tmp_path):
         (
             ARFF.replace("0,?", "0,2"),
             2,
-            "music.arff: line 8: '2' is no declared value of its column",
+            "line 8: '2' is no declared value of its column",
         ),
         (ARFF.replace("-3", "'-3"), 2, "music.arff: line 8: cannot be read from "),
         (ARFF.replace("-3,4e1,0,?", "{0 1, 4 1}"), 2, "line 8: expected columns 0 to 3, each once"),
