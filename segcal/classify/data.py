@@ -145,7 +145,7 @@ def load(data: SampleData) -> Parted:
 def check_data(content: Mapping[str, Any], data: Parted, path: Path) -> None:
     """Raise ValueError unless a checkpoint was trained with the same samples and parts.
 
-    Otherwise samples that were trained on could be tested on.
+    Otherwise, samples that were trained on could be tested on.
     """
     if content["data"] != data.checksum:
         raise ValueError(

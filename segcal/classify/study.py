@@ -132,8 +132,8 @@ class Study(Strict):
             names of your own.
         seeds: of the trainings.
         splits: ``seed`` draws new training, validation and test samples for every seed, unless the
-            data set names them, so that deviations and intervals include the choice of samples;
-            ``folds`` is a cross-validation over all samples, with one fold per seed; ``fixed``
+            data set names them; deviations and intervals then include the choice of samples.
+            ``folds`` is a cross-validation over all samples, with one fold per seed. ``fixed``
             takes the samples of the experiment's own seed.
         baseline: loss that the others are compared with; None is the first of every set.
         chosen: lists of recipes by names of your own: a row of that name shows, for every seed, the

@@ -25,7 +25,7 @@ class DeepLab(nn.Module):
         backbone: name of a network in timm.
         pretrained: whether to start from timm's weights, which timm downloads and adapts to the
             number of channels.
-        stride: size of the image over that of the features: 8 or 16.
+        stride: size of the image divided by the size of the features: 8 or 16.
         rates: dilations of the atrous convolutions; published are 12, 24, 36 for stride 8, and 6,
             12, 18 for stride 16.
 

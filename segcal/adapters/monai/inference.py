@@ -43,7 +43,7 @@ class Predictor:
     """A trained network and what it was trained on.
 
     Args:
-        experiment: what was trained; its network and preprocessing must be those of the checkpoint.
+        experiment: what was trained; it must have the network and preprocessing of the checkpoint.
         checkpoint: which state of the training, the best or the last.
 
     Raises:

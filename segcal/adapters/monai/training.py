@@ -80,7 +80,7 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         if checkpoint is not None and checkpoint["cases"] != self.cases.names:
             raise ValueError(
                 f"{self.folder / LAST_NAME}: was trained and validated on other cases ({RUN_NAME} "
-                "beside it lists them); go on with those, or choose another output"
+                "beside it lists them); restore them, or choose another output"
             )
         self.classes = self.cases.classes
         self.recipe = load_objective(experiment.recipe)

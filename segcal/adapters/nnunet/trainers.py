@@ -514,7 +514,7 @@ class CalibratedTrainer(nnUNetTrainer):
         if isinstance(path, str) and Path(path).exists() and not zipfile.is_zipfile(path):
             raise ValueError(
                 f"{path}: not a whole checkpoint (was its disk full, or its training killed while "
-                "a stock trainer wrote it?). Delete it: a training that goes on (--c) then takes "
+                "a stock trainer wrote it?). Delete it: a continued training (--c) then takes "
                 "checkpoint_best.pth, if there is one"
             )
         super().load_checkpoint(filename_or_checkpoint)

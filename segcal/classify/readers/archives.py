@@ -25,10 +25,10 @@ MOST_CLASSES = 1000
 def read_npz(path: str | Path, names: tuple[str, ...] | None = None) -> Samples:
     """Read an archive.
 
-    Either MedMNIST's ``train_images``, ``train_labels``, ``val_images``, ... or ``inputs``
-    ``(N, F)``, ``(N, H, W)`` or ``(N, C, H, W)``, ``targets`` ``(N,)`` of classes or ``(N, T)`` of
-    labels, and optionally ``names``, ``parts`` (train, validation, test, or 0, 1, 2) and ``groups``
-    whose samples stay together.
+    It holds either MedMNIST's ``train_images``, ``train_labels``, ``val_images``, ... or segcal's
+    ``inputs`` ``(N, F)``, ``(N, H, W)`` or ``(N, C, H, W)`` and ``targets`` ``(N,)`` of classes or
+    ``(N, T)`` of labels. segcal's archives may also have ``names``, ``parts`` (train, validation,
+    test, or 0, 1, 2) and ``groups`` whose samples stay together.
 
     Args:
         path: of the file.
