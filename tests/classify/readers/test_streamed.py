@@ -150,7 +150,7 @@ def test_lists_of_files(tmp_path):
         ("train/b/1.png 1\ntrain/b/1.png -1\n", None, r"train\.txt: line 2: .*png -1'"),
         ("\n", None, r"train\.txt: expected images to train"),
         ("train/b/1.png 3\n", "abc", "names: 3 of classes up to number 3"),
-        ("train/b/9.png 0\ntrain/b/1.png 1\n", None, r"1 of 2 .* missing: .*train/b/9\.png; bring"),
+        ("train/b/9.png 0\ntrain/b/1.png 1\n", None, r"1 of 2 .* missing: .*train/b/9\.png; copy"),
     ):
         (tmp_path / "train.txt").write_text(text)
         with pytest.raises(ValueError, match=message):
