@@ -286,7 +286,7 @@ def test_an_unfinished_study_says_what_is_missing(study, tmp_path):
     assert summary["cases"]["failed"] == {"a": "why"}
     assert summary["missing"][0] == "clouds, cals, seed 2"
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "Some methods have 1 trainings only" in page
+    assert "Some methods have only 1 trainings" in page
     assert "interrupted" in page
 
 
