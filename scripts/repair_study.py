@@ -10,7 +10,7 @@ trains, the second validates the training and later fits a calibrator, and the t
 phantoms the true posterior is known, and is written too.
 
 `evaluate` fits every method to the second part of the patients and measures it on the third, one
-network after the other. `report` makes tables of the results so far. `collect` writes their numbers,
+network after the other. `report` makes tables of the results so far. `collect` writes the numbers,
 as means by patient, into data/results/repair. `page` makes the same tables from these files and
 puts each into a page, between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 
