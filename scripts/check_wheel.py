@@ -1,4 +1,4 @@
-"""Check an installed segcal: every module imports, configs are found and build, types are there."""
+"""Check an installed segcal: modules import, configs build, types are marked."""
 
 from __future__ import annotations
 

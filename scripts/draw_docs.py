@@ -41,13 +41,13 @@ STYLE = {
     "image.interpolation": "nearest",
 }  # fmt: skip
 SHARPER = 3.0
-"""What the logits of the true posterior are multiplied with, as training with Dice may do."""
+"""Factor on the logits of the true posterior, as training with Dice may produce it."""
 ZOOM = (slice(10, 60), slice(8, 62))
 """The heart in a slice."""
 
 
 class Case(NamedTuple):
-    """One generated heart, its labels, and what an overconfident network would say."""
+    """One generated heart, its labels, and the probabilities of an overconfident network."""
 
     image: np.ndarray
     labels: torch.Tensor
@@ -72,7 +72,7 @@ def case(seed: int) -> Case:
 
 
 def repaired(of: Case) -> torch.Tensor:
-    """Probabilities of a case after repair that was fitted to six other cases."""
+    """Probabilities of a case after a repair that was fitted to six other cases."""
     others = [case(100 + seed) for seed in range(6)]
     calibrator = ClassRegionTemperature().fit(
         torch.stack([c.logits for c in others]), torch.stack([c.labels for c in others])
@@ -236,7 +236,7 @@ def missed() -> Figure:
 
 
 def method() -> Figure:
-    """A label with the patch of a voxel, CRaC's regions, and the targets of the logits."""
+    """A label with the patch of a voxel, CRaC's regions, and CRaC's targets for logits."""
     z = 2
     labels = case(3).labels[z, 14:50, 18:54]
     outer = outer_region(labels[None])[0].numpy()
@@ -275,7 +275,7 @@ def method() -> Figure:
 
 
 def _spot(tau: torch.Tensor, label: int, share: float) -> tuple[int, int]:
-    """Voxel whose patch holds this share of a label: low down, or on the right of the ventricle."""
+    """Voxel whose patch holds this share of a label, low down or on the right of the ventricle."""
     found = (tau[label] - share).abs()
     goal = torch.tensor([[0.8], [0.5]] if label == 2 else [[0.45], [0.9]])
     middle = goal * torch.tensor([[tau.shape[1]], [tau.shape[2]]])

@@ -1,8 +1,8 @@
-"""Damaged files of every format that segcal reads: each must be refused in words, or read right.
+"""Damaged files of every format that segcal reads: each must be refused in words or read right.
 
-Of each format a good file is written, and damaged in many ways: bits, cuts, pieces inserted, left
-out, doubled and zeroed, numbers and words of headers and texts replaced. A reader of its own
-process looks at each. Counted are
+For each format a good file is written and damaged in many ways: bits flipped, the file cut, pieces
+inserted, left out, doubled and zeroed, numbers and words of headers and texts replaced. A separate
+process reads each file. These faults are counted:
 
     traceback   anything but a ValueError that names a file, or a process that died
     hang        no answer within --patience seconds
@@ -11,7 +11,8 @@ process looks at each. Counted are
                 damaged, or the file was cut short
     code run    something in the file was run: it would have made a file
 
-Exit code 0: none of them. 1: some; the damaged files are kept in --keep, if given.
+The exit code is 0 without faults and 1 otherwise; --keep names a folder for the files that caused
+them.
 
     python scripts/fuzz_readers.py                       # 2,000 inputs, seed 0
     python scripts/fuzz_readers.py --inputs 300 --formats .mha .nrrd --seed 7 --keep found
@@ -65,13 +66,13 @@ SHAPE = (6, 7, 8)
 """z, y, x of the volumes."""
 KINDS = ("traceback", "hang", "memory", "silent", "code run")
 MOST_MEMORY = 1 << 20
-"""KiB by which one file may make the reader grow."""
+"""Memory in KiB by which one file may make the reader grow."""
 WORDS = (
     b"0", b"-1", b"1e999", b"nan", b"99999999999999999999", b"65535", b"null", b"True", b"[]",
     b"{}", b"''", b"%s%n", b"\xff\xfe", b"../../etc", b"=", b":", b"\n", b"[" * 3000, b"&a [*a]",
     b"!!python/object/apply:os.system ['true']", b"9" * 6000,
 )  # fmt: skip
-"""What numbers and words are replaced by."""
+"""Replacements of numbers and words."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class Format:
     """A kind of file.
 
     Attributes:
-        write: makes a good one of a name; further files may lie beside it.
-        read: what a user of segcal would have it read by.
-        name: of the file that is damaged, if it is another than the one that is read.
+        write: writes a good file under a name; further files may lie beside it.
+        read: function with which a user of segcal would read it.
+        name: of the damaged file, if it is not the file that is read.
         covered: first byte that a checksum covers, in the good file; None if there is none.
         whole: whether a file that is cut short can be told from a whole one.
     """
@@ -104,7 +105,7 @@ class Creates:
 
 
 def marker(folder: Path) -> Path:
-    """What is there once code of a file has run."""
+    """File that exists once code from a file has run."""
     return folder / "code-has-run"
 
 
@@ -125,7 +126,7 @@ def packed_by_itk(path: Path) -> None:
 
 
 def boxed_by_itk(path: Path) -> None:
-    """Write a part of the label map as 3D Slicer writes segments, and where the image lies."""
+    """Write a part of the label map as 3D Slicer writes segments, with the image's position."""
     box = sitk.GetImageFromArray(labels()[1:, 2:, 3:])
     box.SetOrigin((3, 2, 1))
     ends = ";".join(f"0;{n - 1}" for n in SHAPE[::-1])
@@ -261,11 +262,11 @@ FORMATS: dict[str, Format] = {
         lambda p: write_classes(p.parents[2] / p.name), lambda p: read_images(p.parents[1], 8)
     ),
 }  # fmt: skip
-"""By the name of the good file, or of what is read and of what is damaged."""
+"""Formats by the name of the good file, or of the file that is read and the damaged file."""
 
 
 def mutated(content: bytes, rng: random.Random) -> tuple[bytes, int, bool]:
-    """Damage a file: what becomes of it, the first byte that changed, and whether it is cut."""
+    """Damaged content of a file, the first byte that changed, and whether the file is cut."""
     n = len(content)
     kind = rng.choice(("bit", "bit", "byte", "cut", "insert", "remove", "double", "zero", "word",
                        "word", "stretch"))  # fmt: skip
@@ -308,7 +309,7 @@ def words(content: bytes) -> Iterator[tuple[int, int]]:
 
 
 def values_of(result: Any) -> Any:
-    """What is compared of a result: arrays and places of volumes, texts of others."""
+    """The parts of a result to compare: arrays and geometries of volumes, texts of others."""
     if hasattr(result, "array"):
         return result.array, repr(result.geometry)
     if hasattr(result, "inputs"):
@@ -325,7 +326,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def serve(pipe: Connection, name: str, folder: Path) -> None:
-    """Read what is asked for, and say what became of it; the first answer is of the good file."""
+    """Read the requested files and answer with the results; the good file comes first."""
     os.chdir(folder)
     with Path(os.devnull).open("w") as nowhere:  # ITK speaks to the streams themselves
         os.dup2(nowhere.fileno(), 1)
@@ -353,14 +354,14 @@ def serve(pipe: Connection, name: str, folder: Path) -> None:
 
 
 class Reader:
-    """A process that reads, and is started again when it dies or does not answer."""
+    """A process that reads files, restarted when it dies or does not answer."""
 
     def __init__(self, name: str, folder: Path, patience: float) -> None:
         self.arguments, self.patience = (name, folder), patience
         self.process: Any = None
 
     def ask(self, what: str) -> tuple[str, str, int]:
-        """Have the file read; the answer, a text, and KiB that it took."""
+        """Have the file read; return the answer, a text, and the KiB that it took."""
         if self.process is None:
             context = multiprocessing.get_context("fork")
             self.pipe, other = context.Pipe()
@@ -388,7 +389,7 @@ class Reader:
 def fuzz(
     name: str, count: int, seed: int, patience: float, keep: Path | None
 ) -> tuple[Counter[str], dict[str, str]]:
-    """Read damaged files of one format; how many of each kind, and the first text of each."""
+    """Read damaged files of one format; return the number and first text of each kind of answer."""
     kind, rng = FORMATS[name], random.Random(f"{seed} {name}")
     found: Counter[str] = Counter()
     told: dict[str, str] = {}
@@ -431,7 +432,7 @@ def fuzz(
 
 
 def chosen(endings: list[str] | None) -> list[str]:
-    """Formats whose name ends in one of these; all of them without."""
+    """Formats whose name ends in one of these endings; all formats if there are none."""
     names = [n for n in FORMATS if not endings or n.endswith(tuple(endings))]
     if not names:
         raise SystemExit(f"--formats: expected endings of {', '.join(FORMATS)}")
@@ -443,11 +444,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--inputs", type=int, default=2000, help="of all formats together")
+    parser.add_argument("--inputs", type=int, default=2000, help="number of inputs in all")
     parser.add_argument("--formats", nargs="+", help="endings, e.g. .mha .nrrd; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patience", type=float, default=20.0, help="seconds for one file")
-    parser.add_argument("--keep", type=Path, help="folder for files that something was found with")
+    parser.add_argument("--keep", type=Path, help="folder to keep files that showed a fault")
     arguments = parser.parse_args()
     names = chosen(arguments.formats)
     table = Table("format", "inputs", "refused", "read right", "read other values", *KINDS)

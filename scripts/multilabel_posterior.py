@@ -1,12 +1,12 @@
-"""Which losses of labels find the true posterior, where it is known, and whether pairs help.
+"""Which multi-label losses find the true posterior where it is known, and whether pairs help.
 
-Recovery: a free logit for every label in each of 12 cells, so that any posterior can be had and the
-exact minimiser of a loss shows what it ties a logit to. Its error against the posterior falls with
-the samples where the probabilities are the right ones, and stays where they are not.
+Recovery: a free logit for every label in each of 12 cells, so that the model can have any
+posterior, and the exact minimiser of a loss shows which probability belongs to a logit. The error
+against the posterior falls with more samples only if these probabilities are right.
 
 Pairs: a small network on 20 features, with and without the label pair regulariser (LPR), against
-the posterior of 2000 other samples; after the last epoch, and after the one with the best
-likelihood of as many validation samples as a quarter of the training samples.
+the posterior of 2000 other samples, after the last epoch and after the epoch with the best
+likelihood on validation samples (a quarter as many as training samples).
 
     python scripts/multilabel_posterior.py -o posterior             # some four minutes on a core
     python scripts/multilabel_posterior.py -o posterior --seeds 0 1 # sooner
@@ -41,7 +41,7 @@ SIZES = (240, 960, 3840, 15360)
 FEATURES, LABELS, TESTED = 20, 10, 2000
 SMALL = (50, 100, 200, 400, 800)
 BATCH, UPDATES, LEAST = 32, 480, 60
-"""Samples of a step, steps of a training, epochs at least."""
+"""Samples of a step, steps of a training, smallest number of epochs."""
 RECOVERED = {
     "BCE": BCE(),
     "SPA": SPA(),
@@ -56,7 +56,7 @@ PAIRED: dict[str, MultiLabelLoss] = {
     "SPA + LPR": LPR(SPA()),
 }
 Errors = dict[str, dict[int, list[float]]]
-"""Mean distance to the posterior, of every seed, by method and number of samples."""
+"""Mean distance to the posterior for every seed, by method and number of samples."""
 
 
 def cell_posterior(seed: int) -> Tensor:
@@ -66,7 +66,7 @@ def cell_posterior(seed: int) -> Tensor:
 
 
 def minimiser(loss: MultiLabelLoss, cell: Tensor, targets: Tensor) -> Tensor:
-    """Logits ``(CELLS, CELL_LABELS)`` at which the loss of all samples is least."""
+    """Logits ``(CELLS, CELL_LABELS)`` that minimise the loss of all samples."""
     logits = torch.zeros(CELLS, CELL_LABELS, dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.LBFGS(
         [logits], max_iter=400, tolerance_grad=1e-9, tolerance_change=1e-13,
@@ -91,7 +91,7 @@ def readings(name: str, loss: MultiLabelLoss, logits: Tensor) -> Iterator[tuple[
 
 
 def recover(seeds: list[int]) -> tuple[Errors, Errors, dict[str, Tensor]]:
-    """Errors, what sampling alone would cost, and pairs of truth and estimate at the largest n."""
+    """Errors, the error by sampling alone, and pairs of truth and estimate at the largest n."""
     errors: Errors = defaultdict(lambda: defaultdict(list))
     sampling: Errors = defaultdict(lambda: defaultdict(list))
     pairs: dict[str, Tensor] = {}
@@ -114,10 +114,10 @@ def recover(seeds: list[int]) -> tuple[Errors, Errors, dict[str, Tensor]]:
 
 
 class World:
-    """Features, labels that are independent given them, and the posterior.
+    """Features, labels that are independent given the features, and the posterior.
 
     Args:
-        seed: of the weights by which features make log-odds.
+        seed: of the weights that turn features into log-odds.
     """
 
     def __init__(self, seed: int) -> None:
@@ -134,7 +134,7 @@ class World:
 
 
 def train(loss: MultiLabelLoss, n: int, seed: int) -> tuple[float, float]:
-    """Error after the last epoch, and after the one that validation chooses."""
+    """Error after the last epoch, and after the epoch that validation chooses."""
     world = World(seed)
     (x, y, _), (xv, yv, _), (xt, _, eta) = (
         world.draw(size, part) for part, size in enumerate((n, max(50, n // 4), TESTED), start=1)
@@ -157,7 +157,7 @@ def train(loss: MultiLabelLoss, n: int, seed: int) -> tuple[float, float]:
 
 
 def with_pairs(seeds: list[int]) -> dict[str, Errors]:
-    """Errors by the epoch they are of."""
+    """Errors by the epoch that they belong to."""
     errors: dict[str, Errors] = {
         epoch: defaultdict(lambda: defaultdict(list)) for epoch in ("last epoch", "best epoch")
     }
@@ -228,7 +228,7 @@ def spread_of(of: dict[int, list[float]]) -> tuple[list[float], list[float]]:
 
 
 def table(title: str, errors: Errors) -> Table:
-    """Errors as people read them."""
+    """Errors as readable text."""
     shown = Table(title=title)
     shown.add_column("method")
     for n in next(iter(errors.values())):

@@ -3,8 +3,8 @@
     python scripts/photograph_pages.py            # into docs/assets; some minutes
     CHROMIUM=/usr/bin/chromium python scripts/photograph_pages.py -o FOLDER --only evaluation
 
-Needs a Chromium, on the path or named by ``CHROMIUM``. The trainings of the study are far too short
-to say anything of the methods: the picture shows what a page has.
+Needs Chromium, on the path or named by ``CHROMIUM``. The trainings of the study are far too short
+to compare methods: the picture only shows the content of a page.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def main() -> None:
 def browser() -> str:
     found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        raise SystemExit("no Chromium on the path; name one by CHROMIUM=FILE")
+        raise SystemExit("no Chromium on the path; set CHROMIUM=FILE")
     return found
 
 
 def photograph(chromium: str, page: Path, path: Path) -> None:
-    """Write the top of a page as it looks in a window."""
+    """Write a picture of the top of a page in a window."""
     shot = page.parent / "shot.png"
     subprocess.run(
         [

@@ -1,18 +1,18 @@
-"""Does repairing a finished network do what training it anew with a calibration loss does?
+"""Does repairing a finished network achieve what training again with a calibration loss does?
 
-The study asks how much each post-hoc method helps, on which networks, how many patients it needs,
-what becomes of the segmentation if it is decided by expected Dice, and, where the true posterior is
+The study asks how much each post-hoc method helps, on which networks, and how many patients it
+needs; how the segmentation changes if expected Dice decides; and, where the true posterior is
 known, whether the probabilities come nearer to it or only look better.
 
 `train` trains small 2-D networks as ``segcal train`` does, with several recipes and seeds, and
-predicts as ``segcal predict`` does. The patients of a seed are parted in three: those that train,
-those that validate the training and later fit a calibrator, and those that only test it. Of
-phantoms the true posterior is known, and is written beside.
+predicts as ``segcal predict`` does. The patients of a seed are split into three parts: the first
+trains, the second validates the training and later fits a calibrator, and the third only tests. For
+phantoms the true posterior is known, and is written too.
 
 `evaluate` fits every method to the second part of the patients and measures it on the third, one
-network after the other. `report` makes tables of what there is. `collect` writes its numbers, means
-by patient, into data/results/repair, and `page` makes the same tables of these files and puts them
-into a page, each between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+network after the other. `report` makes tables of the results so far. `collect` writes the numbers,
+as means by patient, into data/results/repair. `page` makes the same tables from these files and
+puts each into a page, between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 
     python scripts/repair_study.py train -o study                          # phantoms alone
     python scripts/repair_study.py train -o study --acdc $nnUNet_raw/Dataset027_ACDC \\
@@ -22,8 +22,8 @@ into a page, each between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->``.
     python scripts/repair_study.py collect -o study
     python scripts/repair_study.py page docs/do-i-need-to-retrain.md
 
-ACDC and the hippocampus are folders in nnU-Net's raw layout (``segcal convert acdc``). What is done
-already is skipped, and a training that was stopped goes on. The output is, for each SET::
+ACDC and the hippocampus are folders in nnU-Net's raw layout (``segcal convert acdc``). Finished
+parts are skipped, and a stopped training continues. The output is, for each SET::
 
     SET/data_sSEED                     the data set of the training, in nnU-Net's raw layout
     SET/RECIPE_sSEED/training          as of segcal train
@@ -83,7 +83,7 @@ SUBFOLDERS = {"Tr": "fit", "Ts": "test"}
 UNCALIBRATED = "uncalibrated"
 TRUTH = "true posterior"
 PLAIN = "dice_ce"
-"""Recipe without a calibration loss, of which all methods are tried."""
+"""Recipe without a calibration loss, on which all methods are tried."""
 POINTWISE = (
     "temperature", "class_region", "class_region_bias", "vector", "beta", "histogram", "isotonic",
     "matrix", "dirichlet",
@@ -92,15 +92,15 @@ METHODS = (*POINTWISE, "local")
 FEW = ("temperature", "class_region", "local")
 """Methods that are tried on networks with a calibration loss."""
 DECIDED = ("dice_ce", "svls")
-"""Recipes of which decisions are compared."""
+"""Recipes for which decision rules are compared."""
 SIZES = (2, 5, 10, 20)
-"""Patients that a calibrator is fitted to."""
+"""Numbers of patients that a calibrator is fitted to."""
 DRAWN = ("temperature", "class_region", "vector")
 DRAWS = 3
 MOST_PATIENTS = 24
-"""Test patients of a seed that are measured, the first by name."""
+"""Number of test patients of a seed that are measured, the first by name."""
 MOST_ROWS = 300_000
-"""Voxels that each of the draws is fitted to."""
+"""Number of voxels to which each draw is fitted."""
 NEAR = "dilated5"
 COLUMNS = (
     "nll_all", f"nll_{NEAR}", "ece_fg", "ece_union", f"ece_{NEAR}", "ece_all", "tace_all",
@@ -114,12 +114,12 @@ class Material:
 
     Attributes:
         name: of the set.
-        patient: the patient of a case, by its name.
-        counts: patients that train, that fit, and that test; None takes all that are left.
-        size: of what the network sees, in voxels ``(y, x)``.
-        epochs: passes over the slices.
-        spacing_mm: in plane, of what the network sees; None leaves the voxels as they are.
-        middle_mm: side of the middle that is cut out of every slice; None cuts nothing.
+        patient: the patient of a case, from its name.
+        counts: numbers of patients that train, fit and test; None takes the remaining patients.
+        size: of the network's input, in voxels ``(y, x)``.
+        epochs: number of passes over the slices.
+        spacing_mm: of the network's input, in plane; None keeps the voxels as they are.
+        middle_mm: side of the square cut out of the middle of every slice; None cuts nothing.
     """
 
     name: str
@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    training = commands.add_parser("train", help="train, and predict the patients that do not")
+    training = commands.add_parser("train", help="train, and predict all other patients")
     training.set_defaults(run=train)
     training.add_argument("--acdc", type=Path, metavar="FOLDER", help="nnU-Net raw layout")
     training.add_argument("--hippocampus", type=Path, metavar="FOLDER", help="nnU-Net raw layout")
@@ -216,13 +216,13 @@ def train(options: argparse.Namespace) -> None:
 
 
 def prepare(material: Material, source: Path | None, folder: Path, seed: int) -> None:
-    """Write the data set of a seed, and beside it the label maps by part; once.
+    """Write the data set of a seed, and beside it the label maps by part, if they do not exist.
 
     Args:
-        material: what it is of.
+        material: the data set.
         source: folder in nnU-Net's raw layout; None generates phantoms.
         folder: of the set.
-        seed: which patients do what.
+        seed: of the split of patients.
     """
     root = folder / f"data_s{seed}"
     if not root.exists():
@@ -256,7 +256,7 @@ def _generate(material: Material, root: Path, seed: int) -> None:
 
 
 def _draw(material: Material, source: Path, root: Path, seed: int, middle: Path) -> None:
-    """Part the patients of both folders of a data set anew."""
+    """Split the patients of both folders of a data set again."""
     files = {
         label.name[:-7]: (source / f"images{subset}" / f"{label.name[:-7]}_0000.nii.gz", label)
         for subset in SUBFOLDERS
@@ -307,7 +307,7 @@ def _copy(file: Path, folder: Path) -> None:
 
 
 def work(material: Material, folder: Path, recipe: str, seed: int, checkpoint: Any) -> None:
-    """Train, predict and say how it went; nothing if that is done."""
+    """Train, predict and print the result; do nothing if that is done."""
     output = folder / f"{recipe}_s{seed}"
     done = output / "done.json"
     name = f"{material.name} {recipe} seed {seed}"
@@ -392,7 +392,7 @@ def score(predictions: Path, labels: Path) -> dict[str, float]:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Measure every network that is done and was not measured yet; then those of few patients."""
+    """Measure every finished network that has no results yet, then calibrators of few patients."""
     networks = [
         Measuring(options.output, material, recipe, seed, tuple(options.methods))
         for seed in options.seeds
@@ -421,9 +421,9 @@ class Measuring:
     Attributes:
         output: folder of the study.
         material: what it was trained on.
-        recipe: how.
+        recipe: it was trained with.
         seed: of its data and training.
-        wanted: methods; those that are tried on this recipe are taken.
+        wanted: methods, of which those for this recipe are tried.
     """
 
     output: Path
@@ -454,7 +454,7 @@ class Measuring:
         return plan_fit(made, folder / f"labels_s{self.seed}" / part)
 
     def patient(self, case: str) -> str:
-        """Phantoms of different seeds have the same names and are others."""
+        """Patient with the seed for phantoms, since phantoms of different seeds share names."""
         same = self.material.patient(case)
         return f"s{self.seed} {same}" if self.material.name == "phantom" else same
 
@@ -466,7 +466,7 @@ class Measuring:
         return [case for case in cases if self.patient(case.name) in chosen]
 
     def measure(self) -> bool:
-        """Whether there was something to measure, which is done then."""
+        """Measure the network; return whether there was something to measure."""
         target = self.results / "cases" / f"{self.name}.csv"
         if target.exists():
             return False
@@ -479,7 +479,7 @@ class Measuring:
         return True
 
     def draw(self) -> bool:
-        """The same of calibrators that are fitted to few patients."""
+        """Measure calibrators that are fitted to few patients, likewise."""
         target = self.results / "draws" / f"{self.material.name}_s{self.seed}.csv"
         if target.exists():
             return False
@@ -529,7 +529,7 @@ class Measuring:
                 yield {**owner, **row}
 
     def drawn(self) -> list[dict[str, Any]]:
-        """Numbers of calibrators that were fitted to some of the patients, means over patients."""
+        """Means over patients for calibrators that were fitted to some of the patients."""
         job = self.job("fit")
         (rows,) = collect(job, build_calibrator(DRAWN[0]), processes=1).rows
         owner = [self.patient(case.name) for case in job.pairing.cases]
@@ -565,7 +565,7 @@ class Measuring:
 
 
 def fit_all(methods: Iterable[str], job: Job) -> dict[str, Calibrator]:
-    """Fit methods to a job; those that look at single voxels share the rows of all."""
+    """Fit methods to a job; methods that treat voxels separately share one sample of voxels."""
     rows = collect(job, build_calibrator(POINTWISE[0]), processes=1).rows
     found = {}
     for method in methods:
@@ -607,12 +607,12 @@ def rows_of(
     known: NDArray[Any] | None,
     settings: EvaluationSettings,
 ) -> Iterator[dict[str, Any]]:
-    """Numbers of a case by method and decision.
+    """Metrics of a case by method and decision.
 
     Args:
         read: the case.
         probs: by method.
-        rules: decisions by method, beside argmax, whose surfaces are measured, too.
+        rules: decision rules by method, in addition to argmax; their surfaces are measured too.
         known: the true posterior, or None.
         settings: of the evaluation.
     """
@@ -647,7 +647,7 @@ def rows_of(
 def calibration(
     p: NDArray[Any], reference: NDArray[Any], near: NDArray[np.bool_]
 ) -> dict[str, float]:
-    """What ``segcal evaluate`` reports, of the columns that are looked at."""
+    """The columns of ``segcal evaluate`` that this study uses."""
     foreground = reference != 0
     scopes = {"fg": foreground, "union": foreground | (p.argmax(0) != 0), NEAR: near, "all": None}
     found = {f"ece_{scope}": ece(p, reference, mask=mask) for scope, mask in scopes.items()}
@@ -699,7 +699,7 @@ class Results:
         return [name for name in MATERIALS if name in set(self.cases["set"])]
 
     def tables(self, name: str, entries: Sequence[Entry]) -> tuple[Tables, list[int]]:
-        """Rows by entry, a patient each, of the seeds that every entry has; and those seeds."""
+        """Rows by entry, one per patient, for the seeds that every entry has; and these seeds."""
         of_set = self.cases[self.cases["set"] == name]
         keys = ["recipe", "method", "decision"]
         groups = {key: part for key, part in of_set.groupby(keys) if key in entries}
@@ -717,7 +717,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Section:
-    """A table in Markdown, and the same as plain data."""
+    """A table in Markdown, and its content as plain data."""
 
     title: str
     text: str
@@ -725,7 +725,7 @@ class Section:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Write tables of what was measured."""
+    """Write tables of the results."""
     folder = options.output / "results"
     sections = sections_of(Results(*measured(options), options.resamples))
     texts = [f"## {one.title}\n\n{one.text}\n" for one in sections.values()]
@@ -737,16 +737,16 @@ def report(options: argparse.Namespace) -> None:
 
 
 def measured(options: argparse.Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Test cases and draws of the networks that are asked for."""
+    """Results of test cases and of draws, for the networks asked for."""
     folder = options.output / "results"
     cases = _read(folder / "cases", options)
     if cases.empty:
-        raise SystemExit(f"{folder}: nothing was measured yet; run evaluate")
+        raise SystemExit(f"{folder}: has no results yet; run evaluate")
     return cases, _read(folder / "draws", options)
 
 
 def publish(options: argparse.Namespace) -> None:
-    """Write the numbers that the tables are made of; a patient is the mean of its cases."""
+    """Write the numbers for the tables; a patient is represented by the mean of its cases."""
     cases, draws = measured(options)
     keys = ["set", "recipe", "seed", "method", "decision", "patient"]
     patients = cases.drop(columns="case").groupby(keys, sort=False).mean().reset_index()
@@ -838,7 +838,7 @@ def decisions_section(results: Results) -> Section:
 
 
 def patients_section(results: Results) -> Section:
-    """Calibrators that were fitted to few patients."""
+    """Table of calibrators that were fitted to few patients."""
     lines, data = [], []
     for name in results.sets():
         of_set = results.draws[results.draws["set"] == name] if len(results.draws) else []
@@ -948,7 +948,7 @@ Found = dict[tuple[Entry, str], Difference]
 
 
 def compared(tables: Tables, resamples: int) -> Found:
-    """Differences of every entry to the first, by entry and metric."""
+    """Differences between every entry and the first, by entry and metric."""
     if len(tables) < 2:
         return {}
     named = {"\t".join(key): rows for key, rows in tables.items()}
@@ -958,7 +958,7 @@ def compared(tables: Tables, resamples: int) -> Found:
 
 
 def records(name: str, tables: Tables, found: Found, seeds: list[int]) -> list[dict[str, Any]]:
-    """Means and differences to the first entry, ready for JSON."""
+    """Means and differences from the first entry, ready for JSON."""
     rows = []
     for key, table in tables.items():
         for metric in table:
@@ -988,7 +988,7 @@ def values_table(
 def differences_table(
     tables: Tables, found: Found, metrics: Sequence[str], labels: Mapping[Entry, str], head: str
 ) -> str:
-    """Differences to the first row, with intervals."""
+    """Differences from the first row, with intervals."""
     lines = [_head([head, *(f"Δ {METRIC_NAMES[m]}" for m in metrics)])]
     for key in list(tables)[1:]:
         cells = [_difference(found.get((key, m))) for m in metrics]
@@ -999,7 +999,7 @@ def differences_table(
 def values_and_differences(
     tables: Tables, found: Found, metrics: Sequence[str], labels: Mapping[Entry, str], head: str
 ) -> str:
-    """Means, and beside them the differences to the first row."""
+    """Means, and beside them the differences from the first row."""
     names = [text for m in metrics for text in (METRIC_NAMES[m], "Δ (95 %)")]
     lines = [_head([head, *names])]
     for key, table in tables.items():

@@ -21,9 +21,9 @@ def main(
     patch: Annotated[str, typer.Option(help="Patch size, e.g. 32,48,32.")],
     batch: Annotated[int, typer.Option(help="Batch size.")],
     features: Annotated[str, typer.Option(help="Features per stage, e.g. 8,16,32.")] = "8,16,32",
-    name: Annotated[str | None, typer.Option(help="Its name; default BASE_small.")] = None,
+    name: Annotated[str | None, typer.Option(help="New configuration; default BASE_small.")] = None,
 ) -> None:
-    """Write NAME into nnUNetPlans.json; the rest, preprocessing too, is inherited from BASE."""
+    """Write NAME into nnUNetPlans.json; all else, with preprocessing, comes from BASE."""
     root = Path(os.environ["nnUNet_preprocessed"])
     folders = sorted(root.glob(f"Dataset{dataset:03d}_*"))
     if len(folders) != 1:

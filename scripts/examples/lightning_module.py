@@ -1,4 +1,4 @@
-"""CRaC in a LightningModule; `pip install lightning`, half a minute on a CPU.
+"""CRaC in a LightningModule; needs `pip install lightning` and half a minute on a CPU.
 
 python scripts/examples/lightning_module.py --epochs 8
 """
@@ -22,7 +22,7 @@ from segcal.term import sum_over_ranks
 
 
 class Calibrated(lightning.LightningModule):
-    """A network whose objective learns its multipliers; checkpoints hold them with the weights."""
+    """A network with an objective that learns its multipliers, which checkpoints save too."""
 
     def __init__(self, recipe: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""CRaC in MONAI's engines: one loss, one handler, half a minute on a CPU.
+"""CRaC in MONAI's engines with one loss and one handler; half a minute on a CPU.
 
 python scripts/examples/monai_engine.py --epochs 8
 """

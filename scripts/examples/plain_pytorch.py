@@ -29,7 +29,7 @@ def slices(volumes: int, rng: np.random.Generator) -> TensorDataset:
 
 
 def network(width: int = 16) -> nn.Module:
-    """Convolutions that look further and further."""
+    """A network of convolutions with growing dilation."""
     layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1), nn.ReLU()]
     for dilation in (1, 2, 4, 8):
         layers += [
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--recipe", default="crac", help="see: segcal methods")
-    parser.add_argument("--checkpoint", type=Path, help="written every epoch, and gone on from")
+    parser.add_argument("--checkpoint", type=Path, help="state to write, and to continue from")
     options = parser.parse_args()
 
     torch.manual_seed(0)

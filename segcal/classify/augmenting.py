@@ -1,4 +1,4 @@
-"""Transforms of images, as an experiment names them."""
+"""The image transforms that an experiment names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Augment:
 
     Args:
         components: classes of ``torchvision.transforms.v2``.
-        name: what messages call them.
+        name: of these transforms in messages.
 
     Raises:
-        ValueError: what is none, or arguments that do not fit.
+        ValueError: an entry is no transform, or its arguments do not fit.
     """
 
     def __init__(self, components: tuple[Component, ...], name: str = "data.augment") -> None:

@@ -1,4 +1,4 @@
-"""The loss and the network of an experiment: built, and tried out on a few samples."""
+"""Building the loss and the network of an experiment, and trying them on a few samples."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from segcal.term import Term
 from segcal.training.building import build_part
 
 BOUNDED = (nn.Tanh, nn.Sigmoid, nn.Softmax)
-"""Modules whose outputs are no logits."""
+"""Modules whose outputs cannot be logits."""
 NO_WEIGHTS = {"weights": None, "pretrained": False}
-"""Arguments by which networks of torchvision and timm take what they were trained to, and what they
-are without that."""
+"""Arguments of torchvision's and timm's networks for pretrained weights, with the values that give
+random weights."""
 
 
 def recipe_of(experiment: ClassificationExperiment, data: Parted) -> Recipe:
-    """The loss that an experiment names: of labels, of classes, or of classes taken as labels.
+    """The loss that an experiment names: for labels, for classes, or a multi-label one for classes.
+
+    Classes exclude each other; of labels a sample may have several.
 
     Raises:
-        ValueError: a recipe of labels for classes or the other way round.
+        ValueError: a multi-label loss does not fit classes, or the other way round.
     """
     name = experiment.recipe
     if data.multilabel:
         if name not in names("multilabel"):
             raise ValueError(
-                f"recipe: {name} is of classes, and these are labels; there are "
+                f"recipe: {name} is a loss of classes, but samples have labels here; take one of "
                 f"{', '.join(names('multilabel'))}"
             )
         return load_objective(name, multilabel=True)
@@ -55,7 +57,7 @@ def build_objective(experiment: ClassificationExperiment, data: Parted) -> Objec
     """Build the loss of an experiment.
 
     Raises:
-        ValueError: a recipe of labels for classes or the other way round, unknown terms, or
+        ValueError: a multi-label loss for classes or the other way round, unknown terms, or
             arguments that do not fit.
     """
     read = recipe_of(experiment, data)
@@ -64,13 +66,13 @@ def build_objective(experiment: ClassificationExperiment, data: Parted) -> Objec
         objective = build(experiment.recipe, len(data.names), **terms)
         if objective.num_heads > 1:
             raise ValueError(
-                f"recipe: {experiment.recipe} is of a network of two heads, one for a mask and one "
-                "for probabilities, which is of segmentation; take a recipe with one"
+                f"recipe: {experiment.recipe} needs a network with two heads, one for a mask and "
+                "one for probabilities, which exists for segmentation only; take a recipe with one"
             )
         return objective
     recipe = experiment.recipe
     if unknown := sorted(set(experiment.terms) - {recipe}):
-        raise ValueError(f"terms: no term {', '.join(unknown)}; there is {recipe}")
+        raise ValueError(f"terms: no term {', '.join(unknown)}; expected {recipe}")
     positives, negatives = data.counts()
     built = build_terms(read, overrides=experiment.terms, positives=positives, negatives=negatives)
     if not data.multilabel:
@@ -79,12 +81,13 @@ def build_objective(experiment: ClassificationExperiment, data: Parted) -> Objec
 
 
 def _of_classes(recipe: str, term: Term) -> OfClasses:
-    """A loss of labels, of classes that exclude each other; ValueError unless it compares them."""
+    """A multi-label loss applied to classes; ValueError unless it compares scores."""
     if not isinstance(term, MultiLabelLoss) or not term.no_posterior:
         raise ValueError(
-            f"recipe: {recipe} is of labels, and these are classes that exclude each other; it "
-            "gives each a probability of its own, and they would not add up to 1. Take a recipe "
-            "that segcal methods lists, or of labels one that compares scores, as two_way"
+            f"recipe: {recipe} is a multi-label loss, but classes exclude each other here; it "
+            "gives every label its own probability, and these would not add up to 1. Take a loss "
+            "of classes that segcal methods lists, or a multi-label loss that compares scores, "
+            "such as two_way"
         )
     return OfClasses(term)
 
@@ -92,26 +95,26 @@ def _of_classes(recipe: str, term: Term) -> OfClasses:
 def build_network(
     experiment: ClassificationExperiment, data: Parted, *, pretrained: bool = True
 ) -> Standardised:
-    """Build the network of an experiment and what its inputs go through before.
+    """Build the network of an experiment, together with the standardisation of its inputs.
 
-    A network of torchvision whose ``weights`` are named gets a new last layer where they are of
-    other classes; those of timm make one themselves.
+    A torchvision network with named ``weights`` gets a new last layer if the weights have other
+    classes; timm's networks make a new layer themselves.
 
     Args:
-        experiment: see there.
+        experiment: names the network.
         data: the samples.
-        pretrained: False builds it without those weights, for a checkpoint to fill.
+        pretrained: False builds it without pretrained weights, for a checkpoint to fill.
 
     Raises:
-        ValueError: not a network, arguments that do not fit, or weights that are not to be had.
+        ValueError: not a network, arguments that do not fit, or weights that are unavailable.
     """
     inputs, count = data.parts["train"].inputs, len(data.names)
     shape, standard = data.parts["train"].shape, experiment.data.standardise
     what = target(experiment.network)
     if data.vectors is not None and "vectors" not in accepted_arguments(what):
         raise ValueError(
-            f"data.args.vectors: {experiment.network.target} has no use for vectors of words; "
-            "segcal.classify.networks.GPoolCNN begins with them"
+            f"data.args.vectors: {experiment.network.target} cannot start from word vectors; "
+            "segcal.classify.networks.GPoolCNN can"
         )
     renewed = has_weights(experiment) and bool(experiment.network.args.get("weights"))
     component = _with_numbers(experiment, count, shape, pretrained=pretrained)
@@ -136,7 +139,7 @@ def build_network(
 
 
 def has_weights(experiment: ClassificationExperiment) -> bool:
-    """Whether the network starts from what it was trained to elsewhere."""
+    """Whether the network starts from pretrained weights."""
     arguments = experiment.network.args
     named = any(arguments.get(name, none) not in (none, None) for name, none in NO_WEIGHTS.items())
     return named and hands_on(target(experiment.network))
@@ -145,7 +148,7 @@ def has_weights(experiment: ClassificationExperiment) -> bool:
 def _with_numbers(
     experiment: ClassificationExperiment, count: int, shape: Sequence[int], *, pretrained: bool
 ) -> Component:
-    """The network with the arguments that functions hand on without naming them."""
+    """The network with arguments that its function passes on without naming them."""
     component, arguments = experiment.network, dict(experiment.network.args)
     if not hands_on(target(component)):
         return component
@@ -161,27 +164,27 @@ def _with_numbers(
 
 
 def last_layer(network: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
-    """Name and module of the layer that logits come from.
+    """Name and module of the last layer, which gives the logits.
 
     Raises:
         ValueError: the network has no linear layer and no convolution.
     """
     layers = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     if not layers:
-        raise ValueError("network: has no linear layer and no convolution, so there is no last one")
+        raise ValueError("network: has no linear layer and no convolution as last layer")
     return layers[-1]
 
 
 def parameter_groups(network: nn.Module, rate: float, count: int) -> list[dict[str, Any]]:
-    """Parameters of a network in two groups: the last layer has a learning rate of its own.
+    """Parameters of a network in two groups, with a separate learning rate for the last layer.
 
     Args:
-        network: see there.
+        network: the network.
         rate: of the last layer.
         count: K.
 
     Raises:
-        ValueError: the last layer has other than K outputs, so it is not that of the classes.
+        ValueError: the last layer does not have K outputs, so it is not the layer of the classes.
     """
     name, last = last_layer(network)
     if len(last.weight) != count:
@@ -205,19 +208,19 @@ def _renew_last_layer(network: nn.Module, count: int) -> None:
 
 @torch.no_grad()
 def check_network(network: nn.Module, part: Part, augment: Augment, num_classes: int) -> Tensor:
-    """Check that logits come out of a network, in both modes.
+    """Check that a network gives logits, in training and evaluation mode.
 
     Args:
         network: to try.
-        part: of whose samples the first two are taken.
-        augment: what becomes of them before.
+        part: samples, of which the first two are taken.
+        augment: transforms that are applied to them.
         num_classes: K.
 
     Returns:
         the logits ``(2, K)`` in eval mode.
 
     Raises:
-        ValueError: they do not, or they have bounds.
+        ValueError: the network fails, or its outputs are no logits.
     """
     few = part.some_trained_on()
     try:
@@ -235,7 +238,7 @@ def check_network(network: nn.Module, part: Part, augment: Augment, num_classes:
 
 
 def _try(trial: nn.Module, inputs: Tensor, num_classes: int) -> Tensor:
-    """Logits of a copy of a network; ValueError unless they are some."""
+    """Logits of a copy of a network; ValueError if its outputs are no logits."""
     expected, shown = (len(inputs), num_classes), f"inputs {tuple(inputs.shape)}"
     bounded: list[tuple[str, Any]] = []
     for module in trial.modules():
@@ -254,13 +257,13 @@ def _try(trial: nn.Module, inputs: Tensor, num_classes: int) -> Tensor:
     shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if shape != expected:
         raise ValueError(
-            f"network: expected logits {expected} for {shown}, got {shape}; say how many classes "
-            "there are in its arguments"
+            f"network: expected logits {expected} for {shown}, got {shape}; give the number of "
+            "classes in its arguments"
         )
     if ends := [name for name, out in bounded if out is output]:
         raise ValueError(
-            f"network: ends with {ends[0]}, by which its outputs have bounds that logits have not; "
-            "leave it out (of MONAI's ViT: post_activation: none)"
+            f"network: ends with {ends[0]}, which bounds its outputs, but logits have no bounds; "
+            "leave it out (for MONAI's ViT: post_activation: none)"
         )
     return output
 
@@ -275,12 +278,14 @@ def check_objective(recipe: str, objective: Objective, logits: Tensor, targets: 
         targets: classes ``(N,)`` or labels ``(N, T)``.
 
     Raises:
-        ValueError: it is of images alone, or gives a loss for every entry.
+        ValueError: the loss needs pixels, or gives a value for every entry.
     """
     try:
         total, _ = objective.loss_and_terms(logits.float(), targets)
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"recipe: {recipe} is not for samples without pixels ({error})") from None
+        raise ValueError(
+            f"recipe: {recipe} does not work for samples without pixels ({error})"
+        ) from None
     if total.ndim:
         raise ValueError(
             f"recipe: {recipe} gives a loss for every entry; give its terms reduction: mean or sum"
@@ -290,10 +295,10 @@ def check_objective(recipe: str, objective: Objective, logits: Tensor, targets: 
 def check_rebuilt(
     experiment: ClassificationExperiment, data: Parted, network: Standardised
 ) -> None:
-    """Check that a checkpoint will fit the network that is built without its first weights.
+    """Check that a checkpoint will fit the network when it is built without pretrained weights.
 
     Raises:
-        ValueError: it would not.
+        ValueError: it would not fit.
     """
     if not has_weights(experiment):
         return
@@ -302,6 +307,6 @@ def check_rebuilt(
         without.load_state_dict(network.state_dict())
     except RuntimeError as error:
         raise ValueError(
-            "network: has other layers with its weights than without, so that no checkpoint "
-            f"could be read; take another ({error})"
+            "network: has other layers with pretrained weights than without, so that no "
+            f"checkpoint could be read; take another network ({error})"
         ) from None

@@ -1,4 +1,4 @@
-"""Post-hoc calibration of a classifier: fitted to its validation samples, applied to others."""
+"""Post-hoc calibration of a classifier: fitted to validation samples, applied to others."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from segcal.repair.saved import SavedCalibrator
 
 LOGITS = "logits"
 UNKNOWN = -1
-"""Target of a label of which nobody knows whether a sample has it."""
+"""Target of a label if it is unknown whether a sample has it."""
 
 
 def to_calibrate(logits: Tensor, loss: MultiLabelLoss | None) -> tuple[str, Tensor]:
-    """What a calibrator of a classifier works on, and its name.
+    """Input of a classifier's calibrator, and the name of that input.
 
     Args:
         logits: ``(N, K)``.
-        loss: of labels; None for classes.
+        loss: multi-label loss; None for classes.
 
     Returns:
-        log-odds of the posterior where the loss has one that its logits tell apart, in float64;
-        else the logits as they are.
+        float64 log-odds of the loss's posterior probabilities, if it has a posterior that is a
+        strictly increasing function of the logits; else the logits as they are.
     """
     if loss is None or not loss.bijective:  # what a link puts to 0 would be lost
         return LOGITS, logits.double()
@@ -51,23 +51,23 @@ def fit_classifier(
     Args:
         method: name of its config, such as ``temperature``.
         logits: ``(N, K)`` of the samples.
-        targets: classes ``(N,)``; labels ``(N, K)`` of 0, 1, and -1 where unknown, which is left
-            out: each label is a sigmoid of its own.
+        targets: classes ``(N,)``; or labels ``(N, K)`` of 0, 1, and -1 where unknown, which is
+            left out; each label has its own sigmoid.
         names: of the classes or labels.
-        loss: of labels; None for classes.
-        said: of :class:`segcal.repair.saved.SavedCalibrator`: ``model``, and more of
+        loss: multi-label loss; None for classes.
+        said: fields of :class:`segcal.repair.saved.SavedCalibrator`: ``model``, and entries of
             ``fitted_on``.
 
     Raises:
-        ValueError: no such method, one that samples without spatial axes are nothing for, or a
-            label that is unknown in every sample.
+        ValueError: no such method, a method that needs spatial axes, or a label that is
+            unknown in every sample.
     """
     labels = loss is not None
     calibrator = build_component(load_component("posthoc", method), per_channel=labels)
     if labels and (unknown := [n for n, y in zip(names, targets.T, strict=True) if (y < 0).all()]):
         raise ValueError(
-            f"{', '.join(unknown)}: unknown in every validation sample, so that nothing can be "
-            "fitted to it"
+            f"{', '.join(unknown)}: unknown in every validation sample, so nothing can be fitted "
+            "to it; remove the label or choose other validation samples"
         )
     what, x = to_calibrate(logits, loss)
     with warnings.catch_warnings():
@@ -91,16 +91,16 @@ def calibrated_log_odds(probs: Tensor) -> Tensor:
 
 
 def kind_of(saved: SavedCalibrator) -> str:
-    """What the calibrated probabilities are called beside the others."""
+    """Name of the calibrated probabilities."""
     return f"calibrated ({saved.method})"
 
 
 def sentences(saved: SavedCalibrator) -> list[str]:
-    """What a reader of the calibrated numbers should know."""
+    """Sentences that a reader of the calibrated numbers should know."""
     facts, fitted_on = saved.calibrator.facts, saved.fitted_on
     said = (
         f"{kind_of(saved)}: fitted to the {fitted_on['of']} of {fitted_on['samples']} validation "
-        f"samples, which chose the epoch, too; NLL there {facts['nll_before']:.4f}, then "
+        f"samples, which also chose the epoch; NLL there {facts['nll_before']:.4f}, then "
         f"{facts['nll_after']:.4f} nats."
     )
     return [said, *(f"{kind_of(saved)}: {note}." for note in facts["notes"])]

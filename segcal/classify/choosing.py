@@ -1,4 +1,4 @@
-"""A loss with its arguments chosen on validation samples: of every seed, the best of several."""
+"""A loss whose arguments are chosen on validation samples: for every seed, the best of several."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from segcal.classify.study_report import TrialResult
 from segcal.reporting.tables import Cell, Column, Table, mark, number_cell
 
 POSTERIOR = "posterior"
-"""Probabilities by the link of the loss where it has one, else by the sigmoid."""
+"""Name of probabilities by the link of the loss if it has one, else by the sigmoid."""
 
 __all__ = ["Choice", "choice_table", "choose"]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen from, and what was chosen.
+    """A choice between losses, and its result.
 
     Attributes:
         name: of the choice.
-        metric: of the validation samples, that chose.
-        runs: trainings of the seeds that have one of every loss, by loss.
-        chosen: training that was chosen, by seed.
+        metric: of the validation samples, which decides.
+        runs: trainings by loss, for the seeds that have a training of every loss.
+        chosen: the chosen training, by seed.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Choice:
     chosen: Mapping[int, TrialResult]
 
     def results(self) -> list[TrialResult]:
-        """The chosen trainings as those of a loss of the choice's name, with one row: what chose.
+        """The chosen trainings as results of a loss with the choice's name, in one row.
 
-        Of labels that is the posterior, by a link of some of the losses and not of others.
+        For labels the row shows the posterior; only some of the losses have a link for it.
         """
         found = ", ".join(f"{run.recipe} of seed {seed}" for seed, run in self.chosen.items())
         note = (
-            f"{self.name}: of every seed the loss with the best validation "
+            f"{self.name}: for every seed, the loss with the best validation "
             f"{NAMES[self.metric]} of {len(self.runs)}: {found}."
         )
         last = {seed: list(run.outcomes)[-1] for seed, run in self.chosen.items()}
@@ -59,15 +59,15 @@ class Choice:
 
 
 def choose(name: str, recipes: Sequence[str], runs: Sequence[TrialResult]) -> Choice | None:
-    """Choose, for every seed, the loss whose validation metric is best; the first of equals.
+    """Choose, for every seed, the loss with the best validation metric (the first if equal).
 
     Args:
         name: of the choice.
-        recipes: losses that it is made from.
+        recipes: losses to choose from.
         runs: trainings of one data set.
 
     Returns:
-        None where no seed has a training of each.
+        None if no seed has a training of every loss.
 
     Raises:
         ValueError: trainings whose epochs were chosen by different metrics.
@@ -92,11 +92,11 @@ def choose(name: str, recipes: Sequence[str], runs: Sequence[TrialResult]) -> Ch
 
 
 def choice_table(key: str, choice: Choice) -> Table:
-    """Losses as rows: their metric on validation and test samples, and how often each was chosen.
+    """Table of the losses' metrics on validation and test samples, and how often each was chosen.
 
     Args:
-        key: a word for the table.
-        choice: what was chosen.
+        key: of the table.
+        choice: the choice.
     """
     higher, heading = choice.metric in HIGHER_IS_BETTER, NAMES[choice.metric]
     arrow = "↑" if higher else "↓"
@@ -118,13 +118,13 @@ def choice_table(key: str, choice: Choice) -> Table:
     rows.append([Cell(choice.name, choice.name), Cell("-"), mean, Cell("-")])
     columns = [
         Column("loss"),
-        Column(f"validation {heading}", "what chose", better=arrow),
+        Column(f"validation {heading}", "decides the choice", better=arrow),
         Column(f"test {heading}", better=arrow),
-        Column("chosen", "for how many seeds"),
+        Column("chosen", "number of seeds"),
     ]
     caption = (
-        f"Means over {len(times)} seeds. {choice.name} is of every seed the loss whose validation "
-        f"{heading} is best; its test samples had no part in that."
+        f"Means over {len(times)} seeds. For every seed, {choice.name} is the loss whose "
+        f"validation {heading} is best; test samples had no part in the choice."
     )
     data_set = next(iter(choice.chosen.values())).set
     title = f"{data_set}: {choice.name}, chosen on validation samples"
@@ -132,6 +132,6 @@ def choice_table(key: str, choice: Choice) -> Table:
 
 
 def _tested(run: TrialResult, choice: Choice) -> float:
-    """Metric of test samples, of the probabilities that validation measured, the last ones."""
+    """Metric on test samples, for the last kind of probabilities, which validation measured."""
     value = list(run.outcomes.values())[-1]["metrics"].get(choice.metric)
     return float("nan") if value is None else float(value)

@@ -1,4 +1,4 @@
-"""What the differences of a study's losses to its baseline are, as a table."""
+"""Table of the differences between a study's losses and its baseline."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from segcal.reporting.tables import Cell, Column, Table
 __all__ = ["SetComparison", "compare_set", "difference_table"]
 
 COMPARED = {False: ("accuracy", "ece", "nll", "brier"), True: ("map_class", "ace", "ece", "nll")}
-"""Metrics of the table, of classes and of labels; differences.csv has all."""
+"""Metrics of the table, for classes and for labels; differences.csv has all metrics."""
 MARKS = {-1: " ▼", 0: "", 1: " ▲"}
 NOT_COMPARED = {"recipe", "probabilities", *NO_MERIT, *(f"last_{name}" for name in NO_MERIT)}
 
 
 @dataclass(frozen=True)
 class SetComparison:
-    """What a data set says of its losses.
+    """Comparison of the losses on a data set.
 
     Attributes:
         set: name of the data set.
         baseline: row that the others are compared with.
-        changes: to it.
-        redrawn: test samples for one that trained, where every seed has its own; else 0.
+        changes: differences from the baseline.
+        redrawn: ratio of test samples to training samples if every seed has its own; else 0.
     """
 
     set: str
@@ -54,13 +54,13 @@ def compare_set(
     samples: Mapping[str, int],
     redrawn: bool,
 ) -> SetComparison:
-    """Compare the losses of a data set with one of them.
+    """Compare the losses of a data set with a baseline.
 
     Args:
         name: of the data set.
         table: a row for every method and seed, with its ``recipe``.
-        baseline: a recipe, whose last row (its posterior) is compared with; None is the first.
-        samples: how many train and test.
+        baseline: recipe whose last row (its posterior) is the baseline; None takes the first.
+        samples: numbers of training and test samples.
         redrawn: whether every seed has samples of its own.
     """
     recipe = table["recipe"].iloc[0] if baseline is None else baseline
@@ -75,11 +75,11 @@ def compare_set(
 
 
 def difference_table(comparison: SetComparison, *, multilabel: bool) -> Table:
-    """Methods as rows, metrics as columns: difference to the baseline and its interval.
+    """Table of differences from the baseline with intervals: methods as rows, metrics as columns.
 
     Args:
         comparison: of a data set.
-        multilabel: which metrics.
+        multilabel: whether to show metrics of labels.
     """
     metrics = COMPARED[multilabel]
     named = {column.name: column for column in metric_columns(multilabel)}
@@ -97,12 +97,12 @@ def difference_table(comparison: SetComparison, *, multilabel: bool) -> Table:
     if comparison.redrawn:
         caption += (
             "Every seed has its own training and test samples; since seeds share many of them, "
-            "variances are enlarged as Nadeau and Bengio (2003) say."
+            "variances are enlarged following Nadeau and Bengio (2003)."
         )
     else:
-        caption += "All seeds have the same test samples: intervals speak of these alone."
+        caption += "All seeds have the same test samples: intervals hold for these samples only."
     key = f"{comparison.set}-differences"
-    return Table(key, f"{comparison.set}: differences to {comparison.baseline}",
+    return Table(key, f"{comparison.set}: differences from {comparison.baseline}",
                  columns, rows, caption)  # fmt: skip
 
 

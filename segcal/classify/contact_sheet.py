@@ -1,4 +1,4 @@
-"""Images that queries by several labels find, as a contact sheet."""
+"""Contact sheet of the images found by queries for several labels."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from segcal.tensors import UNKNOWN
 __all__ = ["Answer", "answer", "draw_answers", "plot_contact_sheet"]
 
 SHOWN = 8
-"""Images of a query, the best first."""
+"""Number of images per query, the best first."""
 FRAMES = {1: "C2", 0: "C3", UNKNOWN: "0.6"}
 MEANING = (
-    "Green: meets all conditions. Red: breaks one. Grey: unknown. p: probability that it does."
+    "Green: meets all conditions. Red: breaks one. Grey: unknown. p: probability of meeting all."
 )
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a query finds.
+    """Result of a query.
 
     Attributes:
         query: in words.
         samples: numbers of the samples found, the best first.
-        probability: that each meets all conditions.
+        probability: that each sample meets all conditions.
         relevance: 1 where it does, 0 where not, -1 where unknown.
-        relevant: samples that meet them.
-        known: samples of which it is known.
-        average_precision: of the ranking of all samples; NaN where none meets them.
+        relevant: number of samples that meet all conditions.
+        known: number of samples for which this is known.
+        average_precision: of the ranking of all samples; NaN if none meets all conditions.
     """
 
     query: str
@@ -51,13 +51,13 @@ class Answer:
 def draw_answers(
     log_odds: Tensor, targets: Tensor, names: Sequence[str], *, most: int, seed: int = 0
 ) -> list[Answer]:
-    """Answers to one query for each number of conditions that some sample meets.
+    """Answers to one query for each number of conditions, as far as some sample meets them.
 
     Args:
         log_odds: of the labels' probabilities ``(N, T)``.
         targets: ``(N, T)`` of 0, 1 and -1.
         names: of the labels.
-        most: conditions of a query.
+        most: largest number of conditions of a query.
         seed: of the draws.
     """
     found = []
@@ -75,7 +75,7 @@ def answer(log_odds: Tensor, targets: Tensor, names: Sequence[str], query: Queri
         log_odds: of the labels' probabilities ``(N, T)``.
         targets: ``(N, T)`` of 0, 1 and -1.
         names: of the labels.
-        query: ``(1, T)`` both.
+        query: ``(1, T)``, wanted and unwanted labels.
     """
     scores = query_log_scores(log_odds, *query)[0]
     relevance = query_relevance(targets, *query)[0]
@@ -97,11 +97,11 @@ def answer(log_odds: Tensor, targets: Tensor, names: Sequence[str], query: Queri
 
 
 def plot_contact_sheet(answers: Sequence[Answer], images: Sequence[Tensor], title: str) -> Figure:
-    """Draw a row of images for every query, framed by whether they meet it.
+    """Draw a row of images for every query, with frames that show whether they meet it.
 
     Args:
         answers: to draw.
-        images: those of each answer ``(at most 8, C, H, W)``.
+        images: of each answer, ``(at most 8, C, H, W)``.
         title: of the figure.
     """
     figure = Figure(figsize=(10.4, 1.75 * len(answers) + 0.7), layout="constrained")
@@ -126,7 +126,7 @@ def plot_contact_sheet(answers: Sequence[Answer], images: Sequence[Tensor], titl
 
 
 def _shown(images: Tensor) -> NDArray[np.float64]:
-    """Images ``(N, H, W, 3)`` or ``(N, H, W)`` from 0 to 1; of other channels the first."""
+    """Images ``(N, H, W, 3)`` or ``(N, H, W)`` from 0 to 1; with other channels, the first."""
     values = images.double()
     if images.dtype == torch.uint8:
         values = values / 255

@@ -1,4 +1,4 @@
-"""Courses over the epochs of several trainings: a metric by method, multipliers by class."""
+"""Curves over the epochs of several trainings: a metric by method, multipliers by class."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from segcal.reporting.reliability import TITLE_WIDTH
 
 Records = Sequence[Mapping[str, Any]]
 STYLES = ("-", "--", ":", "-.")
-"""Of ten lines each."""
+"""Line styles, each for ten lines."""
 COLUMNS = 3
-"""Panels side by side, at most."""
+"""Largest number of panels side by side."""
 DECADES = 10.0
-"""Ratio of multipliers from which on their axis is logarithmic."""
+"""Ratio of multipliers above which their axis is logarithmic."""
 
 
 def plot_curves(
     trainings: Mapping[str, Sequence[Records]], metric: str, ylabel: str, *, log: bool = False
 ) -> Figure:
-    """Draw a metric of the validation set over the epochs, the mean of a method's trainings.
+    """Draw a validation metric over the epochs, as the mean of each method's trainings.
 
-    The band is one standard deviation over the trainings, up to the epoch that all of them reach.
+    The band is one standard deviation over the trainings; curves end where the shortest training
+    ends.
 
     Args:
         trainings: lines of the logs of a method's trainings, by method.
@@ -62,7 +63,7 @@ def plot_curve_panels(
     *,
     log: bool = False,
 ) -> Figure:
-    """Draw what :func:`plot_curves` does in a panel a data set, a method in one colour in all.
+    """Draw :func:`plot_curves` in one panel per data set, with the same colours in all panels.
 
     Args:
         sets: lines of the logs of a method's trainings, by data set and method.
@@ -87,12 +88,12 @@ def plot_curve_panels(
 def panel_grid(
     count: int, size: tuple[float, float], columns: int = COLUMNS
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of panels in rows, and the axes of as many as are wanted.
+    """A figure of panels in rows, and the axes of the panels.
 
     Args:
-        count: of panels.
+        count: number of panels.
         size: of a panel in inches, without legend and title.
-        columns: panels side by side, at most.
+        columns: largest number of panels side by side.
     """
     columns = min(columns, max(count, 1))
     rows = -(-max(count, 1) // columns)
@@ -112,7 +113,7 @@ def _draw_curves(
     *,
     log: bool,
 ) -> bool:
-    """Draw a line for every method, in the look of its place in `order`; whether any has values."""
+    """Draw a line for every method, styled by its place in `order`; True if any has values."""
     for method, logs in trainings.items():
         values = over_epochs([[r.get(metric) for r in log] for log in logs])
         epochs = np.arange(values.shape[1])
@@ -144,9 +145,9 @@ def plot_retrieval(
     methods: Mapping[str, str],
     title: str,
 ) -> Figure:
-    """Draw retrieval mAP against the number of conditions of a query, bars of one deviation.
+    """Draw retrieval mAP against the number of conditions of a query, with bars of one deviation.
 
-    Rows of a method share a colour; all but the last of them, its posterior, are dotted.
+    Rows of a method share a colour; all rows except the last, its posterior, are dotted.
 
     Args:
         rows: for every training, retrieval mAP by number of conditions.
@@ -174,7 +175,7 @@ def plot_retrieval(
             color=colour, label=row, linewidth=1.3, markersize=3, elinewidth=0.5,
         )  # fmt: skip
     if not met:
-        return _without_values(figure, axis, "no query is met by any sample")
+        return _without_values(figure, axis, "no sample meets any query")
     axis.set(xlabel="conditions (labels wanted or unwanted)", ylabel="retrieval mAP")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
@@ -188,7 +189,7 @@ def _look(i: int) -> tuple[str, str]:
 
 
 def _without_values(figure: Figure, axis: Axes, why: str) -> Figure:
-    """The figure, with a sentence in place of what has no values."""
+    """The figure, with a sentence in place of missing values."""
     axis.clear()
     axis.set_axis_off()
     axis.text(0.5, 0.5, why, transform=axis.transAxes, ha="center", va="center")
@@ -198,10 +199,10 @@ def _without_values(figure: Figure, axis: Axes, why: str) -> Figure:
 def plot_multipliers(
     trainings: Mapping[str, Sequence[Records]], names: Sequence[str], title: str
 ) -> Figure:
-    """Draw the multipliers of every class over the epochs, a panel a method.
+    """Draw the multipliers (learned penalty weights) of every class over epochs, by method.
 
-    Thick lines are means over a method's trainings, thin ones the trainings. Of many classes only
-    the means are drawn, in colours of a colour bar.
+    Thick lines are means over a method's trainings, thin lines single trainings. With many classes
+    only the means are drawn, in the colours of a colour bar.
 
     Args:
         trainings: lines of the logs by method, see :func:`multipliers`.
@@ -238,12 +239,12 @@ def plot_multipliers(
 
 
 def multipliers(record: Mapping[str, Any]) -> list[float] | None:
-    """Multipliers of the classes in a line of a log, of the first penalty that learns them."""
+    """Multipliers of the classes in a line of a log, from the first penalty that has them."""
     parts = (v for v in record.values() if isinstance(v, Mapping) and "lam" in v)
     return next((part["lam"][0] for part in parts), None)
 
 
 def over_epochs(courses: Sequence[Sequence[Any]]) -> NDArray[np.float64]:
-    """Courses as an array ``(trainings, epochs, ...)``, cut to the shortest; None is NaN."""
+    """Curves as an array ``(trainings, epochs, ...)``, cut to the shortest; None is NaN."""
     shortest = min(map(len, courses))
     return np.array([list(course)[:shortest] for course in courses], dtype=np.float64)

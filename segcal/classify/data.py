@@ -1,4 +1,4 @@
-"""Samples of an experiment as tensors: parted, cut to a long tail, in batches."""
+"""Samples of an experiment as tensors: split into parts, optionally long-tailed, in batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from segcal.classify.streaming import StreamedImages
 FILE_ARGUMENTS = ("path", "labels", "vectors")
 """Arguments of readers that may name files."""
 SUMMED_AT_ONCE = 1024
-"""Samples whose bytes are brought in a row for a checksum."""
+"""Number of samples whose bytes go into a checksum at a time."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an input as it is evaluated."""
+        """Shape of an input as it is evaluated."""
         return tuple(self.inputs[:1].shape[1:])
 
     def some(self, numbers: Sequence[int]) -> Tensor:
@@ -54,7 +54,7 @@ class Part:
         return next(self._inputs([torch.tensor(numbers)]))
 
     def to(self, device: torch.device, workers: int = 0) -> Part:
-        """Bring the samples to a device; from disk a batch at a time, by processes of their own."""
+        """Move the samples to a device; images on disk follow batch by batch."""
         inputs = self.inputs
         brought = inputs.to(device) if isinstance(inputs, Tensor) else inputs.to(device, workers)
         return Part(brought, self.targets.to(device), self.index)
@@ -68,7 +68,7 @@ class Part:
     def shuffled(self, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield inputs and targets in random order; a last batch of one sample is left out.
 
-        Those from disk are transformed as those that are trained on.
+        Images from disk get the transforms of training.
 
         Args:
             size: of a batch.
@@ -85,7 +85,7 @@ class Part:
             yield inputs, self.targets[some]
 
     def some_trained_on(self) -> Tensor:
-        """Two inputs, from disk as those that are trained on."""
+        """Two inputs, as they are in training."""
         return next(self._inputs([torch.arange(min(2, len(self)))], seed=0))
 
     def _inputs(self, chosen: Sequence[Tensor], seed: int | None = None) -> Iterator[Tensor]:
@@ -101,11 +101,11 @@ class Parted:
     Attributes:
         parts: by name: train, validation, test.
         names: of the classes or labels.
-        multilabel: whether a sample may have several.
-        num_words: of the vocabulary, of texts.
-        checksum: of which samples train, validate and test, with all they hold, or the files that
-            they come from.
-        vectors: of the words ``(W, D)``, NaN of those without; None has none.
+        multilabel: whether a sample may have several labels.
+        num_words: size of the vocabulary, for texts.
+        checksum: of the samples of every part with their content, or with the files that they come
+            from.
+        vectors: of the words ``(W, D)``, NaN for words without a vector; None for no vectors.
     """
 
     parts: Mapping[str, Part]
@@ -116,7 +116,7 @@ class Parted:
     vectors: Tensor | None = None
 
     def counts(self) -> tuple[Tensor, Tensor]:
-        """How many training samples have each class or label, and how many lack it."""
+        """Numbers of training samples with and without each class or label."""
         targets = self.parts["train"].targets
         if not self.multilabel:
             found = torch.bincount(targets, minlength=len(self.names))
@@ -129,12 +129,12 @@ class Parted:
         return zlib.crc32(self.parts["test"].index.numpy().data)
 
     def frequencies(self) -> dict[str, int]:
-        """Training samples of every class or label."""
+        """Number of training samples of every class or label."""
         return dict(zip(self.names, self.counts()[0].tolist(), strict=True))
 
 
 def load(data: SampleData) -> Parted:
-    """Read and part the samples of an experiment; those read last are kept in memory.
+    """Read and split the samples of an experiment; the last data sets stay in memory.
 
     Raises:
         ValueError: files or settings that do not fit.
@@ -143,21 +143,21 @@ def load(data: SampleData) -> Parted:
 
 
 def check_data(content: Mapping[str, Any], data: Parted, path: Path) -> None:
-    """Raise ValueError unless a checkpoint's samples and their parts are those of the data.
+    """Raise ValueError unless a checkpoint was trained with the same samples and parts.
 
-    With others, what was trained on could be tested on.
+    Otherwise, samples that were trained on could be tested on.
     """
     if content["data"] != data.checksum:
         raise ValueError(
-            f"{path}: was trained when its data set had other samples, targets or parts; bring "
-            "back the files it was trained on, or train anew"
+            f"{path}: was trained when its data set had other samples, targets or parts; restore "
+            "the files it was trained on, or train again"
         )
 
 
 def _stamp(data: SampleData) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of the files that are read, or of those in a folder.
+    """Names, sizes and times of the files that are read, or of the files in a folder.
 
-    Of a folder whose images are streamed only its own: their checksum is of all of them.
+    For a folder of streamed images only of the folder itself, since a checksum covers the files.
     """
     given = data.args.values() if data.streams else map(data.args.get, FILE_ARGUMENTS)
     named = [Path(v) for v in given if isinstance(v, str)]
@@ -177,7 +177,7 @@ def _load(settings: str, stamp: object) -> Parted:
     if data.streams != isinstance(samples.inputs, ImageFiles):
         raise ValueError(f"data.source: {data.source} is listed wrongly in STREAMED")
     if not images and (data.channels is not None or data.augment):
-        raise ValueError(f"data: channels and augment are of images, and {data.source} has none")
+        raise ValueError(f"data: channels and augment are for images, and {data.source} has none")
     chosen = split(
         samples,
         validation=data.split.validation,
@@ -191,7 +191,7 @@ def _load(settings: str, stamp: object) -> Parted:
         index = np.flatnonzero(chosen == number)
         if name == "train" and data.long_tail is not None:
             if samples.multilabel:
-                raise ValueError("data.long_tail: is of classes, and these are labels")
+                raise ValueError("data.long_tail: needs classes, but samples have labels here")
             seed = data.split.seed
             index = index[
                 long_tailed(samples.targets[index], len(samples.names), data.long_tail, seed)
@@ -211,11 +211,11 @@ def _load(settings: str, stamp: object) -> Parted:
 
 
 def _inputs(inputs: NDArray[Any] | ImageFiles, data: SampleData) -> Tensor | StreamedImages:
-    """Inputs as tensors, or what decodes them."""
+    """Inputs as tensors, or images that are decoded when needed."""
     if isinstance(inputs, ImageFiles):
         if data.channels not in (None, inputs.channels):
             raise ValueError(
-                f"data.channels: {data.channels} of images that are read with {inputs.channels}"
+                f"data.channels: {data.channels}, but images are read with {inputs.channels}"
             )
         evaluation = Augment(data.resize, "data.resize")
         return StreamedImages(inputs, Augment(data.augment or data.resize), evaluation)
@@ -238,5 +238,5 @@ def _checksum(parts: Mapping[str, Part], names: tuple[str, ...], files: int | No
 
 def _with_channels(images: Tensor, channels: int) -> Tensor:
     if images.shape[1] not in (1, channels):
-        raise ValueError(f"data.channels: {channels} of images with {images.shape[1]}")
+        raise ValueError(f"data.channels: {channels}, but images have {images.shape[1]}")
     return images.expand(-1, channels, -1, -1)

@@ -1,4 +1,4 @@
-"""A trained classifier on samples that it was not trained on."""
+"""Evaluating a trained classifier on samples that it was not trained on."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from segcal.training.experiments import put
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a classifier says of a part of the samples, and what that is worth.
+    """Outputs of a classifier for a part of the samples, and their evaluation.
 
     Attributes:
         folder: of the training.
         experiment: what was trained.
-        epoch: that the checkpoint was written after, from 0.
+        epoch: after which the checkpoint was written, counted from 0.
         data: the samples.
         part_name: ``test``, ``validation`` or ``train``.
-        part: the samples of that name, which were evaluated.
+        part: the evaluated samples.
         logits: ``(N, K)``.
-        loss: of labels; None of classes.
-        outcomes: numbers by the kind of probabilities.
-        calibrator: fitted to the validation samples, of which the last kind comes; None without.
+        loss: multi-label loss; None for classes.
+        outcomes: results by the kind of probabilities.
+        calibrator: fitted to the validation samples, which gives the last kind; None without.
     """
 
     folder: Path
@@ -64,12 +64,12 @@ class Evaluated:
     calibrator: SavedCalibrator | None = None
 
     def notes(self) -> list[str]:
-        """What a reader of the numbers should know."""
+        """Sentences that a reader of the numbers should know."""
         found = [] if self.calibrator is None else sentences(self.calibrator)
         if self.loss is not None and self.loss.no_posterior:
             found.append(
-                f"No posterior goes with {self.experiment.recipe} ({self.loss.no_posterior}): "
-                "calibration of its sigmoid is shown for comparison alone"
+                f"{self.experiment.recipe} has no posterior ({self.loss.no_posterior}): "
+                "calibration of its sigmoid is shown for comparison only"
                 + (
                     "; --calibrate fits probabilities to the validation samples."
                     if self.calibrator is None
@@ -78,8 +78,8 @@ class Evaluated:
             )
         if self.loss is None and recipe_of(self.experiment, self.data).multilabel:
             found.append(
-                f"{self.experiment.recipe} is of labels, taken as classes: it ranks them, and the "
-                "softmax of its scores is shown for comparison"
+                f"{self.experiment.recipe} is a multi-label loss, used for classes: it ranks them, "
+                "and the softmax of its scores is shown for comparison"
                 + (
                     "; --calibrate fits probabilities to the validation samples."
                     if self.calibrator is None
@@ -89,13 +89,13 @@ class Evaluated:
         return found
 
     def log_odds(self) -> Tensor:
-        """Log-odds ``(N, T)`` of the best probabilities of labels that there are.
+        """Log-odds ``(N, T)`` of the best available probabilities of labels.
 
         Raises:
-            ValueError: these are classes.
+            ValueError: samples have classes here, not labels.
         """
         if self.loss is None:
-            raise ValueError("log_odds: are of labels, and these are classes")
+            raise ValueError("log_odds: needs labels, but samples have classes here")
         if self.calibrator is not None:
             probs = calibrated(self.logits, self.loss, self.calibrator.calibrator)
             return calibrated_log_odds(probs)
@@ -134,14 +134,15 @@ def evaluate_classifier(
         part: ``test``, ``validation`` or ``train``.
         checkpoint: name of the file.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:0``.
-        settings: ``data.args.path=FILE`` and others of ``data.args``, where data have been moved.
-        calibrate: name of a post-hoc method, such as ``temperature``, that is fitted to the logits
-            of the validation samples; probabilities of the part are then shown without and with it.
-        bins: of calibration errors and diagrams; None takes those of the experiment.
+        settings: ``data.args.path=FILE`` and others of ``data.args``, if data have been moved.
+        calibrate: name of a post-hoc method, such as ``temperature``, to fit to the logits of the
+            validation samples; probabilities of the part are then shown without and with
+            calibration.
+        bins: number of bins of calibration errors and diagrams; None takes the experiment's.
 
     Raises:
         ValueError: no such part, checkpoint, device or method; other settings; data that have
-            changed; validation samples that are to be calibrated by themselves.
+            changed; calibration of the same validation samples that it is fitted to.
     """
     _check_calibrate(calibrate, part)
     if part not in PARTS:
@@ -151,7 +152,7 @@ def evaluate_classifier(
     given = dict(content["experiment"])
     for setting in settings:
         if not setting.startswith("data.args."):
-            raise ValueError(f"setting {setting!r}: of a training, only data.args may be said anew")
+            raise ValueError(f"setting {setting!r}: only data.args may be changed after a training")
         put(given, setting)
     experiment = validated(given, ClassificationExperiment, str(file))
     data = load(experiment.data)
@@ -193,7 +194,7 @@ def _check_calibrate(method: str | None, part: str) -> None:
         raise ValueError(f"method: expected one of {', '.join(names('posthoc'))}, got {method!r}")
     if part == "validation":
         raise ValueError(
-            "calibrate: is fitted to the validation samples, so they cannot show what it is worth; "
+            "calibrate: is fitted to the validation samples, so they cannot show its quality; "
             "evaluate the test part"
         )
 
@@ -205,7 +206,7 @@ def _measure_calibrated(
     loss: MultiLabelLoss | None,
     bins: int | None,
 ) -> Measured:
-    """Numbers of the calibrated probabilities of logits ``(N, K)``."""
+    """Results of the calibrated probabilities of logits ``(N, K)``."""
     probs = calibrated(logits, loss, saved.calibrator)
     if loss is None:
         return measure_classes(probs, part.targets, saved.channels, full=True, bins=bins)

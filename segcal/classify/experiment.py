@@ -1,4 +1,4 @@
-"""An experiment of classification: one YAML file that says all, checked before work starts.
+"""An experiment of classification: one YAML file that describes it fully, checked before it starts.
 
 Relative paths are relative to the working directory.
 """
@@ -39,30 +39,31 @@ SOURCES = {
     "voc": f"{_READERS}.voc.read_voc",
     "wider": f"{_READERS}.wider.read_wider",
 }
-"""Readers by the name of what they read."""
+"""Readers by the name of their source."""
 STREAMED = frozenset(
     {
         "coco", "image_folder", "image_list", "nus_wide", "tiny_imagenet", "vaw", "vispr", "voc",
         "wider",
     }
 )  # fmt: skip
-"""Those of :data:`SOURCES` whose images stay on disk: readers that return
+"""Sources whose images stay on disk: their readers return
 :func:`segcal.classify.readers.streamed.streamed`."""
 MetricName = Literal["accuracy", "nll", "map_class", "map_sample"]
 
 
 class SampleSplit(Strict):
-    """Which samples train, validate and test, where the data set does not say.
+    """Which samples train, validate and test, if the data set does not say.
 
     Attributes:
-        validation: share that validates, updates multipliers and chooses the epoch.
-        test: share that is evaluated in the end.
-        test_from: of which samples that share is, where the data set has none that test: of those
-            that train, or of those that validate (as of ImageNet, whose test set has no classes).
+        validation: share of samples that validate, update multipliers (learned penalty weights) and
+            choose the epoch.
+        test: share of samples that are evaluated at the end.
+        test_from: samples from which the test share is drawn, if the data set has no test samples:
+            ``train`` or ``validation`` (e.g. for ImageNet, whose test set has no classes).
         seed: of the choice.
-        folds: cross-validation: all samples are parted into so many folds, whatever the data set
-            says of them, and one fold tests; None takes the share ``test``.
-        fold: which one, from 0.
+        folds: cross-validation: all samples are split into so many folds, whatever the data set
+            says about them, and one fold tests; None takes the share `test`.
+        fold: the fold that tests, counted from 0.
     """
 
     validation: float = Field(default=0.2, gt=0, lt=1)
@@ -80,11 +81,11 @@ class SampleSplit(Strict):
 
 
 class Standard(Strict):
-    """What images are standardised by, of values from 0 to 1; by default that of ImageNet.
+    """Mean and deviation by which images with values 0 to 1 are standardised; default ImageNet's.
 
     Attributes:
-        mean: of every channel, or one for all.
-        std: standard deviation of every channel, or one for all.
+        mean: of every channel, or one number for all.
+        std: standard deviation of every channel, or one number for all.
     """
 
     mean: tuple[float, ...] = Field(default=(0.485, 0.456, 0.406), min_length=1)
@@ -94,22 +95,21 @@ class Standard(Strict):
 
 
 class SampleData(Strict):
-    """Samples and what becomes of them.
+    """The samples, and how they are split and preprocessed.
 
     Attributes:
-        source: what is read, a key of :data:`SOURCES`.
-        args: of its reader, e.g. ``path``.
+        source: kind of the data set, a key of :data:`SOURCES`.
+        args: of its reader, e.g. `path`.
         split: see :class:`SampleSplit`.
-        long_tail: training samples of the largest class for one of the smallest, by leaving out;
-            None leaves nothing out. Validation and test stay as they are.
+        long_tail: ratio of the largest to the smallest class that is made by leaving out training
+            samples; None leaves nothing out. Validation and test samples stay as they are.
         channels: of images; 3 repeats grey ones for networks that need colours.
-        augment: transforms of ``torchvision.transforms.v2`` for training images, each drawn for
-            every image. Those that are streamed from disk may be of any size before, and must be
-            of one size after; without any, ``resize`` is done to them, too.
-        resize: transforms that bring images that are streamed from disk, and validate or test, to
-            one size.
-        standardise: what images are brought to mean 0 and deviation 1 by; None takes that of the
-            training set, and of images that are streamed from disk that of ImageNet.
+        augment: transforms of ``torchvision.transforms.v2`` for training images, drawn for every
+            image separately. They must bring images streamed from disk, which may differ in size,
+            to one size; without `augment`, `resize` is applied to training images too.
+        resize: transforms that bring validation and test images streamed from disk to one size.
+        standardise: mean and deviation that images are standardised by; None takes the training
+            set's, and ImageNet's for images streamed from disk.
     """
 
     source: str
@@ -130,7 +130,7 @@ class SampleData(Strict):
     def _only_streamed(self) -> SampleData:
         if self.resize and not self.streams:
             raise ValueError(
-                f"resize: is of images that are streamed from disk ({', '.join(sorted(STREAMED))}),"
+                f"resize: is for images streamed from disk ({', '.join(sorted(STREAMED))}),"
                 f" and {self.source} is read as a whole"
             )
         return self
@@ -158,25 +158,24 @@ class SampleData(Strict):
 
 
 class ClassificationTraining(TrainingSettings):
-    """How long a training is and on what.
+    """How long the training takes, and on which batches and devices.
 
     Attributes:
-        epochs: passes over all training samples.
-        batch_size: samples of a step.
-        precision: ``fp32``, or ``bf16`` for what the network computes in; losses, penalties and
-            validation are in float32 anyway.
-        clip_grad: norm that gradients are clipped to; None does not.
-        head_lr: learning rate of the network's last layer, where it is another than that of the
-            others (``optimizer.args.lr``), as of a network with weights from elsewhere; schedules
-            multiply both.
-        metric: of the validation set that chooses the best epoch, of equal ones the last; None is
-            ``nll``, and ``map_class`` of losses whose scores are no probabilities. Accuracy and mAP
-            of a small set tie many epochs, and choose between networks without regard to their
-            calibration.
-        test_curves: measure the test samples after every epoch, too, for curves over the epochs;
-            nothing is chosen by them.
-        workers: processes that decode images that are streamed from disk; 0 decodes them in that
-            which trains, None has one for each core but one, at most 8.
+        epochs: number of passes over all training samples.
+        batch_size: number of samples of a step.
+        precision: ``fp32`` or ``bf16`` for the network; losses, penalties and validation are always
+            in float32.
+        clip_grad: norm to which gradients are clipped; None does not clip.
+        head_lr: learning rate of the network's last layer, if it differs from the other layers'
+            (``optimizer.args.lr``), e.g. for a network with pretrained weights; schedules multiply
+            both.
+        metric: validation metric that chooses the best epoch (the last of equal ones); None takes
+            ``nll``, and ``map_class`` for losses whose scores are no probabilities. On a small set
+            many epochs tie in accuracy and mAP, which also ignore calibration.
+        test_curves: whether to measure the test samples after every epoch too, for curves over the
+            epochs; they choose nothing.
+        workers: number of processes that decode images streamed from disk; 0 decodes them in the
+            training process, None takes one per core minus one, at most 8.
     """
 
     epochs: int = Field(default=60, ge=1)
@@ -190,7 +189,7 @@ class ClassificationTraining(TrainingSettings):
 
 
 def check_recipe(name: str) -> None:
-    """Raise ValueError unless there is a loss of classes or of labels of that name."""
+    """Raise ValueError unless a loss of classes or a multi-label loss has this name."""
     if name not in names("multilabel"):
         try:
             load_objective(name)
@@ -199,18 +198,18 @@ def check_recipe(name: str) -> None:
 
 
 class ClassificationExperiment(Experiment):
-    """All about a training of a classifier.
+    """A training of a classifier, described fully.
 
     Attributes:
         data: samples, split, preprocessing.
         network: a class or function of timm, torchvision, MONAI, torch or segcal whose network
-            gives logits ``(N, K)``; numbers of classes, channels and features are filled in where
-            its arguments name them.
-        recipe: the loss: of classes a recipe, loss or penalty, or a YAML file; of labels the name
+            gives logits ``(N, K)``; numbers of classes, channels and features are filled in if it
+            has such arguments.
+        recipe: the loss: for classes a recipe, loss or penalty, or a YAML file; for labels the name
             of a multi-label loss.
         training: see :class:`ClassificationTraining`.
-        bins: of equal width, of calibration errors and reliability diagrams; None takes 15 of
-            classes and 10 of labels.
+        bins: number of bins of equal width for calibration errors and reliability diagrams; None
+            takes 15 for classes and 10 for labels.
     """
 
     must_be_same: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -225,7 +224,7 @@ class ClassificationExperiment(Experiment):
 
     @staticmethod
     def check_recipe(name: str) -> None:
-        """Raise ValueError unless there is a loss of classes or of labels of that name."""
+        """Raise ValueError unless a loss of classes or a multi-label loss has this name."""
         check_recipe(name)
 
 
@@ -237,6 +236,6 @@ def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Classif
         settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
 
     Raises:
-        ValueError: no such file or name, or something that does not fit, with all that there is.
+        ValueError: no such file or name, or values that do not fit; the message lists all errors.
     """
     return load(config, ClassificationExperiment, KIND, settings)

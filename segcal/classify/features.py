@@ -1,7 +1,7 @@
-"""What a trained network sees in samples before its last layer, for heads to be trained on.
+"""Features of a trained network before its last layer, for training a new last layer.
 
-A frozen network says the same of a sample in every epoch. So it is asked once: the features become
-an archive, and trainings on it are those of a linear layer (or of a few), seconds long.
+A frozen network gives the same features of a sample in every epoch, so they are computed once and
+stored in an archive. Training one or a few linear layers on the archive then takes seconds.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ __all__ = ["extract_features"]
 def extract_features(
     experiment: ClassificationExperiment, *, checkpoint: Path | None = None
 ) -> Samples:
-    """Features of all samples of an experiment, parted as it parts them.
+    """Features of all samples of an experiment, with its split into parts.
 
     Args:
-        experiment: whose samples, as they are evaluated (no ``augment``), and whose network.
-        checkpoint: of a training of that network by segcal, on whatever classes; None takes the
-            weights that the experiment names (``weights`` of torchvision's networks, ``pretrained``
-            of timm's).
+        experiment: gives the samples, as they are evaluated (without `augment`), and the network.
+        checkpoint: of a training of the same network by segcal, on any classes; None takes the
+            weights that the experiment names (``weights`` for torchvision's networks,
+            ``pretrained`` for timm's).
 
     Returns:
         features ``(N, F)`` with targets, names and parts.
 
     Raises:
-        ValueError: no weights, or those of another network.
+        ValueError: no weights, or weights of another network.
     """
     if checkpoint is None and not has_weights(experiment):
         raise ValueError(
-            "network: has random weights, in whose features there is nothing to learn from; name "
-            "some (network.args.pretrained=true of timm, network.args.weights=DEFAULT of "
+            "network: has random weights, whose features are useless; name trained weights "
+            "(network.args.pretrained=true for timm, network.args.weights=DEFAULT for "
             "torchvision), or a checkpoint"
         )
     device = choose_device(experiment.training.device)
@@ -62,7 +62,7 @@ def extract_features(
 
 
 def _behead(network: Standardised, checkpoint: Path | None) -> None:
-    """Take the last layer away, and fill what is before it from a checkpoint."""
+    """Remove the last layer, and fill the layers before it from a checkpoint."""
     name, _ = last_layer(network)
     network.set_submodule(name, nn.Identity())
     if checkpoint is None:
@@ -73,7 +73,7 @@ def _behead(network: Standardised, checkpoint: Path | None) -> None:
         network.load_state_dict(above)
     except RuntimeError as error:
         raise ValueError(
-            f"{checkpoint}: is not of this network, its last layer apart ({error})"
+            f"{checkpoint}: does not fit this network, even without the last layer ({error})"
         ) from None
 
 

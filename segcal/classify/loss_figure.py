@@ -1,4 +1,4 @@
-"""Losses of labels over the logit, and the posteriors that they tie to it, drawn."""
+"""Figure of multi-label losses over the logit, and of the posteriors that belong to them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from segcal.reporting.legends import COLOURS, add_side_legend
 __all__ = ["loss_curves", "plot_label_losses"]
 
 REACH, POINTS = 6.0, 241
-"""Of the logit to each side of 0, and how many values are drawn."""
+"""Largest logit to each side of 0, and number of values that are drawn."""
 
 
 def loss_curves(loss: MultiLabelLoss, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss of a single label where it applies, where it does not, and its posterior.
+    """Loss of a single positive label, of a single negative label, and the posterior.
 
     Args:
-        loss: with a posterior; a part that compares labels, as LPR, has nothing to compare here.
+        loss: with a posterior; a part that compares labels, such as LPR, has no effect here.
         logits: float64 ``(N,)``.
 
     Returns:
         ``(N,)`` each.
 
     Raises:
-        ValueError: no posterior goes with the loss, which has no value for a label alone.
+        ValueError: the loss has no posterior, and no value for a single label.
     """
     posterior = loss.probabilities(logits[:, None])[:, 0]
     one = torch.ones(1, 1, dtype=torch.int64)
@@ -41,13 +41,13 @@ def loss_curves(loss: MultiLabelLoss, logits: Tensor) -> tuple[Tensor, Tensor, T
 
 @torch.no_grad()
 def plot_label_losses(losses: Mapping[str, MultiLabelLoss]) -> Figure:
-    """Draw the losses of a positive and a negative label, and the posterior by the link.
+    """Draw the losses of a positive and a negative label, and the posterior by the loss's link.
 
     Args:
         losses: with posteriors, by name.
 
     Raises:
-        ValueError: no posterior goes with one of them.
+        ValueError: one of the losses has no posterior.
     """
     figure = Figure(figsize=(10.4, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True)
@@ -70,5 +70,5 @@ def plot_label_losses(losses: Mapping[str, MultiLabelLoss]) -> Figure:
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_ylim(bottom=0)
     add_side_legend(figure, [*left.lines[: 2 * len(losses)], *sigmoid])
-    figure.suptitle("Losses of a label, and the posterior they tie to its logit")
+    figure.suptitle("Losses of a label, and the posterior of its logit")
     return figure

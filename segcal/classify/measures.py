@@ -1,4 +1,4 @@
-"""Numbers of classified samples: accuracy and calibration of classes, rankings of labels."""
+"""Metrics of classified samples: accuracy and calibration of classes, rankings of labels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLASS_METRICS = {
     "nll": "mean negative log-likelihood, in nats",
     "brier": "mean over samples of the squared error summed over classes",
 }
-"""What is measured of classes, and what it means."""
+"""Metrics of classes, and their meaning."""
 LABEL_METRICS = {
     "map_class": "mean over labels of the average precision of ranking the samples (mAP@class)",
     "map_sample": "mean over samples of the average precision of ranking the labels (mAP@sample)",
@@ -48,33 +48,33 @@ LABEL_METRICS = {
     "nll": "mean negative log-likelihood of a label, in nats",
     "brier": "mean squared error of a label's probability",
 }
-"""What is measured of labels, and what it means."""
+"""Metrics of labels, and their meaning."""
 HIGHER_IS_BETTER = ("accuracy", "map_class", "map_sample")
 NO_MERIT = ("ece_floor",)
-"""Numbers that say something of the samples, not of the loss."""
+"""Numbers that describe the samples rather than the loss."""
 TEST = "test_"
-"""Before the names of metrics of the test samples in lines of a training's log."""
+"""Prefix of test metrics in lines of a training's log."""
 CLASS_BINS, LABEL_BINS = 15, 10
-"""Of calibration errors and diagrams, where nobody says another number."""
+"""Default number of bins of calibration errors and diagrams."""
 FINE = 64
-"""Cells of a bin, in which the floor's simulation takes probabilities for equal."""
+"""Number of cells of a bin, in which the simulation of the floor treats probabilities as equal."""
 MOST_CONDITIONS = 5
-"""Labels of a retrieval query, at most."""
+"""Largest number of labels of a retrieval query."""
 FLOOR = 1e-12
-"""Smaller probabilities count as this where their logarithm is taken."""
+"""Smaller probabilities count as this value in logarithms."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one kind of probabilities is worth.
+    """Results of one kind of probabilities.
 
     Attributes:
         metrics: numbers by name.
-        top: bins of the top class; of labels, of all pairs.
+        top: bins of the top class; for labels, of all pairs of sample and label.
         classes: bins of every class or label.
         table: a row for each class or label.
-        retrieval: of labels, retrieval mAP by the number of conditions of a query.
-        floor: of the ECE, where it was asked for.
+        retrieval: for labels, retrieval mAP by the number of conditions of a query.
+        floor: of the ECE, if asked for.
     """
 
     metrics: dict[str, float]
@@ -93,7 +93,7 @@ def measure_classes(
     full: bool = False,
     bins: int | None = None,
 ) -> Measured:
-    """Numbers of classes that exclude each other.
+    """Results for classes, which exclude each other.
 
     Args:
         probs: ``(N, K)``.
@@ -138,10 +138,10 @@ def measure_labels(
     full: bool = False,
     bins: int | None = None,
 ) -> Measured:
-    """Numbers of labels of which a sample may have several.
+    """Results for labels, of which a sample may have several.
 
     Args:
-        log_odds: of the probabilities ``(N, T)``; they rank, and do not round to ties.
+        log_odds: of the probabilities ``(N, T)``; log-odds rank without ties from rounding.
         targets: ``(N, T)`` of 0, 1 and -1.
         names: of the labels.
         full: whether to answer queries and to simulate the floor of ECE, too.
@@ -196,16 +196,16 @@ def measure(
     full: bool = False,
     bins: int | None = None,
 ) -> dict[str, Measured]:
-    """Numbers of logits, for every kind of :func:`probabilities` of them.
+    """Results of logits, for every kind of :func:`probabilities`.
 
     Args:
         logits: ``(N, K)``.
         targets: classes ``(N,)`` or labels ``(N, T)``.
         names: of the classes or labels.
-        loss: of labels; None for classes.
-        full: whether queries of labels are answered and floors of ECE simulated, too.
-        bins: of calibration errors and diagrams; None takes :data:`CLASS_BINS` of classes,
-            :data:`LABEL_BINS` of labels.
+        loss: multi-label loss; None for classes.
+        full: whether to answer queries of labels and to simulate floors of ECE too.
+        bins: number of bins of calibration errors and diagrams; None takes :data:`CLASS_BINS` for
+            classes, :data:`LABEL_BINS` for labels.
     """
     options: dict[str, Any] = {"full": full, "bins": bins}
     if loss is None:
@@ -218,11 +218,11 @@ def measure(
 
 
 def conventions(multilabel: bool, bins: Iterable[int]) -> dict[str, str]:
-    """What the numbers of :func:`measure` mean.
+    """Meaning of the numbers of :func:`measure`.
 
     Args:
-        multilabel: which metrics.
-        bins: numbers of bins that there are.
+        multilabel: whether to explain metrics of labels.
+        bins: numbers of bins in use.
     """
     chosen: Mapping[str, str] = LABEL_METRICS if multilabel else CLASS_METRICS
     said = " or ".join(map(str, sorted(set(bins))))
@@ -230,7 +230,7 @@ def conventions(multilabel: bool, bins: Iterable[int]) -> dict[str, str]:
 
 
 def record(outcome: Measured) -> dict[str, Any]:
-    """What JSON keeps of an outcome."""
+    """An outcome as it is stored in JSON."""
     return {
         "metrics": {k: _finite(v) for k, v in outcome.metrics.items()},
         "reliability": outcome.top.to_dict(),

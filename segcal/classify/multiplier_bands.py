@@ -1,4 +1,4 @@
-"""The extent of multipliers over the epochs: largest, mean and smallest of the classes."""
+"""Range of multipliers over the epochs: largest, mean and smallest of the classes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from segcal.reporting.legends import add_side_legend, label_epochs, marker
 from segcal.reporting.reliability import TITLE_WIDTH
 
 COLUMNS = 4
-"""Panels side by side, at most."""
+"""Largest number of panels side by side."""
 EXTENT = {"largest": "C3", "mean": "C0", "smallest": "C2"}
 """Lines and their colours."""
 
 
 def plot_multiplier_bands(trainings: Mapping[str, Sequence[Records]], title: str) -> Figure:
-    """Draw the largest, the mean and the smallest multiplier of the classes, a panel a method.
+    """Draw the largest, mean and smallest multiplier of the classes, in one panel per method.
 
-    Of several trainings, each of the three is a mean over them, cut to the shortest.
+    With several trainings, each line is a mean over them, cut to the shortest training.
 
     Args:
         trainings: lines of the logs by method, see :func:`segcal.classify.curves.multipliers`.

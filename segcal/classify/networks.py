@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 AT_ONCE = 1024
-"""Samples whose values are summed up in float64 at a time."""
+"""Number of samples that are summed up in float64 at a time."""
 CONSTANT = 1e-7
-"""A deviation that is smaller than this share of the mean is rounding."""
+"""A deviation smaller than this share of the mean is due to rounding."""
 
 
 class MLP(nn.Sequential):
     """Fully connected layers with ReLU and dropout between them.
 
     Args:
-        in_features: F; of images, all their values.
+        in_features: F; for images, the number of all values.
         num_classes: K.
-        hidden: widths of the layers between.
+        hidden: widths of the hidden layers.
         dropout: after each of them.
     """
 
@@ -37,7 +37,7 @@ class MLP(nn.Sequential):
 
 
 class SmallCNN(nn.Sequential):
-    """Blocks of two 3 x 3 convolutions and a halving of the size, then a mean over the image.
+    """Blocks of two 3 x 3 convolutions that each halve the size, then a mean over the image.
 
     Args:
         in_channels: C.
@@ -67,17 +67,17 @@ class SmallCNN(nn.Sequential):
 
 
 class GPoolCNN(nn.Module):
-    """Words as vectors, convolutions along the text, the maximum over it, a linear layer.
+    """Word vectors, convolutions along the text, the maximum over the text, a linear layer.
 
     Args:
-        num_words: size of the vocabulary; 0 is no word.
+        num_words: size of the vocabulary; number 0 means no word.
         num_classes: K.
         embedding: length of a word's vector.
         widths: channels of the convolutions.
         kernel_size: of the convolutions, odd.
         dropout: before the last layer.
-        vectors: of words ``(num_words, embedding)`` that those of the network begin with, NaN of
-            those that have none: these begin at random, with the deviation of the others.
+        vectors: initial word vectors ``(num_words, embedding)``; words with NaN begin at random,
+            with the deviation of the others.
 
     Raises:
         ValueError: vectors of another length than `embedding`.
@@ -111,7 +111,7 @@ class GPoolCNN(nn.Module):
 
 @torch.no_grad()
 def _begin_with(embedding: nn.Embedding, vectors: Tensor) -> None:
-    """Fill an embedding with vectors where there are some, and alike at random elsewhere."""
+    """Fill an embedding with the given vectors, and with similar random vectors elsewhere."""
     if vectors.shape != embedding.weight.shape:
         raise ValueError(
             f"vectors: have {vectors.shape[1]} numbers each, and embedding is "
@@ -123,10 +123,11 @@ def _begin_with(embedding: nn.Embedding, vectors: Tensor) -> None:
 
 
 def small_vgg16(num_classes: int, in_channels: int = 3, dropout: float = 0.5) -> nn.Module:
-    """Return VGG16 with batch normalisation for images of some 32 x 32 pixels, as of CIFAR.
+    """Return VGG16 with batch normalisation for images of about 32 x 32 pixels, such as CIFAR's.
 
-    Its 13 convolutions halve the size five times, so that 512 values are left of 32 x 32; a linear
-    layer makes logits of them, where VGG16 of ImageNet has three layers of 4096 for 7 x 7.
+    Its 13 convolutions with five poolings reduce 32 x 32 pixels to 512 values, and one linear layer
+    turns them into logits, where ImageNet's VGG16 has three layers of width 4096 for 7 x 7
+    positions.
 
     Args:
         num_classes: K.
@@ -150,16 +151,16 @@ def small_vgg16(num_classes: int, in_channels: int = 3, dropout: float = 0.5) ->
 
 
 class Standardise(nn.Module):
-    """Bring inputs to mean 0 and deviation 1, each feature or channel by that of the training set.
+    """Bring each feature or channel to mean 0 and deviation 1 over the training set.
 
-    Words pass as they are; images of bytes are taken as fractions of 255.
+    Words pass unchanged; byte images are divided by 255.
 
     Args:
-        inputs: of the training set; with `given`, some of them.
-        given: mean and deviation of the channels, if not those of the inputs.
+        inputs: of the training set; with `given`, a few of them suffice.
+        given: mean and deviation of the channels, if they are not taken from the inputs.
 
     Raises:
-        ValueError: a mean or deviation that is not of these channels.
+        ValueError: a mean or deviation that does not fit the channels.
     """
 
     mean: Tensor
@@ -180,12 +181,12 @@ class Standardise(nn.Module):
         self.register_buffer("deviation", torch.where(constant, 1.0, deviation).float())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return what the network sees."""
+        """Return the input of the network."""
         return inputs if self.words else (_fractions(inputs) - self.mean) / self.deviation
 
 
 def _moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each feature or channel in float64, a part of the samples at a time."""
+    """Mean and deviation of each feature or channel in float64, computed in chunks of samples."""
     axes = [0, *range(2, inputs.ndim)]
     count = inputs.numel() // inputs.shape[1]
     parts = torch.split(inputs, AT_ONCE)
@@ -195,11 +196,11 @@ def _moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_channels(values: Sequence[float], inputs: Tensor) -> Tensor:
-    """Values of the channels of images, so that they can be taken from these."""
+    """Values of the channels, in a shape that can be subtracted from images."""
     if inputs.ndim != 4 or len(values) not in (1, inputs.shape[1]):
         raise ValueError(
-            f"data.standardise: {len(values)} values of inputs {tuple(inputs.shape[1:])}; it is of "
-            "the channels of images"
+            f"data.standardise: {len(values)} values of inputs {tuple(inputs.shape[1:])}; it is "
+            "for the channels of images"
         )
     return torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1)
 
@@ -209,7 +210,7 @@ def _fractions(inputs: Tensor) -> Tensor:
 
 
 class Standardised(nn.Module):
-    """A network with what its inputs go through before, and logits alone as its output."""
+    """A network together with the standardisation of its inputs, which returns only logits."""
 
     def __init__(self, standardise: Standardise, network: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Figures of a whole study, and of its test samples over the epochs."""
+"""Figures of a whole study, and of test metrics over the epochs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segcal.classify.trade_off import Panel, plot_trade_off
 from segcal.reporting.picture import Picture, draw
 
 CHOSEN = {False: ("accuracy", "ece"), True: ("map_class", "ace")}
-"""What rates the decisions and what the probabilities, of classes and of labels."""
+"""Metrics of decisions and of probabilities, for classes and for labels."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SetRuns:
     Attributes:
         multilabel: whether a sample may have several labels.
         metrics: of the test samples, of every training, by method and kind of probabilities.
-        logs: lines of the logs of a loss's trainings, by loss.
+        logs: lines of the trainings' logs, by loss.
     """
 
     multilabel: bool
@@ -32,13 +32,13 @@ class SetRuns:
 
 
 def draw_overview(sets: Mapping[str, SetRuns]) -> dict[str, Picture]:
-    """Draw calibration against accuracy, and calibration over the epochs, a panel a data set.
+    """Draw calibration against accuracy, and calibration over epochs, with one panel per data set.
 
     Args:
-        sets: by name; of one alone, its own figure shows the epochs.
+        sets: by name; if there is only one, its own figure shows the epochs.
 
     Returns:
-        pictures by what they show.
+        pictures by their content.
     """
     panels = {}
     for name, runs in sets.items():
@@ -61,20 +61,20 @@ def draw_overview(sets: Mapping[str, SetRuns]) -> dict[str, Picture]:
 
 
 def draw_test_curves(name: str, runs: SetRuns) -> dict[str, Picture]:
-    """Draw courses of the test samples' metrics, where trainings measured them after every epoch.
+    """Draw test metrics over the epochs, if trainings measured them after every epoch.
 
     Args:
         name: of the data set.
         runs: its trainings.
 
     Returns:
-        pictures by what they show.
+        pictures by their content.
     """
     pictures = {}
     for metric in CHOSEN[runs.multilabel]:
         key, what = f"{TEST}{metric}", NAMES[metric]
         if any(key in line for of in runs.logs.values() for log in of for line in log):
-            title = f"{name}: {what} of the test samples, by which no epoch is chosen"
+            title = f"{name}: {what} of the test samples, which choose no epoch"
             log = metric not in HIGHER_IS_BETTER
             figure = plot_curves(runs.logs, key, f"{what}, test", log=log)
             figure.suptitle(title)

@@ -1,10 +1,10 @@
-"""Methods of a study against a baseline: paired over seeds, which both were trained with.
+"""Comparing methods of a study with a baseline, paired over the seeds of both.
 
-Where every seed draws training, validation and test samples of its own, the trainings share many of
-them, and a plain t-test over seeds finds too much. The variance of the mean over J seeds is
-therefore taken as ``(1 / J + n_test / n_train)`` times that of a seed (Nadeau and Bengio 2003,
-"Inference for the generalization error", Machine Learning 52, section 4). Where all seeds have the
-same samples it is ``1 / J``, and intervals speak of these samples alone.
+If every seed draws its own training, validation and test samples, the trainings share many of
+them, and a plain t-test over seeds reports too many differences. The variance of the mean over J
+seeds is therefore taken as ``(1 / J + n_test / n_train)`` times the variance of a seed (Nadeau and
+Bengio 2003, "Inference for the generalization error", Machine Learning 52, section 4). If all seeds
+have the same samples, the factor is ``1 / J``, and intervals hold for these samples only.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class PairedChange:
-    """One metric of one method less the baseline's, over the seeds that both have.
+    """One metric of a method minus the baseline's, over the seeds that both have.
 
     Attributes:
-        method: which is compared.
-        metric: which number.
-        seeds: that both have a value of.
-        difference: mean over seeds of method less baseline.
-        ci95: of the difference, by Student's t; None for a single seed.
-        p: two-sided, of no difference; None for a single seed.
+        method: the method.
+        metric: its column.
+        seeds: number of seeds in which both have a value.
+        difference: mean over seeds of method minus baseline.
+        ci95: 95 % interval of the difference, by Student's t; None for a single seed.
+        p: two-sided p-value of no difference; None for a single seed.
         p_holm: corrected for the number of methods (Holm 1979).
-        lower: seeds in which the method has the lower value.
-        higher: seeds in which it has the higher one.
+        lower: number of seeds in which the method has the lower value.
+        higher: number of seeds in which the method has the higher value.
     """
 
     method: str
@@ -52,7 +52,7 @@ class PairedChange:
 
     @property
     def direction(self) -> int:
-        """-1 lower, 1 higher, beyond chance after correction; 0 undecided."""
+        """-1 if lower beyond chance after correction, 1 if higher, 0 if undecided."""
         decided = self.p_holm is not None and self.p_holm <= 1 - LEVEL
         return int(np.sign(self.difference)) if decided else 0
 
@@ -67,9 +67,9 @@ def paired_changes(
     """Compare every method with the baseline, metric by metric.
 
     Args:
-        tables: by method: a row a seed, a column a metric.
+        tables: by method, with one row per seed and one column per metric.
         baseline: one of the methods.
-        metrics: columns; one that a method lacks is left out for it.
+        metrics: columns; a column that a method lacks is left out for it.
         redrawn: ``n_test / n_train`` where every seed draws its samples, 0 where all have the same.
 
     Raises:

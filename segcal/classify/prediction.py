@@ -1,4 +1,4 @@
-"""From a trained network to the probabilities of samples."""
+"""Probabilities of samples from a trained network."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from segcal.losses.multilabel.posterior import MultiLabelLoss
 from segcal.objective import Objective
 
 EVALUATED_AT_ONCE, VALUES_AT_ONCE = 1024, 2**23
-"""Samples that are evaluated at a time, at most, and the values they have together."""
+"""Largest number of samples that are evaluated at a time, and of their values together."""
 SIGMOID, SOFTMAX = "sigmoid", "softmax"
-"""How probabilities come of logits, where no link does it."""
+"""Kinds of probabilities without a link of the loss."""
 
 
 @torch.no_grad()
@@ -26,21 +26,21 @@ def predict(network: nn.Module, part: Part) -> Tensor:
 
 
 def label_loss(objective: Objective) -> MultiLabelLoss | None:
-    """The loss of labels in an objective; None where it is of classes."""
+    """The multi-label loss in an objective; None for a loss of classes."""
     found = [t for t in objective.terms.values() if isinstance(t, MultiLabelLoss)]
     return found[0] if found else None
 
 
 def probabilities(logits: Tensor, loss: MultiLabelLoss | None) -> dict[str, Tensor]:
-    """Probabilities of logits by how they come about.
+    """Probabilities of logits, by kind.
 
     Args:
         logits: ``(N, K)``.
-        loss: of labels; None softens over classes.
+        loss: multi-label loss; None for a softmax over classes.
 
     Returns:
-        ``softmax`` of classes; ``sigmoid`` of labels and, where the posterior of the loss is
-        another one, that by the name of its link.
+        ``softmax`` for classes; ``sigmoid`` for labels and, if the posterior of the loss differs
+        from it, also the posterior, under the name of its link.
     """
     if loss is None:
         return {SOFTMAX: torch.softmax(logits.double(), 1)}
@@ -48,7 +48,7 @@ def probabilities(logits: Tensor, loss: MultiLabelLoss | None) -> dict[str, Tens
 
 
 def log_odds_by_kind(logits: Tensor, loss: MultiLabelLoss) -> dict[str, Tensor]:
-    """Log-odds of labels by how they come about, see :func:`probabilities`."""
+    """Log-odds of labels, by kind, see :func:`probabilities`."""
     found = {SIGMOID: logits.double()}
     if not loss.no_posterior:
         probe = torch.linspace(-3, 3, 7, dtype=torch.float64)[:, None].expand(7, logits.shape[1])

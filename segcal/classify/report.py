@@ -40,10 +40,10 @@ FILES = (
     "loss.png", "tables.*",
     PREDICTIONS_NAME, CALIBRATOR_NAME,
 )  # fmt: skip
-"""What a report may write."""
+"""Files that a report may write."""
 RETRIEVAL = "Retrieval of samples by their labels"
 MOST_CLASSES = 16
-"""Classes that get a reliability diagram each."""
+"""Largest number of classes that get a reliability diagram each."""
 NAMES = {
     "accuracy": "accuracy", "ece": "ECE", "ece_floor": "ECE floor", "aece": "AECE",
     "cece": "CECE", "nll": "NLL", "brier": "Brier", "map_class": "mAP@class",
@@ -71,15 +71,15 @@ def metric_table(
     head: Column,
     caption: str,
 ) -> Table:
-    """Methods as rows, metrics as columns: the mean of their runs, ± deviation; the best is bold.
+    """Table of mean ± deviation over runs: methods as rows, metrics as columns, the best in bold.
 
     Args:
-        key: a word for the table.
+        key: of the table.
         title: of the table.
         rows: metrics of every run, by method.
-        multilabel: which metrics.
+        multilabel: whether to show metrics of labels.
         head: heading of the first column.
-        caption: how to read it.
+        caption: explanation of the table.
     """
     names = list(LABEL_METRICS if multilabel else CLASS_METRICS)
     columns = dict(zip(names, metric_columns(multilabel), strict=True))
@@ -93,10 +93,10 @@ def retrieval_table(
     *,
     head: Column,
 ) -> Table:
-    """Methods as rows, numbers of conditions as columns, as :func:`metric_table`.
+    """Table like :func:`metric_table` with numbers of conditions as columns.
 
     Args:
-        key: a word for the table.
+        key: of the table.
         title: of the table.
         rows: retrieval mAP of every run by number of conditions, by method.
         head: heading of the first column.
@@ -130,7 +130,7 @@ def _table_of_means(
 
 
 def _mean_of(values: Sequence[float | None]) -> Cell:
-    """Mean over runs; the deviation where there are several."""
+    """Mean over runs, with the deviation if there are several."""
     found = np.array([v for v in values if v is not None], float)
     if not len(found) or np.isnan(found).all():
         return Cell("-")
@@ -144,12 +144,12 @@ def _mean_of(values: Sequence[float | None]) -> Cell:
 def write_classifier_report(
     folder: Path, evaluated: Evaluated, *, forms: Sequence[str] = ()
 ) -> list[str]:
-    """Write the report of a classifier on samples, each file replacing that of an earlier run.
+    """Write the report of a classifier on samples; its files replace those of an earlier run.
 
     Args:
         folder: of the report.
-        evaluated: what the classifier says of the samples.
-        forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
+        evaluated: outputs of the classifier and their evaluation.
+        forms: forms of the table files, keys of :data:`segcal.reporting.markup.FILES`.
 
     Returns:
         names of the files.
@@ -160,7 +160,7 @@ def write_classifier_report(
         evaluated.data.names,
         evaluated.data.multilabel,
     )
-    head = Column("probabilities", "how they come of the logits")
+    head = Column("probabilities", "how they are made from the logits")
     table = metric_table(
         "metrics",
         "Rankings and calibration" if multilabel else "Accuracy and calibration",
@@ -201,14 +201,14 @@ def write_classifier_report(
 
 
 def check_folder(folder: Path, training: Path) -> None:
-    """Check, before hours of work, that a report can be written.
+    """Check that a report can be written, before hours of work.
 
     Args:
         folder: of the report.
         training: folder of the training.
 
     Raises:
-        ValueError: `folder` holds the training, or files that are not segcal's.
+        ValueError: `folder` holds the training, or files that segcal did not write.
     """
     if folder.resolve() == training.resolve():
         raise ValueError(f"{folder}: holds the training; name another folder for the report")
@@ -216,7 +216,7 @@ def check_folder(folder: Path, training: Path) -> None:
 
 
 def _summary(evaluated: Evaluated, records: Mapping[str, Any]) -> dict[str, Any]:
-    """What was evaluated, and the numbers."""
+    """Description and results of the evaluation."""
     experiment, count = evaluated.experiment, len(evaluated.part)
     source, saved = experiment.data.source, evaluated.calibrator
     given = " ".join(f"{name}={value}" for name, value in experiment.data.args.items())
@@ -240,7 +240,7 @@ def _summary(evaluated: Evaluated, records: Mapping[str, Any]) -> dict[str, Any]
 
 
 def count_of(count: int, unit: str) -> dict[str, Any]:
-    """What the page says of how many were evaluated."""
+    """Sentence on the number of evaluated samples."""
     return {
         "evaluated": count, "unit": unit, "interrupted": False, "failed": {}, "notes": {},
         "without_prediction": [], "without_reference": [],
@@ -250,7 +250,7 @@ def count_of(count: int, unit: str) -> dict[str, Any]:
 def _label_pictures(
     evaluated: Evaluated, answered: Mapping[str, Sequence[Mapping[str, float | None]]]
 ) -> dict[str, Picture]:
-    """What samples are found by labels; and the loss of a label, where it has a posterior."""
+    """Pictures of samples found by labels, and of the loss of a label if it has a posterior."""
     loss, recipe = evaluated.loss, evaluated.experiment.recipe
     figure = plot_retrieval(answered, dict.fromkeys(answered, ""), RETRIEVAL)
     pictures = {"retrieval.png": draw(figure, RETRIEVAL)}
@@ -293,7 +293,7 @@ def _class_diagrams(outcomes: Mapping[str, Measured], names: Sequence[str]) -> P
 
 
 def _class_table(per_class: pd.DataFrame) -> Table:
-    """Every class or label, for every kind of probabilities; it sorts."""
+    """Sortable table of every class or label, for every kind of probabilities."""
     whole = {"n", "positive"}
     rows = []
     for key, (_, row) in zip(per_class.index.tolist(), per_class.iterrows(), strict=True):

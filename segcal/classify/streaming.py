@@ -1,4 +1,4 @@
-"""Images of a data set that stay on disk, decoded by processes of their own, a batch at a time."""
+"""Images of a data set that stay on disk and are decoded batch by batch in other processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from segcal.classify.readers.decoding import ImageError, ImageFiles
 __all__ = ["StreamedImages", "decoders"]
 
 AHEAD = 2
-"""Batches that every process has ready or in work."""
+"""Number of batches that every process prepares in advance."""
 CPU = torch.device("cpu")
 MOST_DECODERS = 8
-"""Processes that decode, where nothing is said."""
+"""Largest default number of processes that decode."""
 
 
 def decoders(workers: int | None) -> int:
-    """Processes that decode images: as many as are said, or one for each core but one."""
+    """Number of processes that decode images: as asked, or one per core minus one."""
     if workers is not None:
         return workers
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -36,16 +36,16 @@ def decoders(workers: int | None) -> int:
 class StreamedImages:
     """Images in files, in place of a tensor of them ``(N, C, H, W)``.
 
-    No more are in memory than those of a batch, and of :data:`AHEAD` for every process. What a
-    transform draws depends on the seed of the epoch and the number of the image alone, whichever
-    process decodes it.
+    Memory holds only the images of one batch, and of :data:`AHEAD` batches for every process.
+    Random transforms depend only on the seed of the epoch and the number of the image, not on the
+    process that decodes it.
 
     Attributes:
-        files: see there.
-        training: transforms of images that are trained on.
-        evaluation: transforms of images that validate and test; these bring all to one size.
-        workers: processes that decode; 0 decodes where the batch is wanted.
-        device: where batches are brought.
+        files: the image files.
+        training: transforms of training images.
+        evaluation: transforms of validation and test images, which bring all to one size.
+        workers: number of processes that decode; 0 decodes in the calling process.
+        device: that batches are moved to.
     """
 
     files: ImageFiles
@@ -65,7 +65,7 @@ class StreamedImages:
         return next(self.batches([range(len(self))[index]]))
 
     def to(self, device: torch.device, workers: int) -> StreamedImages:
-        """Bring batches to a device, decoded by so many processes."""
+        """Move batches to a device, decoded by so many processes."""
         return replace(self, device=device, workers=workers)
 
     def batches(self, chosen: Sequence[Sequence[int]], seed: int | None = None) -> Iterator[Tensor]:
@@ -73,11 +73,11 @@ class StreamedImages:
 
         Args:
             chosen: numbers of the images of every batch.
-            seed: of the transforms of training; None transforms as evaluation does.
+            seed: of the transforms of training; None takes the transforms of evaluation.
 
         Raises:
-            ImageError: naming the file: not an image; images of a batch that differ in size;
-                transforms that fail.
+            ImageError: a file is no image, images of a batch differ in size, or transforms fail;
+                the message names the file.
         """
         loader = DataLoader(
             _Decoding(self.files, self.evaluation if seed is None else self.training, seed),
@@ -96,7 +96,7 @@ class StreamedImages:
 
 @dataclass(frozen=True)
 class _Decoding(Dataset[Any]):
-    """Batches by the numbers of their images; an error in place of one that is damaged."""
+    """Batches by the numbers of their images; for a damaged image an error replaces the batch."""
 
     files: ImageFiles
     transform: Augment
@@ -112,8 +112,7 @@ class _Decoding(Dataset[Any]):
                     files = [self.files.file(int(n)) for n in (numbers[0], number)]
                     raise ImageError(
                         f"{files[0]} is {sizes[0]} and {files[1]} {sizes[1]}: bring all images to "
-                        "one size, by data.resize those that are evaluated, and by data.augment "
-                        "those that are trained on"
+                        "one size, with data.resize for evaluation and data.augment for training"
                     )
         except ImageError as error:
             return error

@@ -1,7 +1,7 @@
-"""A study: losses x seeds x data sets, a training each, and what they are worth on test samples.
+"""A study: losses x seeds x data sets, trained and evaluated on test samples.
 
-Every training has a folder of its own, ``OUTPUT/SET/RECIPE/seed_N``; one whose ``result.json`` is
-there is not run again, so an interrupted study goes on where it was.
+Every training has a folder of its own, ``OUTPUT/SET/RECIPE/seed_N``. A training whose
+``result.json`` exists is not run again, so an interrupted study continues where it stopped.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ OVERRULED = {
     "output": "the study's output",
     "training.seed": "seeds",
 }
-"""Keys of experiments that a study gives values of its own, and what says them."""
+"""Keys of experiments whose values a study sets itself, and the study's keys for them."""
 
 
 def _check_changes(value: dict[str, Any]) -> dict[str, Any]:
     for key, instead in OVERRULED.items():
         *above, last = key.split(".")
         if last in _inner(value, *above):
-            raise ValueError(f"{key} has no effect here; say it with {instead}")
+            raise ValueError(f"{key} has no effect here; set {instead} instead")
     return value
 
 
 def _inner(content: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    """What a mapping has under a name, and under the next of that; nothing if it has none."""
+    """Value of nested mappings under successive names; an empty mapping if a name is missing."""
     for name in names:
         inner = content.get(name)
         content = inner if isinstance(inner, Mapping) else {}
@@ -75,7 +75,7 @@ class LossVariant(Strict):
 
     Attributes:
         recipe: the loss.
-        terms: arguments of its terms, by term; they go before those of the study.
+        terms: arguments of its terms, by term; they override the study's.
     """
 
     recipe: str
@@ -83,7 +83,7 @@ class LossVariant(Strict):
 
 
 def _by_name(value: Any) -> Any:
-    """Losses of a list, and entries that only name one, as mappings."""
+    """Lists of losses, and entries that only name a loss, as mappings."""
     if isinstance(value, list | tuple):
         paths = [Path(str(one)) for one in value]
         keys = [path.stem if path.suffix in (".yaml", ".yml") else str(path) for path in paths]
@@ -105,7 +105,7 @@ def _name_folders(value: dict[str, Any]) -> dict[str, Any]:
 Recipes = Annotated[
     dict[str, LossVariant], BeforeValidator(_by_name), AfterValidator(_name_folders)
 ]
-"""A list of losses, or by a name of one's own what :class:`LossVariant` says."""
+"""A list of losses, or settings of :class:`LossVariant` by names of your own."""
 
 
 class Set(Strict):
@@ -113,7 +113,7 @@ class Set(Strict):
 
     Attributes:
         config: an experiment of classification: a shipped name or a YAML file.
-        recipes: losses of this set, or names of those of the study; None takes all of the study.
+        recipes: losses of this set, or names of losses of the study; None takes all of the study.
         changes: keys and values in place of those of the experiment.
     """
 
@@ -123,25 +123,25 @@ class Set(Strict):
 
 
 class Study(Strict):
-    """All about a study.
+    """A study of classification, described fully.
 
     Attributes:
-        summary: for people.
+        summary: a sentence for readers.
         sets: data sets by name.
-        recipes: losses, in the order of the tables: a list, or by a name of one's own what
-            :class:`LossVariant` says.
+        recipes: losses, in the order of the tables: a list, or settings of :class:`LossVariant` by
+            names of your own.
         seeds: of the trainings.
-        splits: ``seed`` draws training, validation and test samples anew for every seed, as far as
-            the data set does not name them, so that deviations and intervals hold the choice of
-            samples, too; ``folds`` is a cross-validation over all samples, with a fold for every
-            seed; ``fixed`` takes those of the experiment's own seed.
+        splits: ``seed`` draws new training, validation and test samples for every seed, unless the
+            data set names them; deviations and intervals then include the choice of samples.
+            ``folds`` is a cross-validation over all samples, with one fold per seed. ``fixed``
+            takes the samples of the experiment's own seed.
         baseline: loss that the others are compared with; None is the first of every set.
-        chosen: by a name of one's own, some of the recipes: a row of that name has for every seed
-            the one that does best on the validation samples.
+        chosen: lists of recipes by names of your own: a row of that name shows, for every seed, the
+            recipe that does best on the validation samples.
         terms: arguments of a recipe's terms, by recipe and term.
         changes: keys and values in place of those of all experiments.
-        cost: what all its trainings take, as whoever wrote it measured or reckoned; None where
-            nobody knows.
+        cost: what all trainings take, as measured or estimated by the author of the study; None if
+            unknown.
         output: folder of the trainings and of the report.
     """
 
@@ -167,7 +167,7 @@ class Study(Strict):
                 )
             if unknown := sorted(set(recipes) - set(self.recipes)):
                 raise ValueError(
-                    f"chosen.{name}: {', '.join(unknown)} is not among those of the study, "
+                    f"chosen.{name}: {', '.join(unknown)} is not in the study, which has "
                     f"{', '.join(self.recipes)}"
                 )
         return self
@@ -189,7 +189,7 @@ class Study(Strict):
                 )
         if self.splits == "folds" and len(self.seeds) < 2:
             raise ValueError(
-                "seeds: splits: folds makes a fold for every seed, so name two or more"
+                "seeds: splits: folds makes a fold for every seed, so give two or more"
             )
         return self
 
@@ -202,7 +202,7 @@ class Trial:
         set: name of the data set.
         recipe: name of the loss in the study.
         seed: of the training.
-        experiment: all about it.
+        experiment: its full description.
     """
 
     set: str
@@ -212,11 +212,11 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """Name of the training in messages."""
         return f"{self.set}, {self.recipe}, seed {self.seed}"
 
     def result(self) -> dict[str, Any] | None:
-        """What came of it, if it has been run with these settings."""
+        """Result of the training, if it has been run with these settings."""
         path = self.experiment.folder / RESULT_NAME
         if not path.is_file():
             return None
@@ -239,10 +239,10 @@ def load_study(config: str | Path, settings: Sequence[str] = ()) -> Study:
 
 
 def trials(study: Study) -> list[Trial]:
-    """The trainings of a study, each checked as far as its settings tell.
+    """The trainings of a study, each checked as far as possible from its settings.
 
     Raises:
-        ValueError: naming the set and the loss: something that does not fit.
+        ValueError: settings that do not fit; the message names the set and the loss.
     """
     found = []
     for name, one in study.sets.items():
@@ -251,7 +251,7 @@ def trials(study: Study) -> list[Trial]:
             raise ValueError(f"sets.{name}: has no recipes, and the study names none")
         if study.baseline not in (None, *recipes):
             raise ValueError(
-                f"baseline: expected one of the recipes of every set, and {name} has "
+                f"baseline: expected a recipe that every set has, but {name} has "
                 f"{', '.join(recipes)}; got {study.baseline!r}"
             )
         for recipe, alone in recipes.items():
@@ -280,10 +280,10 @@ def trials(study: Study) -> list[Trial]:
 
 
 def check(found: Sequence[Trial]) -> None:
-    """Read all data, build every loss once, and see that results are of these data.
+    """Read all data, build every loss once, and check that existing results belong to these data.
 
     Raises:
-        ValueError: naming the set and the loss: something that does not fit.
+        ValueError: data or settings that do not fit; the message names the set and the loss.
     """
     built = set()
     for trial in sorted(found, key=lambda trial: trial.experiment.data.model_dump_json()):
@@ -299,7 +299,7 @@ def check(found: Sequence[Trial]) -> None:
 
 
 def lacking(found: Sequence[Trial]) -> dict[str, str]:
-    """What does not fit, by the names of data sets: files that are missing, above all."""
+    """Problems by the names of data sets, mainly missing files."""
     wrong = {}
     for name in dict.fromkeys(trial.set for trial in found):
         try:
@@ -310,7 +310,7 @@ def lacking(found: Sequence[Trial]) -> dict[str, str]:
 
 
 def run_trial(trial: Trial) -> None:
-    """Train and test, from where it was left; write ``result.json``.
+    """Train and test, continuing from where it stopped; write ``result.json``.
 
     Raises:
         ValueError: another training is in its folder.
@@ -341,11 +341,11 @@ def run_trial(trial: Trial) -> None:
 
 
 def run_trials(todo: Sequence[Trial], processes: int) -> Iterator[tuple[Trial, str]]:
-    """Run trainings; yield each with why it failed, or nothing, when it has ended.
+    """Run trainings; yield each when it has ended, with the reason if it failed.
 
     Args:
-        todo: what to run.
-        processes: at the same time, with one thread each.
+        todo: trainings to run.
+        processes: number of trainings at the same time, with one thread each.
     """
     if processes == 1:
         for trial in todo:
@@ -360,7 +360,7 @@ def run_trials(todo: Sequence[Trial], processes: int) -> Iterator[tuple[Trial, s
                 try:
                     why = future.result()
                 except BrokenProcessPool:
-                    why = "its process was killed, perhaps for want of memory; run the study again"
+                    why = "its process was killed, perhaps for lack of memory; run the study again"
                 yield futures[future], why
         finally:
             executor.shutdown(cancel_futures=True)
@@ -384,7 +384,7 @@ def _run_safely(trial: Trial) -> str:
 
 
 def result_of(trial: Trial) -> TrialResult | None:
-    """What a report needs of a training; None if it has not been run."""
+    """The data that a report needs of a training; None if it has not been run."""
     result = trial.result()
     if result is None:
         return None
@@ -414,18 +414,18 @@ def report_study(
     failed: Mapping[str, str],
     forms: Sequence[str] = (),
 ) -> list[str]:
-    """Write the report of what has been trained of a study so far.
+    """Write the report of the trainings of a study that have ended.
 
     Args:
-        study: all about it.
+        study: the study.
         found: its trainings.
         folder: of the report.
-        name: of the study, where it has no summary.
-        failed: why trainings failed, by name.
-        forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
+        name: of the study, if it has no summary.
+        failed: reasons of failed trainings, by name.
+        forms: forms of the table files, keys of :data:`segcal.reporting.markup.FILES`.
 
     Returns:
-        names of the files; none where nothing has been trained.
+        names of the files; empty if nothing has been trained.
 
     Raises:
         ValueError: a log or a result that is damaged.

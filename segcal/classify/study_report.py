@@ -1,4 +1,4 @@
-"""The report of a study: tables of mean and deviation, and the figures of the papers' kind."""
+"""The report of a study: tables of mean and deviation, and figures as papers have them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ FILES = (
     "index.html", "summary.json", "runs.csv", "means.csv", "differences.csv", "tables.*",
     "figures/*.png",
 )  # fmt: skip
-"""What the report of a study may write."""
+"""Files that the report of a study may write."""
 BLOCKS = 4
-"""Columns of the reliability diagrams of methods."""
+"""Number of columns of the methods' reliability diagrams."""
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A training of a study and what it is worth.
+    """A training of a study and its results.
 
     Attributes:
         set: name of the data set.
@@ -60,13 +60,13 @@ class TrialResult:
         seed: of the training.
         multilabel: whether a sample may have several labels.
         names: of the classes or labels.
-        samples: how many train, validate and test.
-        tested: checksum of which samples test.
-        notes: what a reader should know.
+        samples: numbers of training, validation and test samples.
+        tested: checksum that identifies the test samples.
+        notes: sentences that a reader should know.
         outcomes: ``metrics`` and ``reliability`` by the kind of probabilities.
         last: metrics after the last epoch, by the kind of probabilities.
-        metric: of the validation samples, that chose the epoch.
-        best: its value.
+        metric: of the validation samples, which chose the epoch.
+        best: value of the metric.
         records: lines of the log.
     """
 
@@ -86,7 +86,7 @@ class TrialResult:
 
 
 def row_name(recipe: str, kind: str) -> str:
-    """Name of a method's row: probabilities by a link have one of their own."""
+    """Name of a method's row; probabilities by a link have a separate row."""
     return recipe if kind in (SIGMOID, SOFTMAX) else f"{recipe} + {kind}"
 
 
@@ -126,11 +126,11 @@ def write_study(
         folder: of the report.
         runs: trainings that have ended, in the order of the tables.
         header: ``name`` of the study and what else ``summary.json`` keeps.
-        failed: trainings that failed, and why.
+        failed: trainings that failed, with the reason.
         missing: trainings that have not been run.
-        forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
+        forms: forms of the table files, keys of :data:`segcal.reporting.markup.FILES`.
         baseline: loss that the others are compared with; None is the first of every set.
-        tables: more of them, by data set.
+        tables: additional tables, by data set.
 
     Returns:
         names of the files.
@@ -189,7 +189,7 @@ def write_study(
 def _summary(
     runs: Sequence[TrialResult], failed: Mapping[str, str], missing: Sequence[str]
 ) -> dict[str, Any]:
-    """What was evaluated, and what the numbers mean."""
+    """Description of the evaluation, and the meaning of the numbers."""
     definitions: dict[str, str] = {}
     for multilabel in dict.fromkeys(run.multilabel for run in runs):
         of = "labels" if multilabel else "classes"
@@ -241,7 +241,7 @@ def _set_table(name: str, runs: Sequence[TrialResult]) -> Table:
             "of focal and asymmetric losses, phi."
         )
     if fewest < len(seeds):
-        caption += f" Some methods have {fewest} trainings only."
+        caption += f" Some methods have only {fewest} trainings."
     rows = {row: [o["metrics"] for _, o in of] for row, of in _rows(runs).items()}
     return metric_table(
         name,
@@ -254,14 +254,15 @@ def _set_table(name: str, runs: Sequence[TrialResult]) -> Table:
 
 
 def _chosen_by(runs: Sequence[TrialResult]) -> str:
-    """What chose the epochs that were tested."""
+    """Sentence on the metrics that chose the tested epochs."""
     by: dict[str, list[str]] = {}
     for run in runs:
         losses = by.setdefault(NAMES[run.metric], [])
         losses += [] if run.recipe in losses else [run.recipe]
     first, *others = sorted(by, key=lambda name: -len(by[name]))
-    said = f"Of every training the epoch of the best validation {first} was tested"
-    return said + "".join(f", of {', '.join(by[o])} that of the best {o}" for o in others) + "."
+    said = f"The epoch with the best validation {first} of every training was tested"
+    rest = "".join(f", for {', '.join(by[o])} the epoch with the best {o}" for o in others)
+    return f"{said}{rest}."
 
 
 def _last_table(name: str, runs: Sequence[TrialResult]) -> Table:
@@ -275,12 +276,12 @@ def _last_table(name: str, runs: Sequence[TrialResult]) -> Table:
         rows,
         multilabel=runs[0].multilabel,
         head=Column("method"),
-        caption="The same test samples, by the networks of the last epoch, which nothing chose.",
+        caption="The same test samples, with networks of the last epoch instead of a chosen epoch.",
     )
 
 
 def _figures(name: str, runs: Sequence[TrialResult]) -> dict[str, Picture]:
-    """Pictures of a data set by what they show."""
+    """Pictures of a data set, by their content."""
     multilabel = runs[0].multilabel
     together = _set_runs(runs)
     logs = together.logs
@@ -302,7 +303,7 @@ def _figures(name: str, runs: Sequence[TrialResult]) -> dict[str, Picture]:
         title = f"{name}: multipliers of the classes"
         figure = plot_multipliers(learned, runs[0].names, title)
         pictures["multipliers"] = draw(figure, title)
-        title = f"{name}: extent of the multipliers over the classes"
+        title = f"{name}: range of the multipliers over the classes"
         pictures["multiplier_bands"] = draw(plot_multiplier_bands(learned, title), title)
     if multilabel:
         title = f"{name}: retrieval, test samples, mean and deviation over seeds"
@@ -323,7 +324,7 @@ def _figures(name: str, runs: Sequence[TrialResult]) -> dict[str, Picture]:
 
 
 def _set_runs(runs: Sequence[TrialResult]) -> SetRuns:
-    """What figures of a whole study need of a data set."""
+    """The data that figures of a whole study need of a data set."""
     logs: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
     for run in runs:
         logs.setdefault(run.recipe, []).append(run.records)
@@ -337,11 +338,11 @@ def plot_metrics(
     multilabel: bool,
     title: str,
 ) -> Figure:
-    """Draw every metric in a panel: small dots for seeds, the mean and its deviation.
+    """Draw every metric in a panel, with small dots for seeds, the mean and its deviation.
 
     Args:
         rows: trainings with their outcome, by method.
-        multilabel: which metrics.
+        multilabel: whether to show metrics of labels.
         title: of the figure.
     """
     chosen = (

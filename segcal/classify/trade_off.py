@@ -1,4 +1,4 @@
-"""Calibration against accuracy: a point a method, with what its seeds differ by."""
+"""Figure of calibration against accuracy: one point per method, with the spread of its seeds."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from segcal.classify.curves import panel_grid
 from segcal.reporting.legends import COLOURS, add_side_legend
 
 MARKERS = "osD^v<>Pp*X"
-"""Of methods, with the colours: no two of the first hundred share both."""
+"""Markers of methods; no two of the first hundred methods share marker and colour."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """What a data set's panel shows.
+    """Content of a data set's panel.
 
     Attributes:
-        points: of every seed, what is better to the right and what is better at the bottom, by
-            method; None where there is no value.
-        right: name of the first.
-        down: name of the second.
+        points: two metrics of every seed, by method; the first is better to the right, the second
+            at the bottom; None where there is no value.
+        right: name of the first metric.
+        down: name of the second metric.
     """
 
     points: Mapping[str, Sequence[tuple[float | None, float | None]]]
@@ -33,7 +33,7 @@ class Panel:
 
 
 def plot_trade_off(panels: Mapping[str, Panel], title: str) -> Figure:
-    """Draw a panel a data set: a large mark for a method's mean, small ones for its seeds.
+    """Draw one panel per data set, with a large mark for a method's mean and small marks for seeds.
 
     Bars are one standard deviation over the seeds to each side. Seeds without a value are left out.
 

@@ -1,8 +1,8 @@
 """The training of an experiment of classification, in one process.
 
-An epoch: training batches; a pass over the validation set, at whose end the multipliers are
-updated; then the log, and the checkpoint with all that a resumed training needs to go on as if it
-had not been stopped.
+An epoch consists of the training batches and a pass over the validation set, at the end of which
+the multipliers (learned penalty weights) are updated. Then the log is written, and the checkpoint
+with all that a resumed training needs to go on as if it had not been stopped.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
 
         trained = ClassificationRun(load_experiment("digits")).run()
 
-    See :class:`segcal.training.run.TrainingRun`. ``advance`` of :meth:`run` is called after every
-    epoch with how it went.
+    See :class:`segcal.training.run.TrainingRun`. The argument ``advance`` of :meth:`run` is called
+    after every epoch with a sentence on its results.
     """
 
     keys = (*TrainingRun.keys, "data")
@@ -66,12 +66,12 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         self.augment = Augment(() if experiment.data.streams else experiment.data.augment)
 
     def _choose_criterion(self) -> Criterion:
-        """The metric that chooses the best epoch; ValueError where the data have none."""
+        """The metric that chooses the best epoch; ValueError if the data do not allow it."""
         multilabel = self.data.multilabel
         metric = self.experiment.training.metric or self._default_metric()
         higher = metric in HIGHER_IS_BETTER
         if higher and (metric == "accuracy") == multilabel:
-            raise ValueError(f"training.metric: there is no {metric} of this data")
+            raise ValueError(f"training.metric: {metric} does not fit this data set; try nll")
         if multilabel and not (self.data.parts["validation"].targets == 1).any():
             raise ValueError(
                 "data.split: no validation sample has a label, so no epoch is better than another; "
@@ -80,7 +80,7 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         return Criterion(metric, metric, higher)
 
     def _default_metric(self) -> str:
-        """NLL; of a loss whose scores are no probabilities, what they rank."""
+        """NLL; for a loss whose scores are no probabilities, a metric of their ranking."""
         if self.recipe.multilabel and not self.data.multilabel:
             return "accuracy"
         loss = label_loss(self.objective)
@@ -91,14 +91,14 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         return build_network(self.experiment, self.data, pretrained=fresh)
 
     def check_network(self) -> None:
-        """Raise ValueError unless logits come out that the loss can take."""
+        """Raise ValueError unless the network gives logits that the loss accepts."""
         train = self.parts["train"]
         logits = check_network(self.network, train, self.augment, len(self.classes))
         check_objective(self.experiment.recipe, self.objective, logits, train.targets[:2])
         check_rebuilt(self.experiment, self.data, self.network)
 
     def parameter_groups(self) -> list[dict[str, Any]] | None:
-        """The last layer apart from the others, where it has a learning rate of its own."""
+        """Parameter groups, with the last layer separate if it has its own learning rate."""
         rate = self.experiment.training.head_lr
         if rate is None:
             return None
@@ -181,14 +181,14 @@ class ClassificationRun(TrainingRun[ClassificationExperiment]):
         self.advance(f"{key} {record[key]:.4f}, ECE {record['ece']:.4f}")
 
     def facts(self) -> dict[str, Any]:
-        """How many samples there are, and how many train of every class or label."""
+        """Numbers of samples, and of training samples of every class or label."""
         return {
             "samples": {name: len(part) for name, part in self.parts.items()},
             "train": self.data.frequencies(),
         }
 
     def own_state(self) -> dict[str, Any]:
-        """Which samples it is trained on."""
+        """Checksum of the samples, kept in the checkpoint."""
         return {"data": self.data.checksum}
 
 

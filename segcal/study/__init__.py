@@ -1,1 +1,1 @@
-"""Studies of segmentation: recipes x networks x data sets x seeds, and what they are worth."""
+"""Studies of segmentation: recipes x networks x data sets x seeds, trained and compared."""

@@ -1,4 +1,4 @@
-"""Every comparison of a study's report, made once: tables, figures and CSV files show it."""
+"""Every comparison of a study's report, computed once for tables, figures and CSV files."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = ["GOALS", "GroupComparison", "RankedField", "compare_study", "rank_eve
 
 NEAR_ECE, NLL, NEAR_NLL, TACE = "ece_dilated5", "nll_all", "nll_dilated5", "tace_all"
 GOALS = {NEAR_ECE: -0.5, NLL: -0.1, TACE: -0.5}
-"""Relative changes against the baseline that a good method reaches."""
+"""Goals: relative changes against the baseline that a good method reaches."""
 JUDGES = ("dsc", NEAR_ECE, NLL)
 """Metrics of ranks."""
 FOUGHT = (NEAR_ECE, NLL)
 """Metrics of duels."""
 REPAIR = "class_region"
-"""The repair that a method which has to be trained is measured against."""
+"""The repair that a trained method has to beat."""
 TRUTH = Method(TRUTH_RECIPE)
 FIELDS = {"as trained": RAW, "repaired": REPAIR}
-"""Who is ranked together: all recipes by one repair."""
+"""Fields of methods that are ranked together: all recipes with the same repair."""
 
 
 @dataclass(frozen=True)
 class RankedField:
-    """Ranks of the recipes by one repair.
+    """Ranks of the recipes with one repair.
 
     Attributes:
         name: of the field.
@@ -54,18 +54,18 @@ class RankedField:
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """What a set and network say about all methods.
+    """Results of all methods on one set and network.
 
     Attributes:
-        group: which set and network.
+        group: the set and network.
         baseline: the method that the others are compared with.
-        methods: with results; recipes, then repairs, then decisions.
+        methods: methods with results: recipes, then repairs, then decisions.
         tables: means over the cases of every patient, by name of the method.
-        means: of all methods, the true posterior among them.
-        changes: to the baseline; none where it has no results.
-        beside_repair: to the repaired baseline.
-        duels: of all recipes, by field.
-        fields: ranks.
+        means: of all methods, including the true posterior.
+        changes: differences from the baseline; empty if it has no results.
+        beside_repair: differences from the repaired baseline.
+        duels: comparisons of all pairs of recipes, by field.
+        fields: ranks, by field.
     """
 
     group: Group
@@ -95,7 +95,7 @@ class GroupComparison:
 
     @property
     def rows(self) -> list[Method]:
-        """Recipes and repairs, with the mask that the predictor wrote."""
+        """Recipes and repairs with the mask that the predictor wrote."""
         return [m for m in self.methods if m.decision == MASK]
 
     @property
@@ -108,12 +108,12 @@ class GroupComparison:
         return {recipe: sorted(of) for recipe, of in found.items()}
 
     def reaches(self, method: Method, metric: str) -> bool | None:
-        """Whether the mean reaches the goal of a metric; None where nobody knows."""
+        """Whether the mean reaches the goal of a metric; None if unknown."""
         change = self.change_of.get((method.name, metric))
         return None if change is None else change.relative <= GOALS[metric]
 
     def keeps_dsc(self, method: Method) -> bool | None:
-        """Whether the mask, or the one of its decision rule, loses no DSC."""
+        """Whether the predicted mask, or the Dice-optimal decision's mask, loses no DSC."""
         verdicts = [
             non_inferior(self.change_of[m.name, "dsc"], margin=MARGIN)
             for m in self.methods
@@ -135,7 +135,7 @@ def compare_study(results: StudyResults, baseline: str, *, resamples: int) -> li
 
     Args:
         results: of the study.
-        baseline: a recipe; as it was trained, with the mask that was predicted.
+        baseline: a recipe, as trained, with the predicted mask.
         resamples: of the bootstrap.
 
     Raises:
@@ -183,14 +183,14 @@ def _changes(
 def _field(
     methods: Sequence[Method], tables: Mapping[str, pd.DataFrame], repair: str
 ) -> dict[str, pd.DataFrame]:
-    """Recipes by one repair."""
+    """Recipes with one repair."""
     return {m.name: tables[m.name] for m in methods if m.repair == repair and m.decision == MASK}
 
 
 def _ranked(
     methods: Sequence[Method], tables: Mapping[str, pd.DataFrame], baseline: Method
 ) -> list[RankedField]:
-    """Ranks by field, of the methods that were trained with all seeds of the most."""
+    """Ranks by field, of the methods that lack no seed that others have."""
     found = []
     for name, repair in FIELDS.items():
         field = _field(methods, tables, repair)
@@ -209,7 +209,7 @@ def _has(tables: Mapping[str, pd.DataFrame], metric: str) -> bool:
 
 
 def rank_everywhere(comparisons: Sequence[GroupComparison]) -> list[RankedField]:
-    """Ranks over the patients of all sets and networks, of the methods that all of them have."""
+    """Ranks over the patients of all sets and networks, of the methods present in all of them."""
     shared = set.intersection(*(set(c.tables) for c in comparisons))
     methods = [m for m in comparisons[0].methods if m.name in shared]
     tables = {
@@ -220,7 +220,7 @@ def rank_everywhere(comparisons: Sequence[GroupComparison]) -> list[RankedField]
 
 
 def _named(rows: pd.DataFrame, prefix: str) -> pd.DataFrame:
-    """Rows whose patients are told from those of another set."""
+    """Rows whose patients have names that differ between sets and networks."""
     seeds, patients = (rows.index.get_level_values(level) for level in ("seed", "patient"))
     named = [f"{prefix}{patient}" for patient in patients]
     return rows.set_axis(pd.MultiIndex.from_arrays([seeds, named], names=["seed", "patient"]))

@@ -1,4 +1,4 @@
-"""Figures of a study, in colours that the colour-blind can tell apart; shapes say it once more."""
+"""Figures of a study, with colours that the colour-blind can distinguish, and different shapes."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A6F00",
     "#882255", "#332288", "#44AA99",
 )  # fmt: skip
-"""Of Okabe and Ito, a dark yellow in place of the pale one; then of Tol's muted ones."""
+"""Colours of Okabe and Ito, with a darker yellow; then Tol's muted colours."""
 MARKERS = "osD^vPX*<>"
 BETTER, WORSE, SAME = "#0072B2", "#D55E00", "0.45"
 FILLS = {RAW: "full", "temperature": "left", "class_region": "none"}
 """Markers by repair."""
 WIDEST = 1.0
-"""Relative change up to which a panel goes; what is worse is an arrow at its side."""
+"""Largest relative change that a panel shows; an arrow at its side marks larger changes."""
 NUMBERED = 7
-"""Classes up to which a heat map says its numbers."""
+"""Largest number of classes for which a heat map prints its values."""
 SHARE = "{x:+.0%}"
 
 
@@ -54,7 +54,7 @@ class Point:
     """A method in the plane of two metrics.
 
     Attributes:
-        method: which.
+        method: the method.
         x: mean of the metric that should be high.
         y: mean of the metric that should be low.
     """
@@ -73,16 +73,16 @@ def plot_differences(
     margin: float,
     goals: Mapping[str, float],
 ) -> Figure:
-    """Draw differences to the baseline with their intervals, a panel a metric.
+    """Draw differences from the baseline with their intervals, one panel per metric.
 
     Args:
         changes: of one set and network.
         rows: name, method, and the same method with the Dice-optimal decision, whose DSC is a
-            hollow mark. A DSC that is that of a simpler method has no mark.
+            hollow mark. A DSC that equals the DSC of a simpler method has no mark.
         metrics: panels.
         title: of the figure.
-        margin: of DSC that may be lost, a broken line.
-        goals: relative changes to be reached, dotted lines, by metric.
+        margin: DSC that may be lost, drawn as a broken line.
+        goals: relative changes to reach, by metric, drawn as dotted lines.
     """
     found = {(c.method, c.metric): c for c in changes}
     size = (1.6 + 0.075 * max(len(r[0]) for r in rows) + 2.3 * len(metrics), 1.5 + 0.23 * len(rows))
@@ -117,7 +117,7 @@ def plot_differences(
 
 
 def _edge(changes: Sequence[Change | None], *, relative: bool) -> float:
-    """Value at the right beyond which nothing is drawn."""
+    """Upper limit of what is drawn."""
     if not relative:
         return float("inf")
     ends = [c.relative_ci95[1] for c in changes if c is not None and c.relative_ci95 is not None]
@@ -173,10 +173,10 @@ def _side(metric: str) -> str:
 
 
 def plot_critical_differences(found: Sequence[MeanRanks], *, title: str) -> Figure:
-    """Draw mean ranks; methods that a bar joins do not differ beyond Nemenyi's distance.
+    """Draw mean ranks; a bar joins methods that differ by less than Nemenyi's distance.
 
     Args:
-        found: a panel each; those without a rank are left out.
+        found: one panel each; rankings without a rank are left out.
         title: of the figure.
     """
     panels = [r for r in found if len(r.mean) > 1]
@@ -198,7 +198,7 @@ def _bars(ranks: MeanRanks) -> list[tuple[str, ...]]:
 
 
 def _draw_ranks(axis: Axes, ranks: MeanRanks) -> None:
-    """One axis of ranks with names at both sides, in lines of one unit."""
+    """One axis of ranks with names at both sides."""
     names, k = list(ranks.mean), len(ranks.mean)
     left, bars = -(-k // 2), _bars(ranks)
     pad, first = 0.30 * (k - 1), 1.1 + 0.45 * len(bars)
@@ -236,14 +236,14 @@ def plot_front(
     floors: Mapping[str, float],
     recipes: Sequence[str],
 ) -> Figure:
-    """Draw DSC against a calibration error with the front of Pareto, a panel a group.
+    """Draw DSC against a calibration error with the Pareto front, one panel per group.
 
     A line joins the repairs of a recipe.
 
     Args:
         panels: points by title.
         title: of the figure.
-        floors: error of the true posterior, by title, where it is known.
+        floors: error of the true posterior where it is known, by title.
         recipes: all of them, in the order of their colours.
     """
     columns = min(2, max(1, len(panels)))
@@ -321,10 +321,10 @@ def _order(point: Point) -> int:
 
 
 def plot_repairs(bins: Mapping[str, Mapping[str, BinStatistics]], *, title: str) -> Figure:
-    """Draw reliability before and after every repair, a row a recipe.
+    """Draw reliability before and after every repair, one row per recipe.
 
     Args:
-        bins: pooled over cases and seeds, by recipe and repair.
+        bins: summed over the voxels of all cases and seeds, by recipe and repair.
         title: of the figure.
     """
     repairs = [r for r in REPAIRS if any(r in of for of in bins.values())]
@@ -342,10 +342,10 @@ def plot_multipliers(
     *,
     title: str,
 ) -> Figure:
-    """Draw multipliers and gaps of the groups over the epochs, mean and extent over seeds.
+    """Draw learned penalty weights (multipliers) and constraint gaps over epochs, with seed range.
 
     Args:
-        logs: lines of the trainings' logs, by recipe; those without multipliers are left out.
+        logs: lines of the trainings' logs, by recipe; recipes without multipliers are left out.
         channels: names of the classes or regions.
         title: of the figure.
     """
@@ -384,12 +384,12 @@ def plot_multipliers(
 
 
 def group_colours(channels: int) -> Sequence[Any]:
-    """Colours of classes: apart where they are few, shades where they are many."""
+    """Colours of classes: distinct for few classes, shades for many."""
     return COLOURS[:channels] if channels <= len(COLOURS) else shades(channels)
 
 
 def learned_terms(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Terms of the trainings that learn multipliers."""
+    """Terms of the trainings that have multipliers."""
     return list(
         dict.fromkeys(
             name
@@ -402,7 +402,7 @@ def learned_terms(runs: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
 
 
 def _quantity(runs: Sequence[Sequence[Mapping[str, Any]]], term: str) -> str:
-    """What the constraint of a term is, if the log says it."""
+    """Name of a term's constraint, if the log has it."""
     last = next(r[term] for records in runs for r in reversed(records) if term in r)
     return str(last.get("quantity", "constraint"))
 
@@ -449,10 +449,10 @@ def _draw_groups(axis: Axes, steps: NDArray[np.float64], channels: int) -> None:
 def plot_curves(
     curves: Mapping[str, NDArray[np.float64]], *, label: str, title: str, recipes: Sequence[str]
 ) -> Figure:
-    """Draw a metric of the validation over the epochs, mean over seeds.
+    """Draw a validation metric over the epochs, as the mean over seeds.
 
     Args:
-        curves: ``(seeds, epochs)`` by recipe; NaN where a training has none.
+        curves: ``(seeds, epochs)`` by recipe; NaN where a training has no value.
         label: of the metric.
         title: of the figure.
         recipes: all of them, in the order of their colours.
@@ -489,13 +489,13 @@ def plot_sensitivity(
     baseline: Mapping[str, Mapping[str, float]],
     title: str,
 ) -> Figure:
-    """Draw metrics against the value of one argument, a line a group.
+    """Draw metrics against the value of one argument, one line per group.
 
     Args:
-        curves: value of the argument and means by metric, by group, in the order of the values.
+        curves: value of the argument and means by metric, by group, in order of the values.
         metrics: panels.
         argument: its name.
-        baseline: means of the baseline by group and metric, dotted lines.
+        baseline: means of the baseline by group and metric, drawn as dotted lines.
         title: of the figure.
     """
     columns = min(4, len(metrics))
@@ -535,7 +535,7 @@ def plot_sensitivity(
 
 
 def plot_logits(tables: Mapping[str, pd.DataFrame], names: Sequence[str], *, title: str) -> Figure:
-    """Draw mean logits by true class and channel, a row of panels a region.
+    """Draw mean logits by true class and channel, one row of panels per region.
 
     Args:
         tables: mean logits with the columns ``region, label, channel, mean_logit``, by recipe.
@@ -575,7 +575,7 @@ def plot_logits(tables: Mapping[str, pd.DataFrame], names: Sequence[str], *, tit
 def _label_grid(
     axis: Axes, grid: pd.DataFrame, names: Sequence[str], scale: float, *, first: bool
 ) -> None:
-    """Names at the sides of a heat map, and its numbers if they are few."""
+    """Names at the sides of a heat map, and its values if they are few."""
     numbers = grid.to_numpy()
     few = max(numbers.shape) <= NUMBERED
     axis.set_xticks(range(numbers.shape[1]), [str(c) for c in grid.columns], fontsize=7)

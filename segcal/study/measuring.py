@@ -1,8 +1,9 @@
-"""What a trained network is worth on patients that chose nothing: raw, repaired, by two decisions.
+"""Measuring a trained network on test patients: raw and repaired, with two decision rules.
 
-Repairs are fitted to the validation patients. The decision ``mask`` is the label map that the
-network's host wrote beside the probabilities, which of a network with two heads is not their
-argmax; ``dice`` is the mask of the largest expected Dice of the (repaired) probabilities.
+Test patients were used for no choice; repairs are fitted to the validation patients. The decision
+``mask`` is the label map that the network's host wrote beside the probabilities (with two heads it
+is not their argmax); ``dice`` is the mask of the largest expected Dice of the (repaired)
+probabilities.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from segcal.study.results import TRUTH
 __all__ = ["RAW", "CellNumbers", "divergence", "fit_repairs", "measure", "near_foreground"]
 
 RAW = "raw"
-"""The probabilities as they are."""
+"""Name for probabilities without a repair."""
 MASK, DICE = "mask", "dice"
 NEAR = "dilated5"
 REACH = 5
@@ -49,20 +50,21 @@ PROBABILITY_COLUMNS = (
     "cece_all", "brier_all", "tace_ref",
 )  # fmt: skip
 FLOOR = 1e-12
-"""Probabilities below count as this in divergences, as in NLL."""
+"""Smaller probabilities count as this value in divergences, as in NLL."""
 REGIONS = ("inner", "outer")
 
 
 @dataclass
 class CellNumbers:
-    """Numbers of a cell.
+    """Results of a cell (one training of the study).
 
     Attributes:
         rows: one for every test case, repair and decision.
-        reliability: pooled over the test cases, by repair and scope (``near``, ``all``).
+        reliability: bins summed over the voxels of all test cases, by repair and scope, that is the
+            voxels counted (``near``, ``all``).
         logits: a row for every region, true class and channel.
-        val: means over the validation cases, of the probabilities as they are.
-        fits: what the repairs say of themselves.
+        val: means over the validation cases, of the unrepaired probabilities.
+        fits: facts that the repairs report on their fit.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +81,7 @@ def measure(cell: StudyCell) -> CellNumbers:
         cell: whose validation and test patients have been predicted.
 
     Raises:
-        ValueError: naming the file: one that cannot be read.
+        ValueError: a file cannot be read; the message names it.
     """
     fit = plan_fit(cell.predictions("fit"), cell.labels("fit"))
     repairs = fit_repairs(cell.repairs, fit, owner_of(cell, (c.name for c in fit.pairing.cases)))
@@ -117,12 +119,12 @@ def measure(cell: StudyCell) -> CellNumbers:
 def fit_repairs(
     methods: Sequence[str], job: Job, owner: Mapping[str, str]
 ) -> dict[str, Calibrator]:
-    """Fit post-hoc methods; those that look at single voxels share the rows of all.
+    """Fit post-hoc methods; methods that treat voxels separately share one sample of voxels.
 
     Args:
         methods: names of their configs.
-        job: what they are fitted to.
-        owner: patient of every case, over which methods cross-validate.
+        job: cases to fit to.
+        owner: patient of every case, for cross-validation over patients.
     """
     numbers = numbered([owner[case.name] for case in job.pairing.cases])
     shared = None
@@ -139,7 +141,7 @@ def fit_repairs(
 
 
 def near_foreground(reference: NDArray[Any]) -> NDArray[np.bool_]:
-    """Voxels of the scope ``dilated5``: of the labelled foreground, and 5 voxels around it."""
+    """Voxels of the scope ``dilated5``: the labelled foreground and 5 voxels around it."""
     near: NDArray[np.bool_] = ndimage.maximum_filter(reference != 0, 2 * REACH + 1, mode="constant")
     return near
 
@@ -159,7 +161,7 @@ def divergence(known: NDArray[Any], probs: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _read(case: Case, job: Job) -> CaseLogits:
-    """Probabilities alone: a mask beside them may be decided by another head than theirs."""
+    """Case without its mask, which another head than the probabilities' may have decided."""
     return read_case_logits(replace(case, label_map=None), job)
 
 
@@ -180,7 +182,7 @@ def _rows(
     repairs: Mapping[str, Calibrator],
     posterior: NDArray[Any] | None,
 ) -> Iterator[tuple[dict[str, Any], BinStatistics, BinStatistics]]:
-    """Numbers of a case by repair and decision, and its bins near the foreground and everywhere."""
+    """Metrics of a case by repair and decision, and its bins near the foreground and everywhere."""
     arrays, settings = read.arrays, EvaluationSettings()
     reference, structures = arrays.reference.array, arrays.structures
     near = near_foreground(reference)
@@ -226,7 +228,7 @@ def _rows(
 
 
 def _scores(job: Job) -> dict[str, float | None]:
-    """Means over the validation cases; None where a score is defined in none."""
+    """Means over the validation cases; None where no case defines a score."""
     found: dict[str, list[float]] = {"dsc": [], f"ece_{NEAR}": [], "nll_all": []}
     for case in job.pairing.cases:
         read = _read(case, job)
@@ -248,9 +250,9 @@ def _scores(job: Job) -> dict[str, float | None]:
 class _LogitMeans:
     """Mean logits by region of the label, true class and channel.
 
-    Files hold probabilities, so a logit is the log-probability less the mean over the channels of
-    its voxel: what a softmax can tell of it. The region is outer where the 3 x 3 labels around the
-    voxel, in its slice, are of several classes.
+    Files hold probabilities, so a logit here is the log-probability minus its mean over the
+    channels of the voxel; a softmax preserves no more. The region is outer where the 3 x 3 labels
+    around the voxel, in its slice, belong to several classes.
     """
 
     def __init__(self) -> None:
@@ -284,5 +286,5 @@ class _LogitMeans:
 
 
 def tables_of(measured: CellNumbers) -> dict[str, pd.DataFrame]:
-    """What is written of a cell, by name of the file."""
+    """Content of a cell's files, by name of the file."""
     return {"cases.csv": pd.DataFrame(measured.rows), "logits.csv": pd.DataFrame(measured.logits)}

@@ -1,4 +1,4 @@
-"""How a study's metrics are called, and which of their values are better."""
+"""Names of a study's metrics, their units, and which values are better."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segcal.evaluation.reported import metric_of
 __all__ = ["better", "definition", "digits", "is_relative", "metric_name", "unit"]
 
 SCOPES = {"fg": "fg", "union": "union", "dilated5": "near", "all": "all"}
-"""Words for the voxels of a metric, by the end of its column."""
+"""Names of a metric's voxels, by the end of its column."""
 KL = "kl"
 KL_MEANING = "KL divergence from the true posterior to the prediction, mean over voxels, nats"
 
@@ -23,7 +23,7 @@ def metric_name(column: str) -> str:
 
 
 def better(column: str) -> Literal["higher", "lower"]:
-    """Where the better values are."""
+    """Whether lower or higher values are better."""
     row = metric_of(column)
     return "higher" if row is not None and row.better == "higher" else "lower"
 
@@ -41,7 +41,7 @@ def unit(column: str) -> str:
 
 
 def is_relative(column: str) -> bool:
-    """Whether a difference is shown as a share of the baseline: errors are, overlaps are not."""
+    """Whether a difference is shown as a share of the baseline, as for errors but not overlaps."""
     return better(column) == "lower" and not unit(column)
 
 

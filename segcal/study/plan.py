@@ -1,7 +1,7 @@
-"""What a study is of: one YAML file, and the trainings that it asks for.
+"""The plan of a study: its YAML file, and the trainings that the file asks for.
 
-A *cell* is a data set, a network, a recipe and a seed. The seed draws which patients train,
-validate and test, and seeds the training: all recipes of a seed see the same patients.
+A *cell* is one training: a data set, a network, a recipe and a seed. The seed draws which patients
+train, validate and test, and seeds the training: all recipes of a seed see the same patients.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ __all__ = [
 ]  # fmt: skip
 
 KIND = "segmentation"
-"""What a study says that it is, as its ``kind``."""
+"""Value of ``kind`` in the file of a study."""
 DATA = "data"
-"""Folder of the prepared data in that of a study."""
+"""Folder of the prepared data within the folder of a study."""
 RESULTS = "results"
-"""Folder of the tables in that of a study."""
+"""Folder of the tables within the folder of a study."""
 BASELINE = "dice_ce"
-"""Recipe that others are compared with, where it is there and nothing else is said."""
+"""Recipe that others are compared with by default, if the study has it."""
 Part = Literal["fit", "test"]
-"""Patients that are predicted: those that validate the training, and those that only test it."""
+"""Patients that are predicted: ``fit`` validate the training, ``test`` only test it."""
 
 
 class Cost(Strict):
-    """What a study takes, as measured or reckoned by whoever wrote it.
+    """What a study takes, as measured or estimated by its author.
 
     Attributes:
-        cpu_hours: of one core, for all trainings; None where it is only for a GPU.
-        gpu_minutes: of one GPU, for all trainings; reckoned, never run on one; None where nobody
-            knows.
-        disk_gb: of data and trainings; None where it is little.
+        cpu_hours: of one core, for all trainings; None for a study that needs a GPU.
+        gpu_minutes: of one GPU, for all trainings; an estimate, not measured; None if unknown.
+        disk_gb: for data and trainings; None if it is little.
     """
 
     cpu_hours: float | None = Field(default=None, ge=0)
@@ -60,14 +59,14 @@ class Cost(Strict):
 
     @property
     def sentence(self) -> str:
-        """What the study takes, for people."""
+        """A sentence on what the study takes."""
         kinds = []
         if self.cpu_hours is not None:
             kinds.append(f"{self.cpu_hours:g} h of a CPU core")
         if self.gpu_minutes is not None:
-            kinds.append(f"{self.gpu_minutes:g} min of a GPU (reckoned, never run on one)")
+            kinds.append(f"{self.gpu_minutes:g} min of a GPU (estimated, never run on one)")
         disk = "" if self.disk_gb is None else f", and {self.disk_gb:g} GB of a disk"
-        return f"As its file has it, the study takes about {', or '.join(kinds)}{disk}."
+        return f"According to its file, the study takes about {', or '.join(kinds)}{disk}."
 
     @model_validator(mode="after")
     def _time(self) -> Cost:
@@ -77,12 +76,13 @@ class Cost(Strict):
 
 
 class Patients(Strict):
-    """How many patients do what; cases of one patient are never parted.
+    """Numbers of patients to train, validate and test; cases of one patient stay together.
 
     Attributes:
-        train: that train; None takes those that are left.
-        validation: that validate the training, and that repairs are fitted to.
-        test: that only test; None takes those that are left, or of `folds` those of the fold.
+        train: patients that train; None takes the remaining patients.
+        validation: patients that validate the training and to which repairs are fitted.
+        test: patients that only test; None takes the remaining patients, or with `folds` the
+            patients of the fold.
     """
 
     train: int | None = Field(default=None, ge=1)
@@ -91,31 +91,31 @@ class Patients(Strict):
 
 
 class StudySet(Strict):
-    """A data set, how its patients are parted, and how long networks are trained on it.
+    """A data set, how its patients are split, and how long networks are trained on it.
 
     Attributes:
-        phantom: generate phantoms, with these arguments of
-            :class:`segcal.datasets.phantom.PhantomSettings`; every seed has others.
-        raw: instead, a folder in nnU-Net's raw layout. Cases of ``imagesTr`` and ``imagesTs`` are
-            parted together, as far as they have a label map.
+        phantom: generate phantoms with these arguments of
+            :class:`segcal.datasets.phantom.PhantomSettings`; every seed gets other phantoms.
+        raw: instead, a folder in nnU-Net's raw layout. Cases of ``imagesTr`` and ``imagesTs`` with
+            a label map are split together.
         patient: regular expression that finds the patient in the name of a case (its first group,
-            or all of it); None takes every case for a patient.
-        cases_per_patient: instead, as many cases as follow each other in number are one patient:
+            or all of it); None treats every case as a patient.
+        cases_per_patient: instead, so many cases with consecutive numbers belong to one patient:
             with 2, case_001 and case_002.
-        patients: how many do what.
-        folds: cross-validation: the patients are cut into as many parts, and seed N tests part N
-            (of an order that is drawn anew after every round); None draws the patients of every
-            seed anew.
-        middle_mm: side of the middle that is cut out of every slice before anything else; None
-            cuts nothing.
-        data: keys of the network's host: size, spacing_mm, ... of ``segcal train``.
-        epochs: passes over the training cases.
-        training: keys of the host that differ from those of the study.
-        optimizer: in place of that of the study.
-        scheduler: in place of that of the study.
-        networks: those of the study that are trained on this set; None takes all.
-        recipes: those of the study that are trained on this set; None takes all.
-        seeds: in place of those of the study; of `folds`, one for each is the default.
+        patients: numbers of patients to train, validate and test.
+        folds: cross-validation with so many parts of the patients: seed N tests part N (after every
+            round the order is drawn again). None draws the patients of every seed independently.
+        middle_mm: side of the square that is cut out of the middle of every slice before anything
+            else; None cuts nothing.
+        data: settings of the network's host (the program that trains it), e.g. size and spacing_mm
+            of ``segcal train``.
+        epochs: number of passes over the training cases.
+        training: settings of the host that differ from the study's.
+        optimizer: in place of the study's.
+        scheduler: in place of the study's.
+        networks: networks of the study that are trained on this set; None takes all.
+        recipes: recipes of the study that are trained on this set; None takes all.
+        seeds: in place of the study's; with `folds`, the default is one seed per fold.
     """
 
     phantom: dict[str, Any] | None = None
@@ -137,23 +137,23 @@ class StudySet(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> StudySet:
         if (self.phantom is None) == (self.raw is None):
-            raise ValueError("give phantom: {} or raw: FOLDER, one of both")
+            raise ValueError("give either phantom: {} or raw: FOLDER")
         if self.patient is not None and self.cases_per_patient is not None:
-            raise ValueError("patient and cases_per_patient: give one of both")
+            raise ValueError("patient and cases_per_patient: give only one of them")
         if self.phantom is not None:
             self._consistent_phantom()
         if self.folds is None and self.patients.train is None and self.patients.test is None:
-            raise ValueError("patients: give the number of those that train, or of those that test")
+            raise ValueError("patients: give the number to train, or the number to test")
         if self.folds is not None and self.patients.test is not None:
-            raise ValueError("patients.test: with folds, a fold's patients test")
+            raise ValueError("patients.test: leave it out; with folds, a fold's patients test")
         return self
 
     def _consistent_phantom(self) -> None:
         if None in (self.patients.train, self.patients.test):
-            raise ValueError("patients: of phantoms, give how many train, validate and test")
+            raise ValueError("patients: for phantoms, give the numbers to train, validate and test")
         for name in ("patient", "cases_per_patient", "folds", "middle_mm"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name}: is of files, and phantoms are generated")
+                raise ValueError(f"{name}: leave it out; it is for files, not for phantoms")
 
 
 class Variant(Strict):
@@ -162,7 +162,7 @@ class Variant(Strict):
     Attributes:
         recipe: name of a recipe, loss or penalty, or a YAML file.
         terms: arguments of its terms, by term.
-        changes: keys of the host's training that differ for this recipe alone.
+        changes: settings of the host's training that differ only for this recipe.
     """
 
     recipe: str
@@ -177,25 +177,27 @@ class Variant(Strict):
 
 
 class SegmentationStudy(Strict):
-    """All about a study of segmentation.
+    """A study of segmentation, described fully.
 
     Attributes:
         kind: ``segmentation``.
-        summary: for people.
-        cost: what it takes.
+        summary: a sentence for readers.
+        cost: what the study takes.
         sets: data sets by name.
-        networks: by name: ``target`` and ``args`` of a network of MONAI's, or ``host: nnunet`` and
-            its ``configuration``; with either, ``epochs`` in place of those of the set.
-        recipes: a list of names, or by a name of one's own what :class:`Variant` says.
+        networks: by name, ``target`` and ``args`` of a MONAI network, or ``host: nnunet`` and its
+            ``configuration``; both may have ``epochs`` in place of the set's.
+        recipes: a list of names, or settings of :class:`Variant` by names of your own.
         seeds: of splits and trainings.
         baseline: the recipe that others are compared with; None takes ``dice_ce``, or the first.
         optimizer: as in ``segcal train``.
-        scheduler: as in ``segcal train``; an argument ``epochs`` stands for their number.
-        training: keys of the host: batch_size, device, ...
-        repairs: post-hoc methods that are fitted to the validation patients and measured beside
-            the probabilities as they are.
-        keep_predictions: leave the predictions of every cell, which take the most room.
-        output: folder of all that is written.
+        scheduler: as in ``segcal train``; the value ``epochs`` of an argument stands for the number
+            of epochs.
+        training: settings of the host: batch_size, device, ...
+        repairs: post-hoc methods that are fitted to the validation patients and measured in
+            addition to the unrepaired probabilities.
+        keep_predictions: whether to keep the predictions of every cell, which take most of the
+            disk.
+        output: folder for all results.
     """
 
     kind: Literal["segmentation"]
@@ -233,7 +235,7 @@ class SegmentationStudy(Strict):
     def _known_repairs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := sorted(set(value) - set(names("posthoc"))):
             there = ", ".join(names("posthoc"))
-            raise ValueError(f"no post-hoc method {', '.join(unknown)}; there are {there}")
+            raise ValueError(f"no post-hoc method {', '.join(unknown)}; expected some of {there}")
         return value
 
     @field_validator("sets", "networks", "recipes")
@@ -254,11 +256,11 @@ class SegmentationStudy(Strict):
             ):
                 if unknown := sorted(set(chosen or ()) - set(there)):
                     raise ValueError(
-                        f"sets.{name}.{what}: {', '.join(unknown)} is not among those of the "
-                        f"study, {', '.join(there)}"
+                        f"sets.{name}.{what}: {', '.join(unknown)} is not in the study, which "
+                        f"has {', '.join(there)}"
                     )
         if self.baseline is not None and self.baseline not in self.recipes:
-            raise ValueError(f"baseline: {self.baseline!r} is none of {', '.join(self.recipes)}")
+            raise ValueError(f"baseline: {self.baseline!r} is not one of {', '.join(self.recipes)}")
         for what, seeds in (
             ("", self.seeds),
             *((f"sets.{n}.", s.seeds) for n, s in self.sets.items()),
@@ -269,7 +271,7 @@ class SegmentationStudy(Strict):
 
     @property
     def folder(self) -> Path:
-        """Folder of all that is written."""
+        """Folder for all results."""
         return Path(self.output)
 
     @property
@@ -282,7 +284,7 @@ class SegmentationStudy(Strict):
 
 @dataclass(frozen=True, eq=False)
 class StudyCell:
-    """A training of a study, with all that it depends on.
+    """A training of a study, with everything that it depends on.
 
     Attributes:
         set: name of the data set.
@@ -290,13 +292,13 @@ class StudyCell:
         recipe: name of the recipe.
         seed: of split and training.
         output: folder of the study.
-        host: name of what trains the network.
+        host: name of the program that trains the network.
         source: the data set.
         variant: the recipe.
-        settings: what the host is told: ``network``, ``data``, ``epochs``, ``optimizer``,
-            ``scheduler``, ``training``.
+        settings: for the host: ``network``, ``data``, ``epochs``, ``optimizer``, ``scheduler``,
+            ``training``.
         repairs: post-hoc methods that are measured.
-        keep_predictions: whether they stay.
+        keep_predictions: whether predictions are kept.
     """
 
     set: str
@@ -313,7 +315,7 @@ class StudyCell:
 
     @property
     def name(self) -> str:
-        """What to call it."""
+        """Name of the cell in messages."""
         return f"{self.set}, {self.network}, {self.recipe}, seed {self.seed}"
 
     @property
@@ -323,7 +325,7 @@ class StudyCell:
 
     @property
     def data(self) -> Path:
-        """Folder of its data set in nnU-Net's raw layout, that all recipes of a seed share."""
+        """Folder of its data set in nnU-Net's raw layout, which all recipes of a seed share."""
         return self.output / DATA / self.set / f"seed_{self.seed}"
 
     def predictions(self, part: Part) -> Path:
@@ -331,28 +333,28 @@ class StudyCell:
         return self.folder / part
 
     def images(self, part: Part) -> Path:
-        """Folder of the images of what is predicted."""
+        """Folder of the images to predict."""
         return self.data / "images" / part
 
     def labels(self, part: Part) -> Path:
-        """Folder of the label maps of what is predicted."""
+        """Folder of the label maps of predicted cases."""
         return self.data / "labels" / part
 
     def posterior(self, part: Part) -> Path:
-        """Folder of the true posteriors of what is predicted, where they are known."""
+        """Folder of the true posteriors of predicted cases, where they are known."""
         return self.data / "posterior" / part
 
 
 @dataclass(frozen=True)
 class TrainedCell:
-    """What came of a training.
+    """Facts about a finished training.
 
     Attributes:
-        epochs: that have been trained.
-        best_epoch: the best of them, from 0; None where nobody has looked.
-        parameters: numbers that the network has learned; None where nobody knows.
-        seconds: that its epochs took, those before a resume included.
-        versions: of what made it.
+        epochs: number of epochs that have been trained.
+        best_epoch: the best of them, counted from 0; None if unknown.
+        parameters: number of parameters of the network; None if unknown.
+        seconds: time that its epochs took, including epochs before a resume.
+        versions: of the software that trained.
     """
 
     epochs: int
@@ -363,10 +365,10 @@ class TrainedCell:
 
 
 class Host(Protocol):
-    """What trains networks and predicts with them; it can be pickled."""
+    """A program that trains networks and predicts with them, as a picklable object."""
 
     def resolve(self, cell: StudyCell, classes: int) -> BaseModel:
-        """All that a training is of, checked as far as can be before it.
+        """All settings of a training, checked as far as possible before it starts.
 
         Args:
             cell: what is trained.
@@ -378,7 +380,7 @@ class Host(Protocol):
         ...
 
     def train(self, cell: StudyCell) -> TrainedCell:
-        """Train to the end, from where it was left.
+        """Train to the end, continuing from where it stopped.
 
         Raises:
             ValueError: something does not fit.
@@ -396,7 +398,7 @@ class Host(Protocol):
         ...
 
     def log(self, cell: StudyCell) -> Path:
-        """Folder of the log of the epochs, while it is trained, too."""
+        """Folder of the log of the epochs, also during the training."""
         ...
 
 
@@ -406,11 +408,11 @@ def cells(
     """The trainings of a study, seed by seed, so that a part of a study compares recipes.
 
     Args:
-        study: all about it.
-        hosts: that there are.
+        study: the study.
+        hosts: names of the hosts.
 
     Raises:
-        ValueError: a network of a host that there is not.
+        ValueError: a network with an unknown host.
     """
     found = []
     for name, one in study.sets.items():
@@ -441,13 +443,13 @@ def cells(
 
 
 def load_study(content: Mapping[str, Any], name: str) -> SegmentationStudy:
-    """Make a study of what a file says.
+    """Make a study from the content of a file.
 
     Args:
         content: of the file.
-        name: of it, for messages.
+        name: of the file, for messages.
 
     Raises:
-        ValueError: all that does not fit.
+        ValueError: values that do not fit; the message lists all of them.
     """
     return validated(content, SegmentationStudy, name)

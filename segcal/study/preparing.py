@@ -1,8 +1,8 @@
-"""The data set of every seed: who trains, who validates, who tests; links, phantoms, middles.
+"""Preparing the data set of every seed: the split of patients, links, phantoms and cut-outs.
 
-A prepared data set is a folder in nnU-Net's raw layout with ``splits_final.json``; beside it
-``images/{fit,test}``, ``labels/{fit,test}`` and, of phantoms, ``posterior/{fit,test}``, as
-predictions and evaluations read them.
+A prepared data set is a folder in nnU-Net's raw layout with ``splits_final.json``. Beside it are
+``images/{fit,test}``, ``labels/{fit,test}`` and, for phantoms, ``posterior/{fit,test}``, which
+prediction and evaluation read.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = [
 SUBSETS = ("Tr", "Ts")
 RECORD = "prepared.json"
 PARTS: dict[Part, str] = {"fit": "Tr", "test": "Ts"}
-"""Subset of the raw layout in which the cases of a part lie."""
+"""Subset of the raw layout that holds the cases of a part."""
 
 
 @dataclass(frozen=True)
 class PatientSplit:
-    """Cases by what they do.
+    """Training, validation and test cases.
 
     Attributes:
-        train: that train.
-        val: that validate.
-        test: that only test.
+        train: cases that train.
+        val: cases that validate.
+        test: cases that only test.
     """
 
     train: tuple[str, ...]
@@ -55,7 +55,7 @@ class CaseOf:
     """Files of a case of a folder in nnU-Net's raw layout.
 
     Attributes:
-        images: a file per channel, named as such.
+        images: a file per channel, with the channel in its name.
         label: label map.
     """
 
@@ -64,10 +64,10 @@ class CaseOf:
 
 
 def phantom_settings(source: StudySet) -> PhantomSettings:
-    """How the phantoms of a set look.
+    """Settings of the phantoms of a set.
 
     Raises:
-        ValueError: arguments that there are not, or out of range.
+        ValueError: unknown arguments, or values out of range.
     """
     given: dict[str, Any] = {
         k: tuple(v) if isinstance(v, list) else v for k, v in (source.phantom or {}).items()
@@ -83,13 +83,13 @@ def classes_of(source: StudySet) -> int:
     """Number of classes of a set, background included.
 
     Raises:
-        ValueError: no such folder, or labels that are no classes.
+        ValueError: no such folder, or labels that are overlapping regions.
     """
     if source.raw is None:
         return len(LABELS)
     label_set = read_label_set(source.raw / "dataset.json")
     if label_set.regions:
-        raise ValueError(f"{source.raw}: defines regions that overlap, which studies do not train")
+        raise ValueError(f"{source.raw}: defines regions that overlap, which studies cannot train")
     return int(label_set.num_channels)
 
 
@@ -97,10 +97,10 @@ def files_of(raw: Path) -> dict[str, CaseOf]:
     """Cases of a folder in nnU-Net's raw layout that have a label map, by name.
 
     Raises:
-        ValueError: no such folder, nothing in it, or label maps without an image.
+        ValueError: no such folder, an empty folder, or label maps without an image.
     """
     if not raw.is_dir():
-        raise ValueError(f"raw: {raw}: no such folder; name yours, in nnU-Net's raw layout")
+        raise ValueError(f"raw: {raw}: no such folder; set raw to a folder in nnU-Net's raw layout")
     found: dict[str, CaseOf] = {}
     for subset in SUBSETS:
         if not (raw / f"labels{subset}").is_dir() or not (raw / f"images{subset}").is_dir():
@@ -112,7 +112,7 @@ def files_of(raw: Path) -> dict[str, CaseOf]:
             if name not in images:
                 raise ValueError(f"{path}: no image {name}_0000 in {raw / f'images{subset}'}")
             if name in found:
-                raise ValueError(f"{path}: {found[name].label} is a case of that name, too")
+                raise ValueError(f"{path}: {found[name].label} is a case with the same name")
             found[name] = CaseOf(tuple(p for _, p in sorted(images[name].items())), path)
     if not found:
         raise ValueError(f"raw: {raw}: expected imagesTr, labelsTr (nnU-Net's raw layout)")
@@ -123,7 +123,7 @@ def patients_of(source: StudySet, cases: Iterable[str]) -> dict[str, list[str]]:
     """Cases of every patient, by name.
 
     Raises:
-        ValueError: a name in which no patient is found.
+        ValueError: no patient is found in the name of a case.
     """
     listed = sorted(cases)
     if source.cases_per_patient is not None:
@@ -142,10 +142,10 @@ def patients_of(source: StudySet, cases: Iterable[str]) -> dict[str, list[str]]:
 
 
 def part(source: StudySet, cases: Iterable[str], seed: int) -> PatientSplit:
-    """Which cases train, validate and test with a seed.
+    """Split of cases into training, validation and test for a seed.
 
     Raises:
-        ValueError: fewer patients than are asked for.
+        ValueError: there are fewer patients than asked for.
     """
     patients = patients_of(source, cases)
     listed, wanted = list(patients), source.patients
@@ -164,7 +164,7 @@ def part(source: StudySet, cases: Iterable[str], seed: int) -> PatientSplit:
     if len(rest) < needed or test == []:
         asked = [n or "the rest" for n in (wanted.train, wanted.test)]
         raise ValueError(
-            f"patients: {len(listed)} are there, fewer than asked for ({asked[0]} to train, "
+            f"patients: there are {len(listed)}, fewer than asked for ({asked[0]} to train, "
             f"{wanted.validation} to validate, {asked[1]} to test)"
         )
     held = wanted.validation if test is not None else wanted.validation + (wanted.test or 0)
@@ -178,10 +178,10 @@ def part(source: StudySet, cases: Iterable[str], seed: int) -> PatientSplit:
 
 
 def check_source(source: StudySet, seeds: Iterable[int]) -> None:
-    """See to it that a set can be prepared for all seeds.
+    """Check that a set can be prepared for all seeds.
 
     Raises:
-        ValueError: what is missing, or does not fit.
+        ValueError: something is missing, or does not fit.
     """
     if source.raw is None:
         phantom_settings(source)
@@ -193,7 +193,7 @@ def check_source(source: StudySet, seeds: Iterable[int]) -> None:
 
 
 def record_of(source: StudySet, seed: int) -> dict[str, Any]:
-    """All that a prepared data set depends on."""
+    """Everything that a prepared data set depends on."""
     keys = ("phantom", "raw", "patient", "cases_per_patient", "patients", "folds", "middle_mm")
     content = source.model_dump(mode="json", include=set(keys))
     if source.raw is not None:
@@ -202,10 +202,10 @@ def record_of(source: StudySet, seed: int) -> dict[str, Any]:
 
 
 def prepare(cell: StudyCell) -> None:
-    """Write the data set of a cell's seed, whole or not at all; nothing if it is there.
+    """Write the data set of a cell's seed, completely or not at all; do nothing if it exists.
 
     Raises:
-        ValueError: it was prepared otherwise, or files that do not fit.
+        ValueError: it exists with other settings, or files do not fit.
     """
     source, root, wanted = cell.source, cell.data, record_of(cell.source, cell.seed)
     if root.exists():
@@ -233,7 +233,7 @@ def prepare(cell: StudyCell) -> None:
 
 
 def split_of(root: Path) -> PatientSplit:
-    """Cases of a prepared data set by what they do."""
+    """Training, validation and test cases of a prepared data set."""
     (fold,) = read_json(root / "splits_final.json")
     return PatientSplit(*(tuple(fold[key]) for key in ("train", "val", "test")))
 
@@ -270,7 +270,7 @@ def _draw(source: StudySet, root: Path, seed: int, middle: Path) -> PatientSplit
 
 
 def _lay_out(root: Path, name: Part, cases: Iterable[str]) -> None:
-    """Lay images, label maps and posteriors of a part into folders of their own."""
+    """Put images, label maps and posteriors of a part into folders of their own."""
     subset, cases = PARTS[name], list(cases)
     labels = scan(root / f"labels{subset}", arrays=False)
     images = scan(root / f"images{subset}", arrays=False)
@@ -288,11 +288,11 @@ def _lay_out(root: Path, name: Part, cases: Iterable[str]) -> None:
 
 
 def within(files: Iterable[Path], folder: Path, root: Path) -> None:
-    """Link to files of the same tree, so that the tree may be moved.
+    """Link to files of the same tree by relative paths, so that the tree may be moved.
 
     Args:
-        files: below `root`, or links to elsewhere, whose targets are linked then.
-        folder: below `root`, that gets the links.
+        files: files below `root`, or links to files elsewhere, whose targets are then linked.
+        folder: folder below `root` that gets the links.
         root: of the tree.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -303,7 +303,7 @@ def within(files: Iterable[Path], folder: Path, root: Path) -> None:
 
 
 def link(files: Iterable[Path], folder: Path) -> None:
-    """Make links to files in a folder, where there are none yet."""
+    """Make missing links to files in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         place = folder / file.name
@@ -320,7 +320,7 @@ def _middle(case: CaseOf, folder: Path, side_mm: float) -> CaseOf:
 
 
 def cut_middle(source: Path, target: Path, side_mm: float, *, label: bool) -> None:
-    """Write the middle of every slice of a volume; nothing if it is there.
+    """Write the middle of every slice of a volume; do nothing if the file exists.
 
     Args:
         source: a volume.
@@ -337,7 +337,7 @@ def cut_middle(source: Path, target: Path, side_mm: float, *, label: bool) -> No
 
 
 def middle_box(geometry: Geometry, side_mm: float) -> tuple[tuple[slice, ...], Geometry]:
-    """Box ``(z, y, x)`` of the middle of every slice, and the grid of what is in it.
+    """Box ``(z, y, x)`` of the middle of every slice, and the grid of its content.
 
     Args:
         geometry: grid of the volume.
@@ -355,7 +355,7 @@ def middle_box(geometry: Geometry, side_mm: float) -> tuple[tuple[slice, ...], G
 
 
 def owner_of(cell: StudyCell, cases: Iterable[str]) -> Mapping[str, str]:
-    """Patient of every case; of phantoms, which are others for every seed, with the seed."""
+    """Patient of every case; for phantoms with the seed, since every seed has its own phantoms."""
     listed = list(cases)
     if cell.source.raw is None:
         return {case: f"s{cell.seed} {case}" for case in listed}

@@ -1,4 +1,4 @@
-"""What papers print, and how their protocol differs from that of a study."""
+"""Numbers printed in papers, and how their protocol differs from a study's."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class PublishedColumn(Strict):
     """A metric of a paper.
 
     Attributes:
-        paper: how the paper calls it.
+        paper: the paper's name of the metric.
         ours: nearest column of a study.
-        difference: how the two differ.
+        difference: how the two metrics differ.
     """
 
     paper: str
@@ -32,12 +32,12 @@ class PublishedTable(Strict):
     """A table of a paper.
 
     Attributes:
-        title: what it is.
+        title: its name.
         source: where it is printed.
-        sets: beginnings of the names of sets of a study that it belongs to.
+        sets: beginnings of the names of the study's sets that it belongs to.
         columns: metrics.
         rows: numbers by recipe, in the order of the columns.
-        protocol: known differences to a study.
+        protocol: known differences from a study.
     """
 
     title: str
@@ -62,12 +62,12 @@ class PublishedTable(Strict):
 
 
 class Claim(Strict):
-    """What a paper says of a method.
+    """What a paper says about a method.
 
     Attributes:
         recipe: of segcal.
         claim: in short.
-        source: where it is said, of what data.
+        source: where the paper says it, and on which data.
     """
 
     recipe: str

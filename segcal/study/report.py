@@ -59,20 +59,20 @@ from segcal.study.statistics import MARGIN, Change
 __all__ = ["FILES", "REPORT", "report"]
 
 REPORT = "report"
-"""Folder of the report in that of the study."""
+"""Folder of the report within the folder of the study."""
 FILES = (
     "index.html", "summary.json", "differences.csv", "means.csv", "ranks.csv", "duels.csv",
     "sensitivity.csv", "tables.*", "figures/*.png",
 )  # fmt: skip
-"""What the report may write."""
+"""Files that the report may write."""
 RESAMPLES = 2000
 FORESTS = ("dsc", NEAR_ECE, NLL, NEAR_NLL, TACE)
 """Panels of the figure of differences."""
 SENSITIVE = ("dsc", NEAR_ECE, NLL, TACE)
 VALIDATED = {"dsc": "DSC", "dice": "DSC", "miou": "mIoU"}
-"""What a line of a log may call the quality of the masks in validation, the best first."""
+"""Names that a log may have for the quality of masks in validation, the best name first."""
 CLOSE = 0.01
-"""To the baseline's, of that quality."""
+"""Distance from the baseline's quality that counts as near."""
 SCOPE = "near"
 """Scope of the reliability diagrams."""
 
@@ -91,17 +91,17 @@ def report(
     Args:
         output: folder of the study.
         baseline: recipe that all methods are compared with, as it was trained.
-        header: ``name`` of the study and what else ``summary.json`` keeps.
-        forms: of the files of tables, keys of :data:`segcal.reporting.markup.FILES`.
-        folder: of the report; None takes ``report`` in that of the study.
+        header: ``name`` of the study and other entries for ``summary.json``.
+        forms: forms of the table files, keys of :data:`segcal.reporting.markup.FILES`.
+        folder: of the report; None takes ``report`` in the folder of the study.
         resamples: of the bootstrap.
 
     Returns:
         names of the files.
 
     Raises:
-        ValueError: a file of the study is missing or damaged, the baseline is none of its recipes,
-            or files that are not the report's are in its way.
+        ValueError: a file of the study is missing or damaged, the baseline is not one of its
+            recipes, or foreign files are in the report's way.
     """
     results = read_results(output)
     comparisons = compare_study(results, baseline, resamples=resamples)
@@ -112,7 +112,7 @@ def report(
 
 
 class _Report:
-    """A report on its way to the disk."""
+    """A report that is being written."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Report:
         self.folder.close()
 
     def _add(self, table: Table, *notes: str, pictures: Sequence[Picture] = ()) -> None:
-        """A table in the page and in the files of tables."""
+        """Add a table to the page and to the table files."""
         self.printed.append(table)
         self.sections.append(table_section(table, *notes, pictures=pictures))
 
@@ -163,8 +163,8 @@ class _Report:
         known = [c for c in self.comparisons if c.changes]
         if not known:
             note = (
-                f"{self.baseline} has no results yet, or is alone: there is nothing to compare "
-                "with. Means are below."
+                f"{self.baseline} has no results yet, or is the only recipe, so there is nothing "
+                "to compare. Means are below."
             )
             self.sections.append(Section("Goals", [note]))
             return
@@ -178,7 +178,7 @@ class _Report:
             picture = self._differences_figure(comparison)
             self._add(tables.goal_table(comparison), pictures=[picture])
         elif len(self.comparisons) > 1:
-            note = f"{self.baseline} has no results here: no differences."
+            note = f"{self.baseline} has no results here, so there are no differences."
             self.sections.append(Section(f"Goals: {name}", [note]))
         self._add(tables.mean_table(comparison, self.results.metrics))
         if comparison.changes:
@@ -210,8 +210,8 @@ class _Report:
                 pictures.append(self._picture(figure, f"ranks {name} {field.name}", title))
         if pictures:
             note = (
-                "A bar joins methods that do not differ beyond chance (Nemenyi, 5 %). Methods that "
-                "lack a seed which others have are not ranked."
+                "A bar joins methods that do not differ beyond chance (Nemenyi, 5 %). Methods "
+                "that lack a seed that others have are not ranked."
             )
             self._add(tables.rank_table(fields, name), note, pictures=pictures)
 
@@ -232,8 +232,8 @@ class _Report:
         title = "DSC of the predicted mask against ECE near the foreground, 95 % intervals"
         figure = plot_front(panels, title=title, floors=floors, recipes=self.results.recipes)
         note = (
-            "The best lie below at the right; no method beats those on the front in both. Repairs "
-            "move no mask, so that the points of a recipe stand above each other."
+            "The best methods lie at the lower right; no method beats those on the front in both "
+            "metrics. Repairs change no mask, so the points of a recipe lie above each other."
         )
         picture = self._picture(figure, "front", title)
         self.sections.append(Section("DSC against calibration", [note], pictures=[picture]))
@@ -270,7 +270,7 @@ class _Report:
             self._add(tables.claim_table(claims, self.comparisons))
 
     def _inside(self, comparison: GroupComparison) -> None:
-        """What happened in the trainings, and what their probabilities and logits look like."""
+        """Sections on the trainings and on their probabilities and logits."""
         group, name = comparison.group, comparison.group.name
         keys = {r: self.results.cell_keys(group, r) for r in comparison.seeds}
         bins = {r: found for r, of in keys.items() if (found := self._pooled(of))}
@@ -284,8 +284,8 @@ class _Report:
             title = f"{name}: mean logit by class, in and outside of one-class neighbourhoods"
             figure = plot_logits(logits, self.results.labels.get(group.set, []), title=title)
             note = (
-                "Mean over the voxels of a true class, whose neighbourhood in the label map holds "
-                "one class (inner) or several (outer), and over seeds."
+                "Mean over seeds and over the voxels of a true class whose neighbourhood in the "
+                "label map holds one class (inner) or several (outer)."
             )
             picture = self._picture(figure, f"logits {name}", title)
             self.sections.append(Section(f"Logits: {name}", [note], pictures=[picture]))
@@ -352,7 +352,7 @@ class _Report:
         return {repair: reduce(add, bins) for repair, bins in found.items()}
 
     def _logits(self, keys: Sequence[CellKey]) -> pd.DataFrame | None:
-        """Mean logits over seeds, weighted by their voxels."""
+        """Mean logits over seeds, weighted by their numbers of voxels."""
         found = [t for key in keys if (t := self.results.logits(key)) is not None and len(t)]
         if not found:
             return None
@@ -447,24 +447,24 @@ class _Report:
 
 
 CONVENTIONS = {
-    "cell": "a training: set x network x recipe x seed; a seed draws the split of patients, too",
-    "patient": "the unit of all statistics: the mean over its cases",
-    "mean": "over seeds of the mean over the patients of each",
-    "interval": "95 % percentile bootstrap: of three seeds or more, seeds are drawn, and within "
-    "each its patients; with fewer, patients within every seed",
-    "p": "two-sided paired t-test over patients, a patient of several seeds being their mean; "
-    "Holm's correction for the number of methods within a metric of a set and network",
+    "cell": "a training: set x network x recipe x seed; the seed also draws the split of patients",
+    "patient": "the unit of all statistics, represented by the mean over its cases",
+    "mean": "mean over seeds of the mean over the patients of each seed",
+    "interval": "95 % percentile bootstrap: with three seeds or more, seeds are drawn, and "
+    "patients within each; with fewer, only patients within every seed",
+    "p": "two-sided paired t-test over patients, where a patient in several seeds counts once with "
+    "the mean; Holm's correction for the number of methods within a metric of a set and network",
     "p seeds": "t-test over the means of the seeds, not corrected",
-    "beyond chance": "corrected p up to 0.05, interval beside 0, and all seeds agree",
+    "beyond chance": "corrected p is at most 0.05, the interval excludes 0, and all seeds agree",
     "repair": "raw: as trained; temperature: one for all voxels; class_region: one for each "
     "predicted class, inside and at borders of the predicted map; fitted to validation patients",
-    "decision": "mask: what the predictor wrote; dice: the mask of greatest expected Dice",
+    "decision": "mask: the mask that the predictor wrote; dice: the mask of largest expected Dice",
 }
-"""What the words of the report mean."""
+"""Meaning of the report's terms."""
 
 
 def _verdict_words(comparisons: Sequence[GroupComparison], baseline: str) -> list[str]:
-    """Which methods reach all goals, or how many of them the best reach."""
+    """Which methods reach all goals, or how many goals the best methods reach."""
     rows = list(dict.fromkeys(m for c in comparisons for m in c.rows if m.name != baseline))
     scored: list[tuple[Method, int, int]] = []
     for method in rows:
@@ -483,11 +483,11 @@ def _verdict_words(comparisons: Sequence[GroupComparison], baseline: str) -> lis
         return [f"All goals in {where}: {', '.join(whole)}."]
     most = max(reached / of for _, reached, of in scored)
     best = [f"{m.name} ({reached} of {of})" for m, reached, of in scored if reached / of == most]
-    return [f"No method reaches all goals in {where}. The most: {', '.join(best)}."]
+    return [f"No method reaches all goals in {where}. Nearest: {', '.join(best)}."]
 
 
 def _best_words(published: Any, comparison: GroupComparison) -> str:
-    """Best printed numbers beside the best of ours."""
+    """The paper's best numbers beside the study's best."""
     parts = []
     for index, column in enumerate(published.columns):
         higher = column.ours == "dsc"
@@ -516,7 +516,7 @@ def _points(comparison: GroupComparison) -> list[Point]:
 
 
 def _quality(logs: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]]) -> str:
-    """What the lines of the logs call the quality of the masks; empty if they do not say it."""
+    """The logs' name for the quality of masks; empty if they do not record it."""
     keys = {key for of in logs.values() for records in of.values() for r in records for key in r}
     return next((key for key in VALIDATED if key in keys), "")
 
@@ -530,7 +530,7 @@ def _values(records: Sequence[Mapping[str, Any]], quality: str) -> dict[int, flo
 
 
 def _curve(runs: Mapping[int, Sequence[Mapping[str, Any]]], quality: str) -> NDArray[np.float64]:
-    """Quality ``(seeds, epochs)``; NaN where a line does not say it."""
+    """Quality ``(seeds, epochs)``; NaN where a line does not record it."""
     found = [_values(records, quality) for records in runs.values()]
     epochs = 1 + max((epoch for of in found for epoch in of), default=-1)
     values = np.full((len(found), epochs), np.nan)
@@ -542,7 +542,7 @@ def _curve(runs: Mapping[int, Sequence[Mapping[str, Any]]], quality: str) -> NDA
 def _reached(
     records: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]], quality: str
 ) -> int | None:
-    """Epochs until the quality is near the baseline's last; None where it never is."""
+    """Epochs until the quality is near the baseline's last value; None if it never is."""
     aim = _values(base, quality)
     if not aim:
         return None
@@ -556,7 +556,7 @@ def _reached(
 def _channels(
     logs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], names: Sequence[str]
 ) -> Sequence[str]:
-    """Names of the channels with multipliers; numbers where there are not as many names."""
+    """Names of the channels with multipliers; numbers if the names do not match."""
     most = 0
     for runs in logs.values():
         for term in learned_terms(runs):

@@ -1,10 +1,9 @@
 """What a study of segmentation has measured so far, read from its files.
 
 ``results/cells.csv`` has a row for every cell (set x network x recipe x seed),
-``results/cases.csv`` one for every test case, repair and decision. Beside them, in the folder of
-every finished cell, are reliability, logits, the log of the training and the resolved cell; they
-may be missing (results that were published without them), and then what is drawn of them is
-missing, too.
+``results/cases.csv`` one for every test case, repair and decision. The folder of every finished
+cell holds reliability, logits, the log of the training and the resolved cell. If these files are
+missing, because results were published without them, figures that need them are missing too.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ RESULTS = "results"
 CELL_KEYS = ("set", "network", "recipe", "seed")
 CASE_KEYS = ("case", "patient", "repair", "decision")
 RAW, MASK = "raw", "mask"
-"""Probabilities as they are; the mask that the predictor wrote."""
+"""Names for unrepaired probabilities, and for the mask that the predictor wrote."""
 REPAIRS = (RAW, "temperature", "class_region")
 DECISIONS = (MASK, "dice")
 TRUTH = "true_posterior"
-"""What stands for a repair in the rows of the true posterior, where it is known, and is then taken
-for a recipe of its own: the floor of every error."""
+"""Name of the "repair" in rows of the true posterior, where it is known. It is then treated as a
+recipe of its own, the floor of every error."""
 LOG_NAME = "log.jsonl"
 PRIVATE = ("kl",)
-"""Beginnings of metrics that only a study has."""
+"""Prefixes of metrics that only a study has."""
 FAILED = "failed"
 """Status of a cell that ended with an error."""
 OF_LABEL = "dsc/"
-"""Beginning of the columns of single structures."""
+"""Prefix of the columns of single structures."""
 SPREAD = ("region", "label", "channel")
 """Columns that name a row of ``logits.csv``."""
 
@@ -57,12 +56,12 @@ class CellKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Path of its folder below that of the study."""
+        """Path of its folder within the folder of the study."""
         return f"{self.set}/{self.network}/{self.recipe}/seed_{self.seed}"
 
 
 class Method(NamedTuple):
-    """A recipe, what was done to its probabilities, and how its mask is decided."""
+    """A recipe, the repair of its probabilities, and the decision rule of its mask."""
 
     recipe: str
     repair: str = RAW
@@ -76,7 +75,7 @@ class Method(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A set and a network: the methods of a group saw the same patients."""
+    """A set and a network; all methods of a group saw the same patients."""
 
     set: str
     network: str
@@ -93,7 +92,7 @@ class StudyResults:
 
     Attributes:
         output: folder of the study.
-        cells: a row a cell, with ``set, network, recipe, seed, status``.
+        cells: one row per cell, with ``set, network, recipe, seed, status``.
         cases: a row for every test case, repair and decision of every cell, in any order.
     """
 
@@ -103,7 +102,7 @@ class StudyResults:
 
     @cached_property
     def metrics(self) -> list[str]:
-        """Columns that hold a result of a case, but for those of one structure."""
+        """Columns with a result of a case, without the columns of single structures."""
         return [c for c in self.cases.columns if "/" not in c and _is_metric(c)]
 
     @cached_property
@@ -142,8 +141,8 @@ class StudyResults:
         """Means over the cases of every patient, by method.
 
         Returns:
-            rows by ``(seed, patient)``, a column a metric; the true posterior is one of the
-            methods where it is known.
+            rows by ``(seed, patient)``, one column per metric; the true posterior is one of the
+            methods if it is known.
         """
         keys = ["recipe", "repair", "decision", "seed", "patient"]
         means = self.of(group).groupby(keys, sort=True)[self.metrics].mean()
@@ -158,10 +157,10 @@ class StudyResults:
         return [k for k in keys if k.recipe != TRUTH and recipe in (None, k.recipe)]
 
     def reliability(self, key: CellKey) -> dict[str, dict[str, BinStatistics]]:
-        """Bins by repair and scope; nothing where the file is missing.
+        """Bins by repair and scope; empty if the file is missing.
 
         Raises:
-            ValueError: a file that holds something else.
+            ValueError: the file holds something else.
         """
         path = self.output / key.name / "reliability.json"
         if not path.is_file():
@@ -178,14 +177,14 @@ class StudyResults:
             ) from None
 
     def logits(self, key: CellKey) -> pd.DataFrame | None:
-        """Mean logits by region, label and channel; None where the file is missing."""
+        """Mean logits by region, label and channel; None if the file is missing."""
         path = self.output / key.name / "logits.csv"
         if not path.is_file():
             return None
         return _read_table(path, (*SPREAD, "mean_logit", "voxels"))
 
     def log(self, key: CellKey) -> list[dict[str, Any]]:
-        """Lines of the log of a training; none where the file is missing.
+        """Lines of the log of a training; empty if the file is missing.
 
         Raises:
             ValueError: a damaged line.
@@ -194,11 +193,11 @@ class StudyResults:
         log.path = self.output / key.name / LOG_NAME
         records = log.records()
         if not all(isinstance(r, dict) and "epoch" in r for r in records):
-            raise ValueError(f"{log.path}: expected lines with an epoch, got others")
+            raise ValueError(f"{log.path}: expected lines with an epoch, got lines without")
         return records
 
     def result(self, key: CellKey) -> Mapping[str, Any]:
-        """What ``result.json`` of a cell says; nothing where the file is missing."""
+        """Content of a cell's ``result.json``; empty if the file is missing."""
         path = self.output / key.name / "result.json"
         if not path.is_file():
             return {}
@@ -208,7 +207,7 @@ class StudyResults:
         return content
 
     def loss(self, recipe: str) -> Mapping[str, Any]:
-        """Resolved loss of a recipe, of the first of its cells that says it: weights and terms."""
+        """Resolved weights and terms of a recipe, from its first cell that records them."""
         for group in self.groups:
             for key in self.cell_keys(group, recipe):
                 loss = self.result(key).get("loss")
@@ -218,7 +217,7 @@ class StudyResults:
 
     @cached_property
     def labels(self) -> dict[str, list[str]]:
-        """Names of the classes by set, background first, where each has a DSC of its own."""
+        """Names of the classes by set, background first; a class is known by its DSC column."""
         columns = [c for c in self.cases.columns if c.startswith(OF_LABEL)]
         known = self.cases.groupby("set", sort=False)[columns].count() > 0
         return {
@@ -227,7 +226,7 @@ class StudyResults:
         }
 
     def failed(self) -> dict[str, str]:
-        """Why cells failed, by name."""
+        """Reasons of failed cells, by name."""
         rows = self.cells[self.cells["status"] == FAILED]
         reasons = [str(why) for why in rows["why"].fillna("no reason said")]
         names = [_cell_key(row).name for _, row in rows.iterrows()]
@@ -248,8 +247,8 @@ def read_results(output: Path) -> StudyResults:
         output: folder of the study.
 
     Raises:
-        ValueError: a file is missing, is no table, lacks a column, says a row twice or has words
-            where numbers belong; naming the file.
+        ValueError: a file is missing, is no table, lacks a column, repeats a row or has text in
+            place of numbers; the message names the file.
     """
     folder = output / RESULTS
     cells = _read_table(folder / "cells.csv", (*CELL_KEYS, "status"))
@@ -265,19 +264,19 @@ def read_results(output: Path) -> StudyResults:
         raise ValueError(f"{folder / 'cases.csv'}: no column of a metric")
     for name in metrics:
         if not pd.api.types.is_numeric_dtype(cases[name]):
-            raise ValueError(f"{folder / 'cases.csv'}: column {name} holds words, expected numbers")
+            raise ValueError(f"{folder / 'cases.csv'}: column {name} holds text, expected numbers")
     keys = [*CELL_KEYS, *CASE_KEYS]
     if cases[keys].isna().any(axis=None):
         raise ValueError(f"{folder / 'cases.csv'}: a row without a {' or '.join(keys)}")
     if (twice := cases.duplicated(keys)).any():
         row = ", ".join(map(str, cases.loc[twice, keys].iloc[0]))
-        raise ValueError(f"{folder / 'cases.csv'}: a row stands there twice: {row}")
+        raise ValueError(f"{folder / 'cases.csv'}: a row is repeated: {row}")
     cases[metrics] = cases[metrics].replace([np.inf, -np.inf], np.nan)
     return StudyResults(output, cells, _with_one_truth(cases))
 
 
 def _with_one_truth(cases: pd.DataFrame) -> pd.DataFrame:
-    """Rows of which the true posterior, which every cell has measured, is a recipe of its own."""
+    """Rows in which the true posterior, measured in every cell, becomes one recipe of its own."""
     truth = cases["repair"] == TRUTH
     once = cases[truth].assign(recipe=TRUTH, repair=RAW)
     once = once.drop_duplicates([*CELL_KEYS, *CASE_KEYS])
@@ -289,7 +288,7 @@ def _is_metric(column: str) -> bool:
 
 
 def _read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
-    """Read a CSV file; names stay words even if they are made of digits."""
+    """Read a CSV file; names stay text even if they consist of digits."""
     words = dict.fromkeys((*CELL_KEYS[:3], *CASE_KEYS, *SPREAD, "status", "why"), str)
     try:
         table = pd.read_csv(path, dtype=words, keep_default_na=False, na_values=["", "nan", "NaN"])
@@ -305,7 +304,7 @@ def _read_table(path: Path, needed: Sequence[str]) -> pd.DataFrame:
 
 def _check_seeds(path: Path, table: pd.DataFrame) -> None:
     if len(table) and not pd.api.types.is_integer_dtype(table["seed"]):
-        raise ValueError(f"{path}: seed: expected whole numbers, got others")
+        raise ValueError(f"{path}: seed: expected whole numbers, got other values")
 
 
 def _cell_key(row: pd.Series[Any]) -> CellKey:

@@ -1,8 +1,8 @@
 """The cells of a study, run one after the other, in several processes, or on a Dask cluster.
 
-A cell that is done is known by its ``result.json``, the last file that is written of it. All else
-can be killed anywhere: a training goes on from its last checkpoint, predictions and numbers are
-made again. One study is run into a folder at a time.
+A cell is one training with its predictions and results. It is done when its ``result.json`` exists,
+which is written last. A study can be killed at any time: trainings continue from their last
+checkpoint, predictions and results are computed again. Only one study at a time runs into a folder.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ ELSEWHERE = {
     "data": ("root", "images", "labels", "cache"),
     "training": ("device", "workers", "val_batch_size"),
 }
-"""What of a training may differ from that of a finished cell: where, not what, it is."""
+"""Settings that may differ from those of a finished cell, since they do not change its result."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a cell is.
+    """State of a cell.
 
     Attributes:
         state: ``done``, ``failed``, or ``to do``.
         result: content of its ``result.json``; None before it is done.
-        why: it failed.
+        why: reason of a failure.
     """
 
     state: str
@@ -68,11 +68,11 @@ class Status:
 
 
 def check(cells: Sequence[StudyCell], hosts: Mapping[str, Host]) -> None:
-    """Check all that can be checked before work starts.
+    """Check everything that can be checked before work starts.
 
     Raises:
-        ValueError: naming set, network and recipe: what does not fit, or cells that were finished
-            with other settings.
+        ValueError: settings do not fit, or cells were finished with other settings; the message
+            names set, network and recipe.
     """
     classes: dict[str, int] = {}
     for cell in cells:
@@ -92,13 +92,13 @@ def check(cells: Sequence[StudyCell], hosts: Mapping[str, Host]) -> None:
         now = {"loss": loss_of(cell), **resolved}
         if other := _differences({"loss": result["loss"], **result["experiment"]}, now):
             raise ValueError(
-                f"{cell.folder / RESULT_NAME}: is of other settings ({', '.join(other)}); choose "
-                "another output, or remove that folder to have it trained anew"
+                f"{cell.folder / RESULT_NAME}: was made with other settings ({', '.join(other)}); "
+                "choose another output, or remove that folder to train again"
             )
 
 
 def loss_of(cell: StudyCell) -> dict[str, Any]:
-    """Terms of the loss of a cell, with all arguments, so that a recipe that changes is noticed."""
+    """Terms of the loss of a cell with all arguments, so that changes of a recipe are noticed."""
     recipe = load_objective(cell.variant.recipe)
     terms = resolve_terms(recipe, overrides=cell.variant.terms)
     found = {
@@ -110,7 +110,7 @@ def loss_of(cell: StudyCell) -> dict[str, Any]:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names of parts that differ."""
+    """Names of settings that differ."""
     found = []
     for key in dict.fromkeys((*before, *now)):
         ignored = ELSEWHERE.get(key, ())
@@ -126,7 +126,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def result_of(cell: StudyCell) -> dict[str, Any] | None:
-    """What came of a cell; None if it is not done.
+    """Result of a cell; None if it is not done.
 
     Raises:
         ValueError: a file that cannot be read.
@@ -136,7 +136,7 @@ def result_of(cell: StudyCell) -> dict[str, Any] | None:
 
 
 def statuses(cells: Sequence[StudyCell]) -> dict[StudyCell, Status]:
-    """How far every cell is."""
+    """State of every cell."""
     found = {}
     for cell in cells:
         result = result_of(cell)
@@ -151,7 +151,7 @@ def statuses(cells: Sequence[StudyCell]) -> dict[StudyCell, Status]:
 
 
 def epochs_done(cell: StudyCell, host: Host) -> int:
-    """Epochs that the log of a training holds."""
+    """Number of epochs in the log of a training."""
     path = EpochLog(host.log(cell)).path
     try:
         return path.read_bytes().count(b"\n")
@@ -161,10 +161,10 @@ def epochs_done(cell: StudyCell, host: Host) -> int:
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Keep other runs out of the folder of a study; the system lets go when a process is killed.
+    """Lock the folder of a study against other runs; the lock ends even if the process is killed.
 
     Raises:
-        OutputInUseError: another one is in it.
+        OutputInUseError: another run uses the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_NAME).open("a+", encoding="utf-8") as file:
@@ -174,7 +174,7 @@ def in_use(folder: Path) -> Iterator[None]:
             file.seek(0)
             who = file.read().strip() or "another process"
             raise OutputInUseError(
-                f"{folder}: a study is running there ({who}); wait for it, or choose another output"
+                f"{folder}: another study uses it ({who}); wait for it, or choose another output"
             ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -192,12 +192,12 @@ def run_cells(
     processes: int = 1,
     runner: Runner = run,
 ) -> Iterator[tuple[StudyCell, str]]:
-    """Run cells; yield each, in order, with why it failed, or nothing, when it has ended.
+    """Run cells; yield each cell in order, when it has ended, with the reason if it failed.
 
     Args:
-        todo: what to run.
+        todo: cells to run.
         hosts: by name.
-        processes: cells at the same time, with one thread each if there are several.
+        processes: number of cells at the same time, with one thread each if there are several.
         runner: see :func:`segcal.evaluation.api.runner_of`.
 
     Raises:
@@ -222,7 +222,7 @@ def _fail(cell: StudyCell, why: str, more: str = "") -> None:
 
 
 def _run_safely(cell: StudyCell, hosts: Mapping[str, Host]) -> str:
-    """Run a cell, and return why it failed, or nothing."""
+    """Run a cell, and return the reason if it failed."""
     try:
         (cell.folder / FAILURE_NAME).unlink(missing_ok=True)
         run_cell(cell, hosts[cell.host])
@@ -238,7 +238,7 @@ def _run_safely(cell: StudyCell, hosts: Mapping[str, Host]) -> str:
 
 
 def run_cell(cell: StudyCell, host: Host) -> None:
-    """Train, predict and measure, from where it was left; write ``result.json``.
+    """Train, predict and measure, continuing from where it stopped; write ``result.json``.
 
     Args:
         cell: whose data set has been prepared.
@@ -294,13 +294,13 @@ def run_cell(cell: StudyCell, host: Host) -> None:
 
 
 def plain(content: Any) -> Any:
-    """What JSON can hold of it: NaN and infinity become None, other things text."""
+    """The value as JSON can hold it: NaN and infinity become None, unknown types text."""
     text = json.dumps(content, default=str)
     return json.loads(text, parse_constant=lambda name: None)
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table without its index, whole or not at all."""
+    """Write a table without its index, completely or not at all."""
     with whole_file(path) as temporary:
         table.to_csv(temporary, index=False, float_format="%.9g")
 

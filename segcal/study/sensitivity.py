@@ -1,4 +1,4 @@
-"""Recipes that differ in one number only: a study of that number."""
+"""Recipes that differ in one number only, for curves of results against that number."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 __all__ = ["Family", "families", "flatten"]
 
 FEWEST = 3
-"""Values of which a curve is drawn."""
+"""Smallest number of values for which a curve is drawn."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Recipes that are one but for a number.
+    """Recipes that differ in one number only.
 
     Attributes:
-        argument: where the number stands, as ``nacl.args.alpha``.
-        values: of it by recipe, in rising order.
+        argument: path of the number, such as ``nacl.args.alpha``.
+        values: the number by recipe, in rising order.
     """
 
     argument: str
@@ -26,7 +26,7 @@ class Family:
 
     @property
     def name(self) -> str:
-        """The argument without the words that every recipe has."""
+        """The argument without the parts of the path that every recipe has."""
         parts = [p for p in self.argument.split(".") if p not in ("args", "terms", "term")]
         return ".".join(parts)
 
@@ -47,7 +47,7 @@ def flatten(content: Any, path: str = "") -> dict[str, Any]:
 
 
 def families(terms: Mapping[str, Mapping[str, Any]]) -> list[Family]:
-    """Recipes that differ in one and the same number only, three or more.
+    """Families of three or more recipes that differ only in the same number.
 
     Args:
         terms: resolved terms by recipe; a recipe without terms belongs to no family.

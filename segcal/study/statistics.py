@@ -1,19 +1,21 @@
-"""Methods of a study against each other: paired, over patients nested in seeds.
+"""Comparing the methods of a study: paired, over patients nested in seeds.
 
-The unit is a patient of a seed: the mean over its cases. A mean over a group of patients is the
-mean over seeds of the mean over the patients of each, so that every training counts alike.
+The unit is a patient of a seed, represented by the mean over its cases. A mean over a group of
+patients is the mean over seeds of the mean over the patients of each seed, so that every training
+counts equally.
 
-Intervals are percentile bootstraps in two stages: of three seeds or more, seeds are drawn with
-replacement, and within every drawn seed its patients. Two seeds are too few to be drawn from, and
-then, as with one, the interval is about these trainings only.
+Intervals are percentile bootstraps in two stages: with three seeds or more, seeds are drawn with
+replacement, and patients within every drawn seed. Two seeds are too few to draw from, and then, as
+with one seed, the interval describes only these trainings.
 
-Tests are paired over patients, a patient of several seeds being the mean over them. P-values are
-corrected for the number of methods (Holm 1979) within a metric of a set and network. They speak of
-these trainings: that another seed may train a better network is not in them. Of eight methods
-without effect (three seeds of 15 patients), at least one is found in 5 % of simulated studies if
-trainings do not differ, but in 17 % and 76 % if they spread by 0.2 and 0.5 of what patients do. A
-t-test over the means of the seeds, ``p_seeds``, has no such fault and little power: it stands
-beside, and a direction is only given where all seeds agree (then 16 % and 65 %).
+Tests are paired over patients; a patient in several seeds counts once, with the mean over seeds.
+P-values are corrected for the number of methods (Holm 1979) within a metric of a set and network.
+They describe these trainings only and ignore that another seed may train a better network. In
+simulated studies of eight methods without effect (three seeds of 15 patients), at least one method
+is found significant in 5 % of studies if trainings do not differ, but in 17 % and 76 % if trainings
+spread by 0.2 and 0.5 of the spread of patients. A t-test over the means of the seeds, ``p_seeds``,
+does not have this fault but has little power, so it is reported in addition, and a direction is
+given only where all seeds agree (then 16 % and 65 %).
 """
 
 from __future__ import annotations
@@ -50,41 +52,41 @@ __all__ = [
 
 RESAMPLES = 2000
 ENOUGH_SEEDS = 3
-"""Seeds from which on they are drawn, too."""
+"""Smallest number of seeds for which seeds are drawn too."""
 FEWEST = 6
-"""Pairs below which Wilcoxon's test cannot be significant and is not made."""
+"""Smallest number of pairs for Wilcoxon's test, which cannot be significant with fewer."""
 ALPHA = 1 - LEVEL
 ROUNDING = 1e-12
-"""Of values that are alike but for the last digits of files."""
+"""Relative tolerance for values that differ only in the last digits of files."""
 MARGIN = 0.005
-"""Of DSC, that may be lost."""
+"""DSC that may be lost."""
 Test = Literal["t", "wilcoxon"]
 Tables = Mapping[str, pd.DataFrame]
-"""Values by method: rows by ``(seed, patient)``, a column a metric."""
+"""Values by method: rows by ``(seed, patient)``, one column per metric."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One metric of one method against the baseline's, over the patients that both have.
+    """One metric of a method compared with the baseline's, over the patients that both have.
 
     Attributes:
-        method: which is compared.
-        baseline: with which.
+        method: the method.
+        baseline: the method that it is compared with.
         metric: column.
-        patients: of all seeds; one of two seeds counts once.
-        seeds: with a patient.
+        patients: number of patients in all seeds; a patient in two seeds counts once.
+        seeds: number of seeds with a patient.
         base: mean of the baseline over these patients.
-        mean: of the method.
-        difference: method less baseline.
-        ci95: of the difference; None for a single patient.
+        mean: mean of the method.
+        difference: method minus baseline.
+        ci95: 95 % interval of the difference; None for a single patient.
         relative: difference as a share of the baseline's mean.
-        relative_ci95: of that share.
-        p: of no difference, not corrected; None where it cannot be said.
+        relative_ci95: 95 % interval of that share.
+        p: p-value of no difference, not corrected; None if it cannot be computed.
         p_holm: corrected for the number of methods.
-        p_seeds: t-test over the means of the seeds, not corrected; None for a single one.
+        p_seeds: t-test over the means of the seeds, not corrected; None for a single seed.
         lower_seeds: seeds in which the method's mean is lower.
         higher_seeds: seeds in which it is higher.
-        same_as: simpler method that has the very same values here, which is tested in its place.
+        same_as: simpler method with exactly the same values, which is tested in place of this one.
     """
 
     method: str
@@ -107,9 +109,9 @@ class Change:
 
     @property
     def direction(self) -> int:
-        """-1 lower, 1 higher, beyond chance; 0 undecided.
+        """-1 if lower beyond chance, 1 if higher, 0 if undecided.
 
-        It takes the corrected test, the interval, and all seeds.
+        The corrected test, the interval and all seeds must agree.
         """
         if self.p_holm is None or self.ci95 is None or self.p_holm > ALPHA:
             return 0
@@ -123,12 +125,12 @@ class MeanValue:
     """Mean of a metric of a method over its own patients.
 
     Attributes:
-        method: whose.
+        method: the method.
         metric: column.
-        patients: with a value.
-        seeds: with a patient.
+        patients: number of patients with a value.
+        seeds: number of seeds with a patient.
         mean: of the seeds' means.
-        ci95: None for a single patient.
+        ci95: 95 % interval; None for a single patient.
         deviation: standard deviation of the seeds' means; None for a single seed.
     """
 
@@ -148,8 +150,8 @@ class MeanRanks:
     Attributes:
         metric: column.
         mean: rank by method, the best first.
-        blocks: patients that were ranked.
-        p: of Friedman's test that all methods are alike; None where it cannot be made.
+        blocks: number of patients that were ranked.
+        p: p-value of Friedman's test that all methods are alike; None if it cannot be computed.
         distance: Nemenyi's critical difference at the level 5 %; None without blocks.
     """
 
@@ -167,13 +169,13 @@ def resample(
     *,
     seed: int = 0,
 ) -> NDArray[np.float64]:
-    """Draw patients within seeds, and seeds if there are three or more; return means.
+    """Means over bootstrap draws of patients within seeds, and of seeds if there are three or more.
 
-    All columns see the same draws.
+    All columns share the same draws.
 
     Args:
-        values: ``(P, C)``, a row a patient of a seed; NaN is left out of its column.
-        seeds: which seed, ``(P,)``.
+        values: ``(P, C)``, one row for each patient of a seed; NaN is left out of its column.
+        seeds: seed of each row, ``(P,)``.
         resamples: B.
         seed: of the draws.
 
@@ -196,7 +198,7 @@ def resample(
 
 @lru_cache(maxsize=4)
 def _weights(seeds: tuple[int, ...], resamples: int, seed: int) -> list[NDArray[np.float64]]:
-    """How often every patient is drawn ``(B, P)``, for every seed that is drawn."""
+    """Number of times that every patient is drawn, ``(B, P)``, for every seed that is drawn."""
     rng, of = np.random.default_rng(seed), np.asarray(seeds)
     names = np.unique(of)
     slots = np.tile(np.arange(len(names)), (resamples, 1))
@@ -220,7 +222,7 @@ def means(
 
     Args:
         tables: by method.
-        metrics: columns; one that a method has nowhere is left out for it.
+        metrics: columns; a method without any value in a column gets no mean.
         resamples: of the bootstrap.
         seed: of the bootstrap.
     """
@@ -255,8 +257,8 @@ def differences(
 ) -> list[Change]:
     """Compare every method with the baseline, metric by metric, on the patients that both have.
 
-    Methods with the very values of one before them (a temperature moves no mask) are not tested
-    once more: they take its p-value and count as one method in the correction.
+    A method with exactly the values of an earlier one (a temperature changes no mask) is not tested
+    again: it takes the earlier p-value, and both count as one method in the correction.
 
     Args:
         tables: by method; simple methods first.
@@ -353,7 +355,7 @@ def _replaced(change: Change, p_holm: float | None, same_as: str) -> Change:
 
 
 def _twins(tables: Tables, metric: str) -> dict[str, str]:
-    """First method with the same values in all patients, by method; empty for that one."""
+    """First method with the same values in all patients, by method; empty for the first itself."""
     first: dict[tuple[bytes, bytes], str] = {}
     found = {}
     for method, rows in tables.items():
@@ -400,9 +402,9 @@ def p_value(delta: NDArray[np.float64], *, test: Test = "t") -> float | None:
     """Two-sided p of no difference; None for too few patients.
 
     Args:
-        delta: paired differences, a patient each; NaN is left out.
-        test: ``t``: paired t-test, of two patients or more. ``wilcoxon``: signed-rank test, of six
-            or more.
+        delta: paired differences, one per patient; NaN is left out.
+        test: ``t`` for a paired t-test (two patients or more), ``wilcoxon`` for a signed-rank test
+            (six or more).
     """
     delta = delta[np.isfinite(delta)]
     if len(delta) < (2 if test == "t" else FEWEST):
@@ -419,9 +421,9 @@ def p_value(delta: NDArray[np.float64], *, test: Test = "t") -> float | None:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """P-values corrected for their number by Holm's steps down, in the given order.
+    """P-values corrected for their number by Holm's step-down method, in the given order.
 
-    Compared with a level, they control the chance of a single false finding among all.
+    At a given level they control the chance of any false finding among all.
     """
     order = np.argsort(p, kind="stable")
     stepped = np.asarray(p, dtype=np.float64)[order] * np.arange(len(p), 0, -1)
@@ -431,9 +433,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def ranks(tables: Tables, metric: str, *, higher: bool) -> MeanRanks:
-    """Rank methods patient by patient, in the patients that all of them have.
+    """Rank methods patient by patient, over the patients that all methods have.
 
-    A patient of several seeds is the mean over them. Ties share a rank.
+    A patient in several seeds counts once, with the mean over them. Ties share a rank.
 
     Args:
         tables: by method.
@@ -470,7 +472,7 @@ def nemenyi(methods: int, blocks: int, *, alpha: float = ALPHA) -> float:
 
 
 def cliques(mean: Mapping[str, float], distance: float) -> list[tuple[str, ...]]:
-    """Largest runs of methods whose ranks lie less than a distance apart; no run of one.
+    """Largest groups of two or more methods whose ranks lie less than a distance apart.
 
     Args:
         mean: rank by method, the best first.
@@ -486,10 +488,10 @@ def cliques(mean: Mapping[str, float], distance: float) -> list[tuple[str, ...]]
 
 
 def pareto(points: NDArray[np.float64], *, higher: Sequence[bool]) -> NDArray[np.bool_]:
-    """Which points no other beats: better in one quantity and at least as good in the rest.
+    """Which points are on the Pareto front: no other is as good everywhere and better somewhere.
 
     Args:
-        points: ``(M, Q)``; a point with NaN is on no front.
+        points: ``(M, Q)``; a point with NaN is never on the front.
         higher: of each quantity, whether higher values are better.
 
     Returns:
@@ -504,10 +506,10 @@ def pareto(points: NDArray[np.float64], *, higher: Sequence[bool]) -> NDArray[np
 
 
 def non_inferior(change: Change, *, margin: float = MARGIN) -> bool | None:
-    """Whether a metric that should be high is not lost: the interval's lower end is above -margin.
+    """Whether a metric that should be high is preserved: its interval lies above -margin.
 
     Returns:
-        None without an interval.
+        None if there is no interval.
     """
     return None if change.ci95 is None else change.ci95[0] > -margin
 

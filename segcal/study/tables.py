@@ -39,30 +39,30 @@ __all__ = [
 ]
 
 JUDGED = (NEAR_ECE, NLL, NEAR_NLL, TACE)
-"""Errors of the table of goals."""
+"""Errors that the table of goals shows."""
 MARKS = {-1: " ▼", 1: " ▲", 0: ""}
-"""Of a change beyond chance."""
+"""Marks of a change beyond chance."""
 MARKED = (
     "▼ lower, ▲ higher beyond chance: paired t-test over patients, corrected for the number of "
-    "methods (Holm, 5 %), the interval beside 0, and all seeds agree."
+    "methods (Holm, 5 %), the interval excludes 0, and all seeds agree."
 )
 DECIMAL = 0.2
-"""Share below which a percentage has a decimal."""
+"""Share below which a percentage is shown with a decimal."""
 PUBLISHED = "_published"
 """End of the name of a recipe with a paper's settings."""
 
 
 @dataclass(frozen=True)
 class RecipeCost:
-    """What a recipe cost.
+    """Cost of a recipe.
 
     Attributes:
-        recipe: which.
-        cells: that have ended, and of how many.
-        seconds: of a cell, mean; None where nobody measured.
-        reached: epochs until the validation was near the baseline's last, of the seeds that came
-            there.
-        tried: seeds with a log.
+        recipe: its name.
+        cells: number of finished trainings (cells), and of all.
+        seconds: mean of a cell; None if not measured.
+        reached: epochs until validation was near the baseline's last value, for the seeds that
+            reached it.
+        tried: number of seeds with a log.
     """
 
     recipe: str
@@ -75,7 +75,7 @@ class RecipeCost:
 def verdict_table(
     comparisons: Sequence[GroupComparison], baseline: str, methods: Sequence[str] | None = None
 ) -> Table:
-    """In how many sets and networks a method reaches the goals.
+    """Table: in how many sets and networks a method reaches the goals.
 
     Args:
         comparisons: of the study.
@@ -133,11 +133,11 @@ def _all(cell: Cell) -> bool:
 def overview_table(
     comparisons: Sequence[GroupComparison], metric: str, methods: Sequence[str]
 ) -> Table:
-    """Changes of one metric to the baseline, a column a set and network.
+    """Table: changes of one metric from the baseline, one column per set and network.
 
     Args:
-        comparisons: of the study, or of several.
-        metric: which.
+        comparisons: of one study, or of several.
+        metric: its column.
         methods: rows, by name.
     """
     known = [c for c in comparisons if c.changes]
@@ -163,7 +163,7 @@ def overview_table(
 
 
 def goal_table(comparison: GroupComparison) -> Table:
-    """Changes to the baseline of what the goals are about.
+    """Table: changes from the baseline in the metrics that have goals.
 
     Args:
         comparison: of a set and network.
@@ -184,8 +184,8 @@ def goal_table(comparison: GroupComparison) -> Table:
         Column("method"),
         *(Column(metric_name(k), definition(k), better="↓") for k in JUDGED),
         Column("DSC", f"difference of the predicted mask; {definition('dsc')}", better="↑"),
-        Column("DSC, dice", "difference of the Dice-optimal decision's mask to the baseline's "
-               "predicted one", better="↑"),
+        Column("DSC, dice", "difference of the Dice-optimal decision's mask from the baseline's "
+               "predicted mask", better="↑"),
     ]  # fmt: skip
     goals = ", ".join(f"{metric_name(k)} {100 * v:+.0f} %" for k, v in GOALS.items())
     caption = (
@@ -232,7 +232,7 @@ def _difference_cell(change: Change) -> Cell:
 
 
 def mean_table(comparison: GroupComparison, metrics: Sequence[str]) -> Table:
-    """Means of all methods, the best of a column marked, and the true posterior below.
+    """Table: means of all methods, the best of a column marked, and the true posterior below.
 
     Args:
         comparison: of a set and network.
@@ -241,7 +241,7 @@ def mean_table(comparison: GroupComparison, metrics: Sequence[str]) -> Table:
     shown = [k for k in metrics if any((m.name, k) in comparison.mean_of for m in comparison.rows)]
     columns = [Column("method")]
     rows: list[list[Cell]] = [[Cell(m.name, m.name)] for m in comparison.rows]
-    truth = [Cell("true posterior", definition="the floor: what a predictor that knows all scores")]
+    truth = [Cell("true posterior", definition="the floor: scores of a perfect predictor")]
     for k in shown:
         cells = [_mean_cell(comparison, m, k) for m in comparison.rows]
         columns.append(
@@ -266,8 +266,8 @@ def mean_table(comparison: GroupComparison, metrics: Sequence[str]) -> Table:
     caption = (
         f"{_counted(comparison)} Means over seeds of means over patients; intervals are in "
         "means.csv. Fractions of 1, NLL and KL in nats. Near is within 5 voxels of the labelled "
-        "foreground. Bold: best mean. ECE of fg and union, which the label chooses, is not least "
-        "for the true posterior; near, all, NLL and KL are the judges."
+        "foreground. Bold: best mean. ECE of fg and union depends on voxels that the "
+        "label selects, so the true posterior does not minimise it; judge by near, all, NLL and KL."
     )
     key, title = f"means-{_key(comparison.group)}", f"Means: {comparison.group.name}"
     return Table(key, title, columns, rows, caption, sortable=True)
@@ -279,7 +279,7 @@ def _mean_cell(comparison: GroupComparison, method: Method, metric: str) -> Cell
 
 
 def _counted(comparison: GroupComparison) -> str:
-    """How many patients and seeds; and which methods have fewer."""
+    """Numbers of patients and seeds, and which recipes have fewer."""
     seeds = comparison.seeds
     most = max((len(of) for of in seeds.values()), default=0)
     patients = max(
@@ -288,7 +288,7 @@ def _counted(comparison: GroupComparison) -> str:
     )
     text = f"{patients} test patient{_s(patients)}, {most} seed{_s(most)}."
     fewer = [f"{recipe} ({len(of)})" for recipe, of in seeds.items() if len(of) < most]
-    return f"{text} Of fewer seeds: {', '.join(fewer)}." if fewer else text
+    return f"{text} With fewer seeds: {', '.join(fewer)}." if fewer else text
 
 
 def _s(n: int) -> str:
@@ -300,15 +300,15 @@ def _key(group: Group) -> str:
 
 
 def difference_table(comparison: GroupComparison, metrics: Sequence[str]) -> Table:
-    """Differences to the baseline with their p-values; it sorts.
+    """Sortable table: differences from the baseline with their p-values.
 
     Args:
         comparison: of a set and network.
-        metrics: which.
+        metrics: their columns.
     """
     columns = [
         Column("method"), Column("metric"), Column("patients"),
-        Column("difference", "method less baseline"),
+        Column("difference", "method minus baseline"),
         Column("95 % interval", "bootstrap of patients nested in seeds"),
         Column("relative", "of the baseline's mean"),
         Column("p", "paired t-test over patients, Holm's correction for the number of methods"),
@@ -316,11 +316,11 @@ def difference_table(comparison: GroupComparison, metrics: Sequence[str]) -> Tab
         Column("seeds", "in which the method is better"),
     ]  # fmt: skip
     body = [_difference_row(c) for c in comparison.changes if c.metric in metrics and not c.same_as]
-    title = f"Differences to {comparison.baseline.name}: {comparison.group.name}"
+    title = f"Differences from {comparison.baseline.name}: {comparison.group.name}"
     caption = (
-        "Methods whose values are those of a simpler one stand once. All metrics are in "
-        "differences.csv. p is about these trainings; p seeds is about trainings with other seeds, "
-        "too, and has little power with few of them."
+        "A method with the same values as a simpler one is not listed again. All metrics are in "
+        "differences.csv. p describes these trainings; p seeds also describes trainings with other "
+        "seeds, and has little power with few seeds."
     )
     key = f"differences-{_key(comparison.group)}"
     return Table(key, title, columns, body, caption, sortable=True)
@@ -356,12 +356,12 @@ def _p_cell(p: float | None) -> Cell:
 
 
 def duel_table(comparisons: Sequence[GroupComparison], field: str, metric: str) -> Table:
-    """In how many sets and networks a recipe beats another beyond chance.
+    """Table: in how many sets and networks a recipe beats another beyond chance.
 
     Args:
         comparisons: of the study.
-        field: who fights.
-        metric: what about.
+        field: name of the methods that are compared.
+        metric: its column.
     """
     fought = [(c, d) for c in comparisons for d in c.duels[field] if d.metric == metric]
     recipe = {m.name: m.recipe for c in comparisons for m in c.methods}
@@ -381,7 +381,7 @@ def duel_table(comparisons: Sequence[GroupComparison], field: str, metric: str) 
     caption = (
         f"Of {groups} set{_s(groups)} and network{_s(groups)}: in how many the row's method has "
         "the better mean than the column's, beyond chance (paired t-test over patients, corrected "
-        "for the number of pairs by Holm, 5 %; interval beside 0; all seeds agree). Bold: in all."
+        "for the number of pairs by Holm, 5 %; interval excludes 0; all seeds agree). Bold: in all."
     )
     title = f"Every recipe against every other: {metric_name(metric)}, {field}"
     key = f"duels-{metric}-{field.replace(' ', '-')}".replace("_", "-")
@@ -398,11 +398,11 @@ def _duel_cell(
 
 
 def rank_table(fields: Sequence[RankedField], name: str) -> Table:
-    """Mean ranks of the methods, field by field.
+    """Table: mean ranks of the methods, field by field (recipes with the same repair).
 
     Args:
         fields: of a set and network.
-        name: of it.
+        name: of the set and network.
     """
     metrics = list(dict.fromkeys(r.metric for f in fields for r in f.ranks))
     body = []
@@ -431,13 +431,13 @@ def rank_table(fields: Sequence[RankedField], name: str) -> Table:
 
 
 def cost_table(costs: Sequence[RecipeCost], baseline: str, group: Group, near: float) -> Table:
-    """What every recipe cost, and how soon it was as good as the baseline.
+    """Table: what every recipe cost, and how soon it was as good as the baseline.
 
     Args:
         costs: of a set and network.
         baseline: recipe.
         group: set and network.
-        near: how near to the baseline counts.
+        near: difference from the baseline that counts as near.
     """
     base = next((c.seconds for c in costs if c.recipe == baseline), None)
     body = []
@@ -464,16 +464,16 @@ def cost_table(costs: Sequence[RecipeCost], baseline: str, group: Group, near: f
         Column("epochs", f"until the validation's DSC (mIoU where that is logged) is within "
                f"{near:g} of {baseline}'s last, of the same seed"),
     ]  # fmt: skip
-    caption = "Cells side by side on one machine share its cores: times are no benchmark."
+    caption = "Cells that ran at the same time shared the machine, so times are no benchmark."
     return Table(f"cost-{_key(group)}", f"Cost: {group.name}", columns, body, caption)
 
 
 def floor_table(comparisons: Sequence[GroupComparison], metrics: Sequence[str]) -> Table:
-    """Errors of the true posterior where it is known, beside the best method's.
+    """Table: errors of the true posterior where it is known, beside the best method's.
 
     Args:
-        comparisons: those with a true posterior.
-        metrics: which.
+        comparisons: with a true posterior.
+        metrics: their columns.
     """
     body = []
     for c in comparisons:
@@ -486,8 +486,9 @@ def floor_table(comparisons: Sequence[GroupComparison], metrics: Sequence[str]) 
         *(Column(metric_name(k), definition(k), better=ARROWS[better(k)]) for k in metrics),
     ]  # fmt: skip
     caption = (
-        "The true posterior on the same test cases: its errors are the noise of finite cases, and "
-        "no method is expected below them, but in fg and union, which the label chooses."
+        "The true posterior on the same test cases. Its errors are the noise of finite cases, and "
+        "no method is expected below them, except for fg and union, which depend on voxels that "
+        "the label selects."
     )
     return Table("floor", "Floor of the errors", columns, body, caption)
 
@@ -505,7 +506,7 @@ def _least(comparison: GroupComparison, metric: str) -> Cell:
 
 
 def published_table(published: PublishedTable, comparison: GroupComparison) -> Table:
-    """A paper's numbers and beside them those of a study.
+    """Table: a paper's numbers beside the study's.
 
     Args:
         published: the paper's.
@@ -547,7 +548,7 @@ def _printed(comparison: GroupComparison, method: Method, metric: str) -> Cell:
 
 
 def claim_table(claims: Sequence[Claim], comparisons: Sequence[GroupComparison]) -> Table:
-    """What papers say of a method, and what the study found.
+    """Table: what papers say about a method, and what the study found.
 
     Args:
         claims: of methods in the study.
@@ -564,10 +565,10 @@ def claim_table(claims: Sequence[Claim], comparisons: Sequence[GroupComparison])
         ])  # fmt: skip
     columns = [
         Column("recipe"), Column("the paper says"),
-        Column("ECE near, ours", "least and greatest change over sets and networks", better="↓"),
-        Column("DSC, ours", "least and greatest difference", better="↑"),
+        Column("ECE near, ours", "smallest and largest change over sets and networks", better="↓"),
+        Column("DSC, ours", "smallest and largest difference", better="↑"),
     ]  # fmt: skip
-    caption = "Other data, networks and definitions than ours: see the sources at the recipes."
+    caption = "The papers use other data, networks and definitions: see the sources at the recipes."
     return Table("claims", "What the papers claim", columns, body, caption)
 
 

@@ -114,7 +114,7 @@ def test_labels_are_not_mixed(volume):
         if whole:
             assert set(samples[0, 0]["label"].unique().tolist()) == {0, 1, 2}
         else:
-            with pytest.raises(ValueError, match=r"data\.augment: a transform mixes labels"):
+            with pytest.raises(ValueError, match=r"a transform interpolates between labels"):
                 samples[0, 0]
 
 
@@ -200,7 +200,7 @@ def test_orders_and_seeds_differ_between_epochs():
     second = [key for batch in sampler for key in batch]
     assert [n for n, _ in first] != [n for n, _ in second]
     assert not {seed for _, seed in first} & {seed for _, seed in second}
-    with pytest.raises(ValueError, match=r"training\.batch_size: .*1 are fewer than the 2"):
+    with pytest.raises(ValueError, match=r"training\.batch_size: .*1 samples are fewer than 2"):
         EpochBatches(50, 1, 1, 0, 2)
 
 

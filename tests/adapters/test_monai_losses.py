@@ -328,9 +328,9 @@ def test_refuses_options_of_an_objective_that_is_there():
     objective = build("crac", K, ignore_index=9)
     assert SegcalLoss(objective).ignore_index == 9
     for options, message in (
-        ({"num_classes": K}, "num_classes: belongs to the objective"),
-        ({"include_background": False}, "include_background: belongs"),
-        ({"per_channel": True, "crac": {"rho0": 1.0}}, "per_channel, crac: belongs"),
+        ({"num_classes": K}, "num_classes: cannot be set for a ready-made objective"),
+        ({"include_background": False}, "include_background: cannot be set"),
+        ({"per_channel": True, "crac": {"rho0": 1.0}}, "per_channel, crac: cannot be set"),
         ({"ignore_index": 255}, "ignore_index: 255 here, 9 in the objective"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -109,14 +109,14 @@ def test_two_lists_say_who_trains_and_who_validates(voc):
     cases = find_cases(VolumeData(**data_of(voc, split=split)))
     assert cases.names == {"train": read_names(split["train"]), "val": read_names(split["val"])}
     (lists / "val.txt").write_text("2007_000004 1\n2007_000000\n")  # what follows is no name
-    with pytest.raises(ValueError, match=r"train\.txt: 2007_000000 stand in .*val\.txt, too"):
+    with pytest.raises(ValueError, match=r"train\.txt: 2007_000000 are listed in .*val\.txt, too"):
         find_cases(VolumeData(**data_of(voc, split=split)))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("2007_000000\n2007_999999\n", r"train\.txt: no image .* no label map .* of 2007_999999"),
+        ("2007_000000\n2007_999999\n", r"train\.txt: no image .* no label map .* for 2007_999999"),
         ("2007_000000\n2007_000000\n", r"train\.txt: .*each once; got 2007_000000 twice"),
         ("\n", r"train\.txt: expected names of cases, one per line, each once; got none"),
     ],
@@ -135,8 +135,8 @@ def test_lists_that_do_not_fit(voc, text, message):
         ({"intensity": "zscore"}, r"intensity 'fixed' needs mean and std"),
         ({"std": [1.0, 0.0, 1.0]}, r"std > 0"),
         ({"mean": [1.0]}, r"mean, std: expected as many"),
-        ({"split": {"val": "val.txt"}}, r"needs the list train beside it"),
-        ({"split": {"train": "a.txt", "fold": 0}}, r"give a fold or lists"),
+        ({"split": {"val": "val.txt"}}, r"val: give also train"),
+        ({"split": {"train": "a.txt", "fold": 0}}, r"give either a fold or lists"),
     ],
 )
 def test_settings_that_do_not_fit(voc, parts, message):
@@ -223,7 +223,7 @@ def test_train_predict_evaluate(voc, tmp_path):
         "predict", str(config), "-i", str(voc / "JPEGImages"), "--format", "nifti",
     ])  # fmt: skip
     assert said.exit_code == 2
-    assert "pictures state no voxel size" in " ".join(said.output.split())
+    assert "pictures have no voxel size" in " ".join(said.output.split())
 
 
 def _validated(folder):
@@ -269,9 +269,9 @@ def test_deeplab_trains_in_batches_of_two_or_more(voc, tmp_path):
     )
     done = run(config)  # three train
     assert np.isfinite(EpochLog(done.folder).records()[0]["miou"])
-    with pytest.raises(ValueError, match=r"training\.batch_size leave no single sample over"):
+    with pytest.raises(ValueError, match=r"batch_size leaves no last batch of one sample"):
         run(config, "training.batch_size=2", f"output={tmp_path / 'two'}")
-    with pytest.raises(ValueError, match=r"training\.batch_size leave no single sample over"):
+    with pytest.raises(ValueError, match=r"batch_size leaves no last batch of one sample"):
         run(config, "training.batch_size=1", f"output={tmp_path / 'one'}")
 
 

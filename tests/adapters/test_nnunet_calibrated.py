@@ -209,7 +209,7 @@ def test_one_beside_the_model_is_mentioned_and_not_applied(folder, tmp_path, cap
     shutil.copy(tmp_path / "c.json", in_fold)
     assert find(folder) is None
     said = capsys.readouterr().out
-    assert f"There is {in_fold}, which is not applied; --calibrator model would" in said
+    assert f"{in_fold} is not applied; add --calibrator model to apply it" in said
     assert find(folder, "model").method == "class_region"
     assert "(class_region): fold_0" in capsys.readouterr().out
     two = {**RECORD, "folds": ["fold_0", "fold_1"], "members": 2}
@@ -249,16 +249,16 @@ def test_another_number_of_networks_is_refused(folder, tmp_path, capsys):
     path = tmp_path / "c.json"
     five = {"folds": [f"fold_{f}" for f in range(5)], "members": 5}
     write_calibrator(path, saved_for(model={**RECORD, **five}))
-    with pytest.raises(ValueError, match="mean of 5 networks, here are 1 folds"):
+    with pytest.raises(ValueError, match="mean of 5 networks, but 1 predict here"):
         find(folder, str(path))
     assert find(folder, str(path), {**RECORD, **five}).of_mean
     assert "the mean of 5 folds" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="which no fold alone is; leave out --per-fold"):
+    with pytest.raises(ValueError, match="does not fit a single fold; leave out --per-fold"):
         find(folder, str(path), {**RECORD, **five}, per_fold=True)
     assert find(folder, str(path), any_model=True) is not None
     write_calibrator(path, saved_for(model={}))
     assert not find(folder, str(path), {**RECORD, **five}).of_mean
-    assert "does not say of how many networks" in capsys.readouterr().out
+    assert "does not say how many networks" in capsys.readouterr().out
 
 
 def test_other_labels_are_refused(folder, tmp_path):
@@ -291,7 +291,7 @@ def test_one_that_needs_more_than_logits_is_refused(folder, tmp_path, monkeypatc
         raise ValueError("image: expected (N, 1, *S), got None")
 
     monkeypatch.setattr(ClassRegionTemperature, "apply", sees_an_image)
-    with pytest.raises(ValueError, match=r"does not calibrate logits of volumes alone .image"):
+    with pytest.raises(ValueError, match=r"needs more than the logits of a volume .*image"):
         find(folder, str(tmp_path / "c.json"))
 
 
@@ -352,7 +352,7 @@ def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys,
         output = tmp_path / f"alone_{fold}"
         running.predict(arguments(images, output, fold), Aggregation(save_logits=True))
         alone.append(np.load(output / "logits" / "case_0.npz")["logits"])
-    assert "which is not applied; --calibrator model would" in capsys.readouterr().out
+    assert "is not applied; add --calibrator model to apply it" in capsys.readouterr().out
     both, output = Aggregation(calibrator="model"), tmp_path / "both"
     running.predict(arguments(images, output, 0, 1), both)
     assert "WARNING" not in capsys.readouterr().out
@@ -508,7 +508,7 @@ def test_training_ends_with_a_calibrator(tmp_path, monkeypatch, calib, labels):
     assert (
         f'temperature fitted to {1 + (not calib)} cases of "{"calib" if calib else "val"}"' in log
     )
-    assert ("is now flattered" in log) != calib
+    assert ("now looks too good" in log) != calib
     with np.load(fold / "validation" / "case_2.npz") as file:  # half precision ends with logits
         assert file["probabilities"].dtype == np.float32
 

@@ -137,7 +137,7 @@ def test_ece_is_that_of_the_probability_head():
 
 def test_two_heads_and_two_views_are_refused():
     content = {**CONFIDENCE, "penalties": {"bwcr": 1.0}}
-    with pytest.raises(ValueError, match="decision/bwcr: compares two views, and has no form with"):
+    with pytest.raises(ValueError, match="decision/bwcr: comparing two views does not work with"):
         built(content)
 
 

@@ -310,7 +310,7 @@ def test_settings_are_shown_and_unknown_ones_refused(tiny, capsys):
     told = "nnUNetPlans.json, configuration wrong, nnUNetTrainerCRaC: .*unknown crc; this trainer"
     with pytest.raises(ValueError, match=told):
         trainer("nnUNetTrainerCRaC", "wrong")
-    assert "segcal: the plans say" not in shown
+    assert "segcal: the plans set" not in shown
 
 
 def test_a_misspelt_block_is_one_line_and_no_folder(tiny):
@@ -337,7 +337,7 @@ def test_a_block_of_one_trainer_does_not_stop_another(tiny, capsys):
     found = get_trainer_from_args(NAME, "shared", 0, "nnUNetTrainerNACL", device=cpu)
     assert (found.num_epochs, found.num_iterations_per_epoch) == (1, 3)
     run("NACL", "shared", epochs=1)
-    assert "the plans say crac for other trainers" in capsys.readouterr().out
+    assert "the plans set crac for other trainers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("labels", "collapsed"), [(REGIONS, [0, 2]), (CLASSES, [1, 3])])

@@ -212,7 +212,7 @@ def test_model_of_another_network_is_not_exported(model, tmp_path, monkeypatch):
     save()
     wider = folder / "plans.json"
     wider.write_text(wider.read_text().replace("[2, 4, 4]", "[2, 4, 8]"))
-    with pytest.raises(ValueError, match="weights are not of the network of"):
+    with pytest.raises(ValueError, match="weights do not fit the network of"):
         export_model(folder, shared)
     assert not shared.exists()
 
@@ -238,7 +238,7 @@ def test_folders_that_are_no_model(tmp_path):
         ("plans", "transpose_forward", [2, 0, 1], "plans: transpose_forward was [0, 1, 2]"),
         ("2d", "patch_size", [16, 16], "configuration: patch_size was [8, 8], is [16, 16]"),
         ("2d", "architecture", {"n_stages": 4}, "configuration: architecture was"),
-        (None, "fold", 1, "it was fold 0, whose training cases fold 1 validates on"),
+        (None, "fold", 1, "it was trained on fold 0, whose training cases fold 1 validates on"),
     ],
 )
 def test_warm_start_refuses_what_differs(place, key, value, said):

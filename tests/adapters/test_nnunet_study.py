@@ -42,7 +42,7 @@ def found_cells(folder, network=NETWORK, **parts):
     [
         ({"patches": [3]}, {}, "patches: unknown; there are configuration, patch"),
         ({"epochs": 0}, {}, "epochs: .*greater than or equal to 1"),
-        ({}, {"recipes": ["ce"]}, "recipe ce: has no trainer of nnU-Net"),
+        ({}, {"recipes": ["ce"]}, "recipe ce: has no nnU-Net trainer"),
         ({}, {"recipes": {"a": {"recipe": "crac", "terms": {"crac": {"margin": 3}}}}},
          "takes no margin"),
     ],

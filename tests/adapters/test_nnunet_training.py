@@ -97,7 +97,7 @@ trainer.load_checkpoint(path)  # as --val does
 try:
     trainer.run_training()
 except ValueError as error:
-    assert "crac: margin_inner = 5.0, not 3.0. Go on with" in str(error), error
+    assert "crac: margin_inner = 5.0, not 3.0. Continue with" in str(error), error
 else:
     raise SystemExit("other margins were accepted")
 checkpoint = torch.load(path, weights_only=False)
@@ -334,7 +334,7 @@ assert not any(name.partition(".")[0] == "segcal" for name in sys.modules)
     assert provenance["trainer_name"] == "nnUNetTrainerCRaC"
     lam = workspace.records("nnUNetTrainerCRaC")[-1]["crac"]["lam"]
     assert provenance["training"]["state"]["terms.crac.lam"].tolist() == lam
-    assert "is there already" in workspace.fail(BIN / "segcal", "nnunet", "export", model, shared)
+    assert "exists already" in workspace.fail(BIN / "segcal", "nnunet", "export", model, shared)
     assert [p.name for p in copy.parent.iterdir()] == [copy.name]
 
 
@@ -345,7 +345,7 @@ def test_warm_start_goes_on_from_the_end(workspace):
     start = [BIN / "segcal", "nnunet", "warmstart", source, "-d", 901, "-c", "2d_small"]
     nacl = ["-tr", "nnUNetTrainerNACL"]
     other = workspace.fail(*start, "-f", 1, *nacl, **environment)
-    assert "it was fold 0, whose training cases fold 1 validates on" in other
+    assert "it was trained on fold 0, whose training cases fold 1 validates on" in other
     assert not (workspace.root / "warm").exists()
     out = workspace.run(*start, "-f", 0, *nacl, "--epochs", 2, **environment)
     assert "segcal nnunet train 901 2d_small 0 -tr nnUNetTrainerNACL --c --epochs 4" in out
@@ -373,7 +373,7 @@ trainer.perform_actual_validation()
     logged = torch.load(fold / "checkpoint_final.pth", weights_only=False)["logging"]
     assert {key: len(values) for key, values in logged.items()} == dict.fromkeys(logged, 4)
     again = workspace.fail(*start, "-f", 0, *nacl, **environment)
-    assert "a training is not overwritten" in again
+    assert "does not overwrite a training" in again
 
 
 def test_stock_command_trains_with_the_environment_variable(workspace):

@@ -149,7 +149,7 @@ def test_what_goes_along_with_a_head(workspace, trained, exported):
     assert not (probability / "fold_0" / "validation").exists()
     shared = workspace.root / "of_none"
     said = workspace.fail(*SEGCAL, "export", trained.parent, shared)
-    assert "name it: --head decision or probability" in said
+    assert "choose it with --head decision or probability" in said
     one = (workspace.root / "results" / RUN.format("nnUNetTrainerCRaC")).parent
     said = workspace.fail(*SEGCAL, "export", one, shared, "--head", "decision")
     assert "holds no decision head" in said

@@ -59,7 +59,7 @@ def predictions(folder):
 def test_classes_before_and_after(digits, tmp_path):
     said = segcal("classify", "evaluate", digits, "-o", tmp_path / "r", "--calibrate")
     assert "calibrated (temperature)" in said
-    assert "validation samples, which chose the epoch, too; NLL there" in said
+    assert "validation samples, which also chose the epoch; NLL there" in said
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     raw, after = (summary["outcomes"][kind]["metrics"] for kind in (
         "softmax", "calibrated (temperature)"))  # fmt: skip

@@ -123,7 +123,7 @@ def test_from_segmentation(tmp_path):
     )
     command = ("classify", "from-segmentation", tmp_path / "d", "--size", "16", "-o")
     path.write_text("mine")
-    assert "is there already; remove it" in segcal(*command, path, code=2)
+    assert "exists already; remove it" in segcal(*command, path, code=2)
     assert path.read_text() == "mine"
     (tmp_path / "folder.npz").mkdir()
     assert "is a folder" in segcal(*command, tmp_path / "folder.npz", "--overwrite", code=2)
@@ -164,7 +164,7 @@ def test_what_is_wrong_is_said(tmp_path):
     assert f"data.args.path: {tmp_path / 'none.npz'}: no such file or folder" in shown
     labels = write_config(tmp_path, write_classes(tmp_path / "a.npz"), recipe="spa")
     shown = segcal("classify", "train", labels, code=2)
-    assert "spa is of labels, and these are classes that exclude each other" in shown
+    assert "spa is a multi-label loss, but classes exclude each other here" in shown
     assert not (tmp_path / "run").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_study_says_what_it_takes_before_it_begins(tmp_path):
     said = " ".join(segcal("study", path, "--dry-run", code=2).split())
     assert "clouds ls 1 2 4 2 to do" in said
     assert "12 trainings, 12 of them to do" in said
-    assert "about 90 min of a GPU (reckoned, never run on one), and 2.5 GB of a disk" in said
+    assert "about 90 min of a GPU (estimated, never run on one), and 2.5 GB of a disk" in said
     assert "GB are free" in said
     assert "Missing for moved: sets.moved, ce: data.args.path: " in said
     assert "moved.npz: no such file or folder" in said

@@ -96,7 +96,7 @@ def test_a_sentence_where_there_are_no_values(value, log):
     curves = plot_curves({"ce": [course(value, value)] * 2}, "ece", "ECE", log=log)
     answers = plot_retrieval({"ce": [{"1": value, "2": value}] * 2}, {"ce": "ce"}, "title")
     assert answers.get_suptitle() == "title"
-    for figure, said in ((curves, "ECE: no value"), (answers, "no query is met by any sample")):
+    for figure, said in ((curves, "ECE: no value"), (answers, "no sample meets any query")):
         (axis,) = figure.axes
         assert [text.get_text() for text in axis.texts] == [said]
         assert not axis.axison

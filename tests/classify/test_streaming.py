@@ -176,13 +176,13 @@ def test_what_is_damaged_is_named_when_it_is_met(tmp_path):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({}, r"\.png is 8 x 8 and .*\.png 9 x 12: bring all images to one size, by data.resize"),
+        ({}, r"\.png is 8 x 8 and .*\.png 9 x 12: bring all images to one size, with data.resize"),
         ({"augment": [{"target": f"{V2}.Resize", "args": {"size": -1}}]}, "data.augment: "),
-        ({"channels": 1}, "data.channels: 1 of images that are read with 3"),
+        ({"channels": 1}, "data.channels: 1, but images are read with 3"),
         ({"standardise": {"mean": [0.5, 0.5]}}, "data.standardise: 2 values of inputs"),
         ({"standardise": {"std": [0.0]}}, "std"),
         ({"source": "images", "args": {"path": "i", "size": 8}, "resize": FIT},
-         "resize: is of images that are streamed from disk .coco, image_folder"),
+         "resize: is for images streamed from disk .coco, image_folder"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(tmp_path, data, message):

@@ -168,7 +168,7 @@ def test_the_best_on_validation_is_chosen_for_every_seed(study, tmp_path):
     assert f"{validation:.4f}" in line
     assert f"{tested:.4f}" in line
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "of every seed the loss with the best validation NLL of 2" in page
+    assert "for every seed, the loss with the best validation NLL of 2" in page
 
 
 def test_a_choice_needs_one_metric_and_takes_the_right_end(study):
@@ -247,11 +247,11 @@ def test_a_study_runs_once_and_its_table_holds_the_means(study, tmp_path):
     assert "1 condition ↑" in answered
     assert f"{means.loc[('halves', 'bce'), 'retrieval_2_mean']:.4f}" in answered
     assert "over 2 seeds (72 train, 24 validation, 24 test)" in table
-    assert "best validation NLL was tested, of two\\_way that of the best mAP@class." in table
+    assert "was tested, for two\\_way the epoch with the best mAP@class." in table
     assert "clouds: after the last epoch" in table
     page = (tmp_path / "report" / "index.html").read_text()
     assert "10 trainings evaluated" in page
-    assert "No posterior goes with two_way" in page
+    assert "two_way has no posterior" in page
 
 
 def _check_differences(path, runs):
@@ -286,7 +286,7 @@ def test_an_unfinished_study_says_what_is_missing(study, tmp_path):
     assert summary["cases"]["failed"] == {"a": "why"}
     assert summary["missing"][0] == "clouds, cals, seed 2"
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "Some methods have 1 trainings only" in page
+    assert "Some methods have only 1 trainings" in page
     assert "interrupted" in page
 
 
@@ -323,12 +323,12 @@ def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ("changes.terms.cals.margin=3", "changes: terms has no effect here; say it with terms.REC"),
-        ("changes.recipe=ls", "recipe has no effect here; say it with recipes"),
+        ("changes.terms.cals.margin=3", "changes: terms has no effect here; set terms.REC"),
+        ("changes.recipe=ls", "recipe has no effect here; set recipes"),
         ("sets.halves.changes.training.seed=7", r"halves\.changes.*training\.seed has no effect"),
         ("sets.halves.changes.output=a", "output has no effect here"),
         ("changes.data.split.seed=7", r"data\.split\.seed has no effect with splits: seed"),
-        ("splits=folds", "makes a fold for every seed, so name two or more"),
+        ("splits=folds", "makes a fold for every seed, so give two or more"),
     ],
 )
 def test_changes_that_a_study_overrules_are_refused(study, changes, message):
@@ -378,18 +378,18 @@ def test_several_processes_find_the_same(study, monkeypatch):
     [
         (["sets={}"], "at least 1"),
         (["recipes=[]"], "sets.clouds: has no recipes"),
-        (["baseline=ls"], "baseline: expected one of the recipes of every set, and clouds has ce"),
+        (["baseline=ls"], "baseline: expected a recipe that every set has, but clouds has ce"),
         (["recipes=[nothing]"], "sets.clouds, nothing: .*no recipe"),
         (["changes.training.epoch=1"], "sets.clouds, ce: .*epoch: unknown; there are epochs"),
         (["sets.clouds.config=none"], "sets.clouds, ce: none: no YAML file"),
         (["sets.clouds.recipes=[bce]"], "sets.clouds, bce: "),
-        (["sets.halves.recipes=[ce]"], "sets.halves, ce: recipe: ce is of classes"),
+        (["sets.halves.recipes=[ce]"], "sets.halves, ce: recipe: ce is a loss of classes"),
         (["recipes=[ce, ce]"], "name each once"),
         (["terms.calls.cals.margin=3"], "terms: no recipe, penalty or loss is called 'calls'"),
         (["terms.cals.calls.margin=3"], "sets.clouds, cals: .*has no term calls"),
         (["chosen.x=[ce]"], "chosen.x: expected a name that no recipe has, and two or more"),
         (["chosen.ce=[ce, cals]"], "chosen.ce: expected a name that no recipe has"),
-        (["chosen.x=[ce, ls]"], "chosen.x: ls is not among those of the study, ce, cals"),
+        (["chosen.x=[ce, ls]"], "chosen.x: ls is not in the study, which has ce, cals"),
         (["recipes.ce=3"], "recipes"),
         (["seed=[3]"], "seed: unknown; there are summary, sets"),
     ],

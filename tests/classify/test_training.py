@@ -245,7 +245,7 @@ def test_metric_that_chooses(tmp_path, labels, classes):
     assert done.metric == "nll"
     assert done.best == min(r["nll"] for r in EpochLog(done.folder).records())
     path = write_config(tmp_path, classes)
-    with pytest.raises(ValueError, match="there is no map_class of this data"):
+    with pytest.raises(ValueError, match="map_class does not fit this data set"):
         run(path, "training.metric=map_class", f"output={tmp_path / 'other'}")
 
 
@@ -254,12 +254,12 @@ def test_metric_that_chooses(tmp_path, labels, classes):
     [
         (["recipe=nothing"], "no recipe, penalty or loss is called 'nothing'.*bce"),
         (["recipe=spa"], "spa"),
-        (["recipe=nacl"], "recipe: nacl is not for samples without pixels"),
-        (["recipe=bwcr"], "recipe: bwcr is not for samples without pixels"),
+        (["recipe=nacl"], "recipe: nacl does not work for samples without pixels"),
+        (["recipe=bwcr"], "recipe: bwcr does not work for samples without pixels"),
         (["terms.cals.magin=3"], "takes no magin"),
         (["data.source=web"], "expected one of arff"),
         (["data.args.file=a"], "data: .*takes no file"),
-        (["data.channels=3"], "channels and augment are of images"),
+        (["data.channels=3"], "channels and augment are for images"),
         (["data.long_tail=0.5"], "greater than 1"),
         (["training.epoch=3"], "training.epoch: unknown; there are epochs"),
         (["optimizer.target=torch.nn.Linear"], "is not a torch.optim"),
@@ -290,9 +290,9 @@ def test_what_does_not_fit_is_refused_before_work_starts(tmp_path, classes, sett
 
 
 def test_losses_of_classes_are_not_for_labels(tmp_path, labels):
-    with pytest.raises(ValueError, match="cals is of classes, and these are labels; there are"):
+    with pytest.raises(ValueError, match="cals is a loss of classes, but samples have labels here"):
         run(write_config(tmp_path, labels))
-    with pytest.raises(ValueError, match="no term bce; there is spa"):
+    with pytest.raises(ValueError, match="no term bce; expected spa"):
         run(write_config(tmp_path, labels), "recipe=spa", "terms.bce.scheme=balanced")
 
 
@@ -308,11 +308,11 @@ def test_losses_that_compare_labels_are_of_classes_too(tmp_path, classes):
     close(found["two_way"].logits, found["ce"].logits, rtol=1e-4, atol=1e-5)
     assert list(found["two_way"].outcomes) == ["softmax"]
     assert found["ce"].notes() == []
-    assert "two_way is of labels, taken as classes" in found["two_way"].notes()[0]
+    assert "two_way is a multi-label loss, used for classes" in found["two_way"].notes()[0]
     assert "--calibrate" in found["two_way"].notes()[0]
-    with pytest.raises(ValueError, match=r"spa is of labels, and these are classes.*as two_way"):
+    with pytest.raises(ValueError, match=r"spa is a multi-label loss, but classes.*as two_way"):
         run(config, "recipe=spa")
-    with pytest.raises(ValueError, match="no term ce; there is two_way"):
+    with pytest.raises(ValueError, match="no term ce; expected two_way"):
         run(config, "recipe=two_way", "terms.ce.x=1")
 
 
@@ -409,7 +409,12 @@ def test_weights_of_other_classes_get_a_new_last_layer(tmp_path, images, monkeyp
     ("name", "file", "arguments", "message"),
     [
         ("squeezenet1_1", "squeezenet1_1-b8a52dc0.pth", {"num_classes": 2}, None),
-        ("googlenet", "googlenet-1378be20.pth", {}, "other layers with its weights than without"),
+        (
+            "googlenet",
+            "googlenet-1378be20.pth",
+            {},
+            "other layers with pretrained weights than without",
+        ),
     ],
 )
 def test_last_layers_and_those_beside(
@@ -499,7 +504,7 @@ def test_data_that_have_moved(tmp_path, classes):
         evaluate_classifier(done.folder)
     there = [f"data.args.path={moved}"]
     assert len(evaluate_classifier(done.folder, settings=there).part) == 24
-    with pytest.raises(ValueError, match=r"only data\.args may be said anew"):
+    with pytest.raises(ValueError, match=r"only data\.args may be changed"):
         evaluate_classifier(done.folder, settings=["training.epochs=3"])
     again = run(path, "training.epochs=2", f"data.args.path={moved}", resume=True)
     assert again.epochs == 2

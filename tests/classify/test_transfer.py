@@ -140,7 +140,7 @@ def test_features_are_what_the_last_layer_sees(tmp_path, images):
     trained = ClassificationRun(head).run()
     assert trained.best < 0.1  # NLL
     other = load_experiment(path, ["network.args.model_name=test_vit"])
-    with pytest.raises(ValueError, match=r"checkpoint_best\.pt: is not of this network"):
+    with pytest.raises(ValueError, match=r"checkpoint_best\.pt: does not fit this network"):
         extract_features(other, checkpoint=file)
 
 
@@ -156,7 +156,7 @@ def test_features_of_weights_from_elsewhere(tmp_path, images):
         )
     close(found.inputs[found.parts == 2], pooled, rtol=1e-5)
     random = load_experiment(config(tmp_path, images))
-    with pytest.raises(ValueError, match="network: has random weights, in whose features"):
+    with pytest.raises(ValueError, match="network: has random weights, whose features"):
         extract_features(random)
 
 
@@ -172,7 +172,7 @@ def test_features_by_command(tmp_path, images):
     assert "features of 30 samples" in result.output
     assert read_npz(tmp_path / "f.npz").names == ("a", "b", "c")
     result = CliRunner().invoke(app, command)
-    assert (result.exit_code, "is there already" in result.output) == (2, True)
+    assert (result.exit_code, "exists already" in result.output) == (2, True)
 
 
 def test_networks_of_cifar_keep_the_size():

@@ -67,7 +67,9 @@ def test_a_network_begins_with_them(newsgroups, tmp_path):
     with pytest.raises(ValueError, match=r"vectors: have 2 .* set network.args.embedding=2"):
         ClassificationRun(load_experiment(path, ["network.args.embedding=3", other]))
     mlp = "network={target: segcal.classify.networks.MLP}"
-    with pytest.raises(ValueError, match=r"data.args.vectors: .*MLP has no use for vectors"):
+    with pytest.raises(
+        ValueError, match=r"data.args.vectors: .*MLP cannot start from word vectors"
+    ):
         ClassificationRun(load_experiment(path, [mlp, other]))
 
 

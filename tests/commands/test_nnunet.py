@@ -42,7 +42,7 @@ def test_doctor_tells_what_stops_a_training(environment, monkeypatch):
     monkeypatch.setattr(doctor, "run_probe", lambda environment: {**PROBED, "blocks": wrong})
     done = RUNNER.invoke(app, ["nnunet", "doctor"])
     assert "b.json, 2d: unknown crc" in done.output
-    assert done.output.count("mend the plans, or leave the entry out") == 1  # advice is said once
+    assert done.output.count("correct the entry, or remove it") == 1  # advice is said once
     assert "A training would not work: nnUNet_results, entry segcal of plans." in done.output
 
 

@@ -27,7 +27,7 @@ def test_dry_run_lists_cells_and_cost_and_writes_nothing(tmp_path):
     said = segcal("study", config, "--dry-run", "--set", "seeds=[0, 1, 2]")
     assert "hearts unet crac 0 1 2 2 3 to do" in said
     assert "6 cells: 6 to do" in said
-    assert "about 0.01 h of a CPU core, or 1 min of a GPU (reckoned, never run on one)" in said
+    assert "about 0.01 h of a CPU core, or 1 min of a GPU (estimated, never run on one)" in said
     assert not (tmp_path / "study").exists()
     said = segcal("study", config, "--dry-run", "--set", "recipes=[magic]", code=2)
     assert "no recipe, penalty or loss is called 'magic'" in said
@@ -52,7 +52,7 @@ def test_a_study_is_run_reported_and_gone_on_with(tmp_path):
     assert (tmp_path / "other" / "tables.tex").is_file()
     assert pd.read_csv(results / "cells.csv")["status"].tolist() == ["done", "done", "to do"]
     other = segcal("study", config, "--set", "sets.hearts.epochs=3", code=2)
-    assert "is of other settings" in other
+    assert "was made with other settings" in other
     said = segcal("study", config, "--set", "recipes=[ce]", "--report-only", "--set",
                   f"output={tmp_path / 'nowhere'}", code=1)  # fmt: skip
     assert "No report yet: nothing has been trained" in said
@@ -71,7 +71,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
     config = write_study(tmp_path)
     with in_use(tmp_path / "study"):
         said = segcal("study", config, code=2)
-    assert "a study is running there" in said
+    assert "another study uses it" in said
 
 
 @pytest.mark.parametrize(

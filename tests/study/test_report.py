@@ -73,7 +73,7 @@ def test_the_page_says_what_is_there_and_what_is_not(whole):
     for words in (
         "Goals, over all sets and networks", "Floor of the errors", "CRaC poster, ACDC",
         "HD95 in voxels", "What the papers claim", "Sensitivity to nacl.alpha",
-        "acdc/unet/nacl/seed_2</b> failed: loss is not finite", "Of fewer seeds: nacl (2)",
+        "acdc/unet/nacl/seed_2</b> failed: loss is not finite", "With fewer seeds: nacl (2)",
         "0.877", "true posterior",
     ):  # fmt: skip
         assert words in page, words

@@ -88,9 +88,9 @@ def test_missing_tables(tmp_path):
 @pytest.mark.parametrize(
     ("name", "columns", "said"),
     [
-        ("cases", {"nll_all": "low"}, "column nll_all holds words"),
+        ("cases", {"nll_all": "low"}, "column nll_all holds text"),
         ("cases", {"seed": 0.5}, "seed: expected whole numbers"),
-        ("cases", {"case": "same", "patient": "same"}, "stands there twice"),
+        ("cases", {"case": "same", "patient": "same"}, "is repeated"),
         ("cases", {"patient": ""}, "a row without a .*patient"),
         ("cells", {"seed": "first"}, "seed: expected whole numbers"),
     ],

@@ -218,7 +218,7 @@ def test_killed_and_run_again_equals_undisturbed(done, tmp_path, place, times):
 
 
 def test_a_second_run_into_the_folder_is_refused(tmp_path):
-    refused = pytest.raises(OutputInUseError, match=r"running there \(process \d+ on")
+    refused = pytest.raises(OutputInUseError, match=r"uses it \(process \d+ on")
     with in_use(tmp_path), refused, in_use(tmp_path):
         pass
     with in_use(tmp_path):  # the first has ended
@@ -261,7 +261,9 @@ def test_a_loss_that_diverges_is_a_failure_of_its_cell(tmp_path):
 def test_finished_cells_of_other_settings_are_refused(done):
     check(done, HOSTS)
     longer = [replace(c, settings={**c.settings, "epochs": 3}) for c in done]
-    with pytest.raises(ValueError, match=r"is of other settings \(scheduler.args, training.epochs"):
+    with pytest.raises(
+        ValueError, match=r"was made with other settings \(scheduler.args, training.epochs"
+    ):
         check(longer, HOSTS)
     elsewhere = {**done[0].settings, "training": {"batch_size": 2, "device": "auto"}}
     check([replace(done[0], settings=elsewhere)], HOSTS)

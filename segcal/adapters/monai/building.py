@@ -1,4 +1,4 @@
-"""The network of an experiment: built, tried out, and how validation calls it."""
+"""Building and checking the network of an experiment, and how validation calls it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from segcal.adapters.monai.experiment import SegmentationExperiment, VolumeData
 from segcal.training.building import build_part
 
 PRETRAINED = "pretrained"
-"""Argument of networks that begin with weights from elsewhere."""
+"""Argument of networks that can start from pretrained weights."""
 
 
 def build_network(
@@ -23,7 +23,8 @@ def build_network(
     Args:
         experiment: names it.
         channels: of the images.
-        outputs: channels of the logits: as many as classes, for each head of the recipe.
+        outputs: channels of the logits, which is the number of classes times the heads of the
+            recipe.
         fresh: False leaves out pretrained weights, which a checkpoint is about to replace.
 
     Raises:
@@ -51,7 +52,7 @@ def check_network(
     device: torch.device,
     samples: int = 1,
 ) -> None:
-    """Check with images of zeros that logits come out as large as the image, in both modes.
+    """Check that logits have the image's size, with images of zeros, in training and evaluation.
 
     Args:
         network: to check.
@@ -62,7 +63,7 @@ def check_network(
         samples: of a batch.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the network fails, or its logits have another shape.
     """
     images = torch.zeros(samples, channels, *data.size, device=device)
     expected = (samples, outputs, *data.size)
@@ -72,20 +73,21 @@ def check_network(
             output = trial(images)
         except (RuntimeError, ValueError, TypeError) as error:
             raise ValueError(
-                f"network: fails on images {tuple(images.shape)} ({error}); does data.size divide "
-                "by its strides, and training.batch_size leave no single sample over?"
+                f"network: fails on images {tuple(images.shape)} ({error}); check that data.size "
+                "is divisible by the network's strides, and that training.batch_size leaves no "
+                "last batch of one sample"
             ) from None
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         if shape != expected:
             raise ValueError(
                 f"network: expected logits {expected} for images {tuple(images.shape)}, got "
-                f"{shape}; switch deep supervision off, and choose a data.size that divides by "
-                "the strides"
+                f"{shape}; switch deep supervision off, and choose a data.size that is "
+                "divisible by the strides"
             )
 
 
 def window_inferer(experiment: SegmentationExperiment) -> Inferer:
-    """How validation calls the network: on the crop that it trains on, or window by window."""
+    """How validation calls the network: on the crop used in training, or window by window."""
     if experiment.data.crop == "center":
         return SimpleInferer()
     return SlidingWindowInferer(

@@ -1,4 +1,4 @@
-"""Checkpoints of the MONAI trainer: read, and what experiment they are of."""
+"""Reading checkpoints of the MONAI trainer and the experiments in them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from segcal.io.yaml import validated
 from segcal.training.checkpoints import read_checkpoint
 
 KEYS = ("classes", "heads", "ignore_label", "channels", "cases")
-"""What a checkpoint of this trainer tells of its data."""
+"""Entries of a checkpoint that describe its data."""
 
 
 def read_training(path: Path) -> dict[str, Any]:
     """Read a checkpoint of a training onto the CPU.
 
     Raises:
-        ValueError: no such file, damaged, or one of something else.
+        ValueError: no such file, a damaged file, or a checkpoint of something else.
     """
     return read_checkpoint(path, ("experiment", "epoch", "network", *KEYS))
 
 
 def experiment_of(content: dict[str, Any], path: Path) -> SegmentationExperiment:
-    """The experiment that a checkpoint is of.
+    """The experiment that a checkpoint belongs to.
 
     Raises:
-        ValueError: it is of another version's schema.
+        ValueError: another version of segcal wrote it, with other keys.
     """
     return validated(content["experiment"], SegmentationExperiment, str(path))

@@ -1,8 +1,8 @@
-"""Volumes of an experiment: read, preprocessed and cut up by MONAI's transforms.
+"""Volumes of an experiment, which MONAI's transforms read, preprocess and cut up.
 
-Arrays are ``(C, z, y, x)`` in the order of the file; nothing is turned, so a slice is one as the
-file stores it. What is random is drawn from seed, epoch and number of a sample, and so does not
-depend on workers, processes or an interruption.
+Arrays are ``(C, z, y, x)`` in the order of the file; nothing is rotated, so a slice is a slice of
+the file. Random numbers are drawn from the seed, the epoch and the number of a sample, and so do
+not depend on workers, processes or an interruption.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ class ReadCase(Transform):
     """Read the files of a case: ``image (C, z, y, x)`` float32 and ``label (1, z, y, x)``."""
 
     def __call__(self, case: CaseFiles) -> Item:
-        """Read one.
+        """Read a case.
 
         Raises:
-            ValueError: naming the file: not readable, or values that are not finite.
+            ValueError: the file is not readable, or holds values that are not finite; its name is
+                given.
         """
         channels: list[NDArray[np.float32]] = []
         for path in case.images:
@@ -61,7 +62,7 @@ class ReadCase(Transform):
 
 
 class Resample(Transform):
-    """Bring the volumes of an item to another size, edge to edge; labels by nearest neighbours.
+    """Resample the volumes of an item to another size, edge to edge; labels by nearest neighbours.
 
     Args:
         shape: of the grid of a case ``(z, y, x)``.
@@ -80,14 +81,14 @@ class Resample(Transform):
 
 
 def resample(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Bring ``(C, z, y, x)`` to another size, edge to edge, by linear interpolation."""
+    """Resample ``(C, z, y, x)`` to another size, edge to edge, by linear interpolation."""
     if tuple(x.shape[1:]) == tuple(shape):
         return x
     return interpolate(x[None], shape, mode="trilinear", align_corners=False)[0]
 
 
 class Plain(Transform):
-    """Take the metadata off tensors, which costs time in every later operation."""
+    """Remove the metadata of tensors, which costs time in every later operation."""
 
     def __call__(self, item: Mapping[str, Tensor]) -> Item:
         """Return plain tensors."""
@@ -95,7 +96,7 @@ class Plain(Transform):
 
 
 class Copy(Transform):
-    """Copy tensors: some transforms write into theirs, which may be a view of a cached volume."""
+    """Copy tensors, since some transforms write into their input, a view of a cached volume."""
 
     def __call__(self, item: Mapping[str, Tensor]) -> Item:
         """Return copies."""
@@ -103,10 +104,10 @@ class Copy(Transform):
 
 
 class Preprocess(Transform):
-    """From the files of a case to what a network sees, all of it: read, resample, normalise.
+    """From the files of a case to the input of a network, uncropped: read, resample, normalise.
 
     Args:
-        data: how.
+        data: says how.
     """
 
     def __init__(self, data: VolumeData) -> None:
@@ -160,7 +161,7 @@ def cached(cases: Sequence[CaseFiles], data: VolumeData, workers: int) -> CacheD
 
 
 class RandomCrop(Randomizable, Transform):
-    """Cut a random box, which may be centred on a foreground voxel where its size lets it.
+    """Cut a random box, centred on a foreground voxel if drawn so and the image is large enough.
 
     Args:
         data: size of the box and share of foreground.
@@ -207,11 +208,11 @@ def crop_transforms(data: VolumeData, num_classes: int, padding: int) -> Compose
 
 @dataclass(frozen=True)
 class Unit:
-    """A slice of a volume, or a draw from it.
+    """A slice of a volume, or a random crop of it.
 
     Attributes:
         case: number of the volume.
-        place: number of the slice, or of the draw.
+        place: number of the slice, or of the crop.
     """
 
     case: int
@@ -219,7 +220,7 @@ class Unit:
 
 
 def units(geometries: Sequence[Geometry], data: VolumeData) -> list[Unit]:
-    """All slices of all volumes, or all draws of an epoch."""
+    """All slices of all volumes, or all crops of an epoch."""
     if data.units == "patches":
         counts = [data.per_volume] * len(geometries)
     else:
@@ -234,15 +235,15 @@ def take_slice(item: Item, axis: str, place: int) -> Item:
 
 
 def is_fixed(data: VolumeData) -> bool:
-    """Whether all that is cut out of the volumes stays in memory: nothing in it is random.
+    """Whether all crops stay in memory, because nothing in them is random.
 
-    Small slices would otherwise spend longer in being cut, epoch by epoch, than in the network.
+    Cutting small slices again in every epoch would take longer than the network does.
     """
     return data.crop == "center" and not data.augment and data.cache == 1
 
 
 def together(items: Iterable[Item], count: int) -> Item:
-    """Items of one shape, stacked one by one, so that they are in memory once.
+    """Items of one shape, stacked one by one, so that memory holds them once.
 
     Args:
         items: what is stacked.
@@ -258,12 +259,12 @@ def together(items: Iterable[Item], count: int) -> Item:
 
 
 class Crops(Dataset[Item]):
-    """Training samples; a key is the number of a unit and the seed of what is random in it.
+    """Training samples; a key is the number of a unit and the seed of its random numbers.
 
     Args:
         volumes: preprocessed, by number.
-        listed: units.
-        data: how they are cut.
+        listed: slices or crops of the volumes.
+        data: says how they are cut.
         transform: see :func:`crop_transforms`.
     """
 
@@ -281,10 +282,10 @@ class Crops(Dataset[Item]):
             )
 
     def __getitem__(self, key: tuple[int, int]) -> Item:
-        """Cut one, or give what was cut once for all.
+        """Cut a sample, or take the sample that was cut in advance.
 
         Raises:
-            ValueError: `transform` has mixed labels.
+            ValueError: `transform` interpolates between labels.
         """
         if self.kept is not None:
             return {name: value[key[0]] for name, value in self.kept.items()}
@@ -300,19 +301,20 @@ class Crops(Dataset[Item]):
         label = item["label"]
         if label.is_floating_point() and not bool((label == label.round()).all()):
             raise ValueError(
-                "data.augment: a transform mixes labels, which then are none; let it take the "
-                "nearest for the label, e.g. keys: [image, label], mode: [bilinear, nearest]"
+                "data.augment: a transform interpolates between labels, which gives values that "
+                "are no labels; let it take the nearest label, e.g. keys: [image, label], mode: "
+                "[bilinear, nearest]"
             )
         return item
 
 
 @dataclass(frozen=True)
 class Share:
-    """Part of a batch that one rank has.
+    """Part of a batch that one rank gets.
 
     Attributes:
         samples: how many.
-        weight: factor on their mean so that the mean over ranks is that over the batch.
+        weight: factor of their mean, so that the mean over ranks equals the mean over the batch.
     """
 
     samples: int
@@ -320,16 +322,16 @@ class Share:
 
 
 class EpochBatches(Sampler[list[tuple[int, int]]]):
-    """A rank's shares of the batches of an epoch, in an order of the epoch's own.
+    """A rank's shares of the batches of an epoch; every epoch has its own order.
 
     The order of all samples is cut into batches; each rank gets every n-th sample of a batch. The
-    last batch may be smaller, and shares then differ by one; a rank without any gets the first
-    sample, to take part, with weight 0.
+    last batch may be smaller, and shares then differ by one; a rank without a sample gets the first
+    one with weight 0, because all ranks must take part.
 
     Args:
         count: number of units.
         batch_size: of all ranks.
-        seed: of order and samples.
+        seed: of the order and of the samples.
         rank: of this process.
         ranks: number of processes.
 
@@ -340,8 +342,8 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
     def __init__(self, count: int, batch_size: int, seed: int, rank: int, ranks: int) -> None:
         if batch_size < ranks:
             raise ValueError(
-                f"training.batch_size: it is shared by all processes; {batch_size} are fewer than "
-                f"the {ranks} processes"
+                f"training.batch_size: all processes share it, and {batch_size} samples are fewer "
+                f"than {ranks} processes"
             )
         self.count, self.batch_size, self.seed = count, batch_size, seed
         self.rank, self.ranks = rank, ranks
@@ -351,7 +353,7 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
         return -(-self.count // self.batch_size)
 
     def share(self, batch: int) -> Share:
-        """What this rank has of a batch."""
+        """This rank's part of a batch."""
         size = min(self.batch_size, self.count - batch * self.batch_size)
         samples = len(range(self.rank, size, self.ranks))
         return Share(samples, samples * self.ranks / size)
@@ -371,9 +373,9 @@ class ValidationBatches(Dataset[Item]):
     Args:
         volumes: preprocessed, by number.
         geometries: their grids.
-        data: how they are cut.
+        data: says how they are cut.
         batch_size: slices at once.
-        padding: label of padding.
+        padding: label that padding gets.
     """
 
     def __init__(

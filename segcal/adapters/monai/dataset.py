@@ -1,4 +1,4 @@
-"""Files of an experiment: found, split into training and validation, and checked."""
+"""Finding, splitting and checking the files of an experiment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CaseFiles:
     Attributes:
         name: without channel and ending.
         images: a file per channel.
-        label: label map; None where it is only predicted.
+        label: label map; None for a case that is only predicted.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Cases:
 
     @property
     def ignore_index(self) -> int:
-        """Label to leave out: that of the data set, which padding gets, too, or one of its own."""
+        """Label of padding and of ignored voxels, which losses and metrics leave out."""
         return PADDING if self.ignore_label is None else self.ignore_label
 
     @property
@@ -66,7 +66,7 @@ class Cases:
 
     @property
     def names(self) -> dict[str, list[str]]:
-        """Names of the cases by what they do."""
+        """Names of the training and validation cases."""
         return {"train": [c.name for c in self.train], "val": [c.name for c in self.val]}
 
 
@@ -74,10 +74,12 @@ def find_cases(data: VolumeData) -> Cases:
     """Find the files of an experiment and split them.
 
     Raises:
-        ValueError: naming the folder, file or case: what is missing, or does not fit.
+        ValueError: something is missing or does not fit; its folder, file or case is named.
     """
     if data.root is not None and not data.root.is_dir():
-        raise ValueError(f"data.root: {data.root}: no such folder; set data.root to yours")
+        raise ValueError(
+            f"data.root: {data.root}: no such folder; set data.root to the folder of your data set"
+        )
     if data.root is None:
         images, labels, classes = data.images, data.labels, data.classes
         ignore, channels = data.ignore, None
@@ -93,7 +95,7 @@ def find_cases(data: VolumeData) -> Cases:
         named = {name for side in lists for name in side}
         if unknown := sorted(named - (set(there) & set(maps))):
             raise ValueError(
-                f"{data.split.train}: no image in {images}, or no label map in {labels}, of "
+                f"{data.split.train}: no image in {images}, or no label map in {labels}, for "
                 f"{_some(unknown)}"
             )
         there = {name: there[name] for name in named}
@@ -132,7 +134,7 @@ def read_dataset_json(root: Path) -> tuple[tuple[str, ...], int | None, int]:
     """Names of the classes, ignore label and number of channels of nnU-Net's raw layout.
 
     Raises:
-        ValueError: no such file, or regions, which need a sigmoid per channel.
+        ValueError: no such file, or overlapping regions, which would need a sigmoid per channel.
     """
     path = root / "dataset.json"
     label_set = read_label_set(path)
@@ -154,9 +156,9 @@ def find_images(folder: Path, channels: int | None) -> dict[str, tuple[Path, ...
     """Files of every image of a folder, CASE_0000, CASE_0001, ... or CASE, by case.
 
     Args:
-        folder: where they lie.
-        channels: how many there must be; None takes as many of all as the first case has. One
-            picture a case holds all of them.
+        folder: holds the images.
+        channels: their expected number; None takes the largest number of a case. A single picture
+            per case holds all channels.
 
     Raises:
         ValueError: no such folder, or a case with more or fewer channels.
@@ -186,13 +188,13 @@ def split_names(
     """Names of training and validation cases.
 
     Raises:
-        ValueError: a file, fold or pattern that does not fit, a side without a case.
+        ValueError: a file, fold or pattern that does not fit, or no case to train or to validate.
     """
     lists = _listed(split)
     if lists is not None and lists[1]:
         train, val = lists
         if both := sorted(set(train) & set(val)):
-            raise ValueError(f"{split.train}: {_some(both)} stand in {split.val}, too")
+            raise ValueError(f"{split.train}: {_some(both)} are listed in {split.val}, too")
         return train, val
     if split.fold is None:
         return _by_patient(names, split)
@@ -209,7 +211,7 @@ def split_names(
         if unknown := sorted(set(side) - set(names)):
             raise ValueError(f"{path}: no files for {_some(unknown)} of fold {split.fold}")
     if both := sorted(set(train) & set(val)):
-        raise ValueError(f"{path}: {_some(both)} both train and validate in fold {split.fold}")
+        raise ValueError(f"{path}: {_some(both)} are in both train and val of fold {split.fold}")
     if not train or not val:
         raise ValueError(f"{path}: fold {split.fold} needs cases to train and to validate")
     return train, val
@@ -231,10 +233,10 @@ def _by_patient(names: Sequence[str], split: CaseSplit) -> tuple[list[str], list
 
 
 def check_cases(cases: Sequence[CaseFiles], channels: int, labels: set[int]) -> list[Geometry]:
-    """Check that files are there, lie on one grid, and hold known labels; return their grids.
+    """Check that files exist, lie on one grid and hold known labels; return the grids of the cases.
 
     Args:
-        cases: what to check.
+        cases: to check.
         channels: of every image.
         labels: that label maps may hold.
 
@@ -260,11 +262,11 @@ def check_cases(cases: Sequence[CaseFiles], channels: int, labels: set[int]) -> 
 
 
 def check_images(case: CaseFiles, channels: int) -> Geometry:
-    """Grid of an image, whose channels must all lie on it.
+    """Grid of an image, which all its channels must share.
 
     Args:
         case: of the image.
-        channels: that it must have; a picture holds several.
+        channels: their expected number; a picture may hold several.
 
     Raises:
         ValueError: naming the file.
@@ -289,7 +291,7 @@ def _same(path: Path, stored: Geometry, geometry: Geometry, other: Path) -> None
     if stored.conflict:
         warnings.warn(f"{path}: {stored.conflict}", stacklevel=2)
     if found := stored.differences(geometry):
-        raise ValueError(f"{path}: does not lie on {other.name}: {'; '.join(found)}")
+        raise ValueError(f"{path}: does not lie on the grid of {other.name}: {'; '.join(found)}")
 
 
 def _scan(folder: Path) -> dict[str, Path]:

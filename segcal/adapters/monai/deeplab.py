@@ -1,4 +1,4 @@
-"""DeepLabV3 on a network of timm's that gives its features, such as ResNet-34."""
+"""DeepLabV3 on top of a feature network from timm, such as ResNet-34."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ __all__ = ["DeepLab"]
 
 
 class DeepLab(nn.Module):
-    """DeepLabV3: features at an eighth of the size, seen at several scales, brought back.
+    """DeepLabV3: features at 1/8 of the image size, seen at several scales, and upsampled.
 
-    Chen et al. 2017, "Rethinking atrous convolution for semantic image segmentation". The head is
-    torchvision's, the backbone timm's; without an auxiliary head. The branch of the mean over the
-    image has a batch norm, so a training batch needs two images or more.
+    Chen et al. 2017, "Rethinking atrous convolution for semantic image segmentation". The head
+    comes from torchvision, the backbone from timm; there is no auxiliary head. The branch that
+    averages over the image has a batch norm, so a training batch needs at least two images.
 
     Args:
         in_channels: of the images.
         out_channels: of the logits.
-        backbone: name of a network of timm's.
-        pretrained: begin with timm's weights, which it downloads; those of three channels are
-            fitted to another number.
-        stride: size of the image over that of the features: 8 or 16.
-        rates: of the atrous convolutions; published for stride 8: 12, 24, 36, for 16: 6, 12, 18.
+        backbone: name of a network in timm.
+        pretrained: whether to start from timm's weights, which timm downloads and adapts to the
+            number of channels.
+        stride: size of the image divided by the size of the features: 8 or 16.
+        rates: dilations of the atrous convolutions; published are 12, 24, 36 for stride 8, and 6,
+            12, 18 for stride 16.
 
     Raises:
         ValueError: timm or torchvision is not installed, or knows no such network.

@@ -1,4 +1,4 @@
-"""An experiment: one YAML file that says all about a training, checked before work starts.
+"""An experiment: one YAML file that describes a training fully and is checked before it starts.
 
 Relative paths are relative to the working directory.
 """
@@ -28,12 +28,13 @@ class CaseSplit(Strict):
             `fold` is given.
         fold: entry of the file; None takes a share of the patients instead.
         validation: share of the patients that validate, without a fold.
-        seed: of that choice.
+        seed: of the choice of these patients.
         patient: regular expression whose match at the beginning of a case's name is its patient;
-            None takes every case for a patient of its own.
-        train: instead, a text file of the names of cases that train, one a line, as of PASCAL VOC;
-            cases that no list names are left out.
-        val: such a file of those that validate; None takes the share of those in `train`.
+            None treats every case as a patient of its own.
+        train: instead of a fold, a text file with the names of the training cases, one per line, as
+            PASCAL VOC has them; cases that no list names are left out.
+        val: such a file for the validation cases; None takes the share `validation` of the patients
+            in `train`.
     """
 
     file: Path | None = None
@@ -47,48 +48,49 @@ class CaseSplit(Strict):
     @model_validator(mode="after")
     def _one_way(self) -> CaseSplit:
         if self.file is not None and self.fold is None:
-            raise ValueError("a file of splits needs the fold to take of it")
+            raise ValueError("file: give also the fold to take from it")
         if self.train is None and self.val is not None:
-            raise ValueError("val, a list of cases, needs the list train beside it")
+            raise ValueError("val: give also train, the list of training cases")
         if self.train is not None and self.fold is not None:
-            raise ValueError("give a fold or lists of cases (train, val)")
+            raise ValueError("give either a fold or lists of cases (train, val), not both")
         return self
 
 
 class VolumeData(Strict):
-    """Volumes and what becomes of them.
+    """The volumes, and how they are split, preprocessed and cut.
 
     Attributes:
         root: folder in nnU-Net's raw layout: ``imagesTr``, ``labelsTr``, ``dataset.json``.
-        images: instead, a folder of images CASE.nii.gz, or CASE_0000.nii.gz a channel, or of
-            pictures CASE.jpg, CASE.png, whose colours are channels,
-        labels: one of label maps CASE.nii.gz, or CASE.png, grey or with a palette,
-        classes: and the names of their labels 0, 1, ..., background first,
-        ignore: and the label that is left out of everything, or None.
-        split: see :class:`Split`.
+        images: in place of `root`, a folder of images CASE.nii.gz, or of one file CASE_0000.nii.gz
+            per channel, or of pictures CASE.jpg or CASE.png, whose colours are channels.
+        labels: with `images`, a folder of label maps CASE.nii.gz, or CASE.png, grey or with a
+            palette.
+        classes: with `images`, the names of the labels 0, 1, ..., background first.
+        ignore: with `images`, the label that is left out of everything, or None.
+        split: see :class:`CaseSplit`.
         units: ``slices`` trains a 2-D network on all slices, with and without foreground;
             ``patches`` a 3-D network.
         axis: along which slices follow each other, as the file stores them: z is the last.
-        size: of what the network sees in training, in voxels: (y, x) of slices (the axes that are
-            left, slowest first), (z, y, x) of patches. Smaller images are padded with 0, which is
-            no label: padding takes no part in losses and metrics.
+        size: of the network's input in training, in voxels: (y, x) for slices (the two axes other
+            than `axis`, slowest first), (z, y, x) for patches. Smaller images are padded with 0;
+            padding takes no part in losses and metrics.
         crop: ``center`` takes the middle of every slice or volume, in validation too; ``random``
-            takes it anywhere and validates on the whole by sliding windows.
+            crops anywhere, and validation uses sliding windows over the whole.
         foreground: share of random crops that are centred on a foreground voxel, where there is
             one.
-        per_volume: patches that an epoch draws from a volume.
-        intensity: ``zscore``, mean 0 and deviation 1 of every channel of a volume; ``window``,
-            the values of `window` become 0 and 1, what lies beyond is clipped; ``fixed``, less
-            `mean` and divided by `std`.
+        per_volume: number of patches that an epoch draws from a volume.
+        intensity: ``zscore`` scales every channel of a volume to mean 0 and standard deviation 1;
+            ``window`` scales the range of `window` to 0..1 and clips values beyond; ``fixed``
+            subtracts `mean` and divides by `std`.
         window: low and high intensity, e.g. of Hounsfield units.
         mean: of every channel of all volumes, in intensities of the files.
         std: of every channel, likewise.
-        spacing_mm: voxel size (z, y, x) to resample to; None, or null for an axis, keeps that of
-            the files. Predictions are brought back.
-        augment: transforms of MONAI for training crops, dictionary versions with the keys
-            ``image`` and ``label``; published trainings have none.
-        cache: share of the volumes that is kept in memory, by each process; others are read for
-            each of their slices.
+        spacing_mm: voxel size (z, y, x) to resample to; None, or null for an axis, keeps the voxel
+            size of the files. Predictions are resampled back to the grid of the files.
+        augment: MONAI transforms of training crops, in their dictionary versions with the keys
+            ``image`` and ``label``; the published trainings have none.
+        cache: share of the volumes that each process keeps in memory; the other volumes are read
+            again for each of their slices.
     """
 
     root: Path | None = None
@@ -120,30 +122,32 @@ class VolumeData(Strict):
             raise ValueError("give root, or images, labels and classes")
         if self.ignore is not None and (self.classes is None or self.ignore < len(self.classes)):
             raise ValueError(
-                f"ignore: expected a label that is none of the classes, got {self.ignore}; of a "
-                "root, dataset.json says it"
+                f"ignore: expected a label that is none of the classes, got {self.ignore}; "
+                "with data.root, the ignore label comes from dataset.json"
             )
         if len(self.size) != self.axes or min(self.size) < 1:
-            raise ValueError(f"size: expected {self.axes} sizes of {self.units}, got {self.size}")
+            raise ValueError(f"size: expected {self.axes} sizes for {self.units}, got {self.size}")
         if any(mm is not None and not mm > 0 for mm in self.spacing_mm or ()):
             raise ValueError(f"spacing_mm: expected positive voxel sizes, got {self.spacing_mm}")
         if self.crop == "center" and (self.foreground or self.per_volume > 1):
-            raise ValueError("foreground and per_volume are of random crops")
+            raise ValueError("foreground and per_volume need crop: random")
         if self.units == "slices" and self.per_volume > 1:
-            raise ValueError("per_volume is of patches; of slices, every one is taken once")
+            raise ValueError("per_volume needs units: patches; every slice is taken once")
         return self
 
     @model_validator(mode="after")
     def _intensities(self) -> VolumeData:
         if (self.intensity == "window") != (self.window is not None):
-            raise ValueError("intensity 'window' needs window: [low, high], and others none")
+            raise ValueError("intensity 'window' needs window: [low, high]; others take none")
         if self.window is not None and not self.window[0] < self.window[1]:
             raise ValueError(f"window: expected low < high, got {self.window}")
         fixed = (self.intensity == "fixed",) * 2
         if fixed != (self.mean is not None, self.std is not None):
-            raise ValueError("intensity 'fixed' needs mean and std of every channel, others none")
+            raise ValueError("intensity 'fixed' needs mean and std of every channel; others none")
         if len(self.mean or ()) != len(self.std or ()) or min(self.std or (1.0,)) <= 0:
-            raise ValueError(f"mean, std: expected as many, std > 0; got {self.mean}, {self.std}")
+            raise ValueError(
+                f"mean, std: expected as many of both and std > 0, got {self.mean}, {self.std}"
+            )
         return self
 
     @property
@@ -153,17 +157,19 @@ class VolumeData(Strict):
 
 
 class SegmentationTraining(TrainingSettings):
-    """How long a training is and on what.
+    """How long the training takes, and on which batches and devices.
 
     Attributes:
-        epochs: passes over all slices, or `per_volume` patches of every volume.
+        epochs: number of passes over all slices, or over `per_volume` patches of every volume.
         batch_size: of all processes together.
-        val_batch_size: slices at once in validation, and windows at once.
-        precision: ``fp32``, or what the network computes in on a GPU; losses, penalties and
-            validation are in float32 anyway.
-        early_stop: epochs without a better validation mean IoU after which it ends; None never.
-        workers: processes that load data, of each training process.
-        find_unused_parameters: of DistributedDataParallel, for networks that do not use all.
+        val_batch_size: number of slices, or of windows, that validation computes at once.
+        precision: of the network: ``fp32``, ``bf16``, or on a GPU ``fp16``; losses, penalties and
+            validation are always in float32.
+        early_stop: training ends after so many epochs without a better validation mean IoU; None
+            trains all epochs.
+        workers: number of processes that load data, for each training process.
+        find_unused_parameters: option of DistributedDataParallel, for networks that do not use all
+            of their parameters.
     """
 
     epochs: int = Field(default=75, ge=1)
@@ -175,14 +181,14 @@ class SegmentationTraining(TrainingSettings):
 
 
 class Inference(Strict):
-    """How probabilities of overlapping windows are averaged to a prediction.
+    """How the probabilities of overlapping windows are averaged to a prediction.
 
-    In validation, with random crops, it is the logits of windows that are averaged, since penalties
-    need them: its numbers come near those of predictions and are not the same.
+    Validation with random crops averages the logits of windows instead, since penalties need
+    logits. Its numbers are therefore close to the numbers of predictions, but not equal.
 
     Attributes:
         overlap: of neighbouring windows.
-        blend: ``gaussian`` counts the middle of a window more, ``constant`` does not.
+        blend: ``gaussian`` gives the middle of a window more weight, ``constant`` does not.
     """
 
     overlap: float = Field(default=0.5, ge=0, lt=1)
@@ -190,14 +196,14 @@ class Inference(Strict):
 
 
 class SegmentationExperiment(Experiment):
-    """All about a training of a MONAI network.
+    """A training of a MONAI network, described fully.
 
     Attributes:
         data: volumes, split, preprocessing.
         network: a class of MONAI, torch or segcal that maps ``(N, C, *S)`` to logits
             ``(N, K, *S)``; spatial_dims, in_channels and out_channels are filled in.
         scheduler: a class of torch.optim.lr_scheduler that steps every epoch, or None.
-            ReduceLROnPlateau is shown the validation mean IoU.
+            ReduceLROnPlateau follows the validation mean IoU.
         training: see :class:`SegmentationTraining`.
         inference: see :class:`Inference`.
         output: folder of the results; ``{recipe}``, ``{fold}`` and ``{seed}`` are replaced.
@@ -232,6 +238,6 @@ def load_experiment(config: str | Path, settings: Sequence[str] = ()) -> Segment
         settings: ``key=value``, keys with dots (``training.epochs=3``), values as in YAML.
 
     Raises:
-        ValueError: no such file or name, or something that does not fit, with all that there is.
+        ValueError: no such file or name, or values that do not fit; the message lists all errors.
     """
     return load(config, SegmentationExperiment, KIND, settings)

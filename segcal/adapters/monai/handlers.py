@@ -25,20 +25,20 @@ PRED_AND_LABEL = ("pred", "label")
 class DualStepHandler:
     """Shows a loss every validation batch, and updates its multipliers at the end of the pass.
 
-    Put it first into ``val_handlers``, and in ``train_handlers`` ValidationHandler before
-    CheckpointSaver: handlers run in the order of the lists, and a state that is saved before the
-    update lacks it when training resumes. A warning says so when that happens.
+    Put it first into ``val_handlers``, and put ValidationHandler before CheckpointSaver in
+    ``train_handlers``. Handlers run in the order of the lists, and a state that is saved before the
+    update lacks the update when training resumes. You are warned when that happens.
 
     It reads network outputs at FORWARD_COMPLETED, before they are decollated and post-processed.
-    All ranks are summed up (which also serves uneven ones), so all get the same multipliers. Sums
-    are of voxels: samples that a DistributedSampler repeats to even out the ranks count twice.
-    Every update is logged, and ``NAME_lambda_mean`` and ``NAME_rho_mean`` of a penalty are put
-    into ``engine.state.metrics``.
+    Sums over voxels are added up over all ranks, so all ranks get the same multipliers, even if
+    they saw different numbers of samples. Samples that a DistributedSampler repeats to even out the
+    ranks count twice. Every update is logged, and the means of a penalty's multipliers and penalty
+    weights are put into ``engine.state.metrics`` as ``NAME_lambda_mean`` and ``NAME_rho_mean``.
 
     Args:
-        loss: the loss of the trainer; of a DeepSupervisionLoss the one inside.
-        keys: where ``engine.state.output`` has logits (of several heads the first counts) and
-            target.
+        loss: the loss of the trainer; if that is a DeepSupervisionLoss, the loss inside it.
+        keys: where ``engine.state.output`` has logits (with deep supervision the first head counts)
+            and target.
 
     Attributes:
         steps: what the last update did, by penalty.
@@ -50,7 +50,7 @@ class DualStepHandler:
     def __init__(self, loss: SegcalLoss, *, keys: Sequence[str] = PRED_AND_LABEL) -> None:
         if not isinstance(loss, SegcalLoss):
             raise ValueError(
-                f"loss: expected a SegcalLoss (of a DeepSupervisionLoss the one inside), got "
+                f"loss: expected a SegcalLoss (the loss inside a DeepSupervisionLoss), got "
                 f"{type(loss).__name__}"
             )
         self.loss = loss
@@ -72,7 +72,7 @@ class DualStepHandler:
         if not isinstance(engine, Evaluator):
             raise ValueError(
                 f"engine: expected an evaluator, got {type(engine).__name__}; multipliers are "
-                "learned in validation, so this handler belongs into val_handlers"
+                "learned in validation, so this handler belongs in val_handlers"
             )
         engine.add_event_handler(Events.EPOCH_STARTED, self._start)
         engine.add_event_handler(IterationEvents.FORWARD_COMPLETED, self._observe)
@@ -122,14 +122,16 @@ class DualStepHandler:
 class ScheduleHandler:
     """Sets the weights of a loss that have a schedule, before every epoch of training.
 
-    Put it into ``train_handlers``. It goes by the epochs of the trainer, also of one that resumes.
+    Put it into ``train_handlers``. It counts in epochs of the trainer, so a resumed training goes
+    on where it stopped.
 
     Args:
-        loss: the loss of the trainer; of a DeepSupervisionLoss the one inside.
-        dice: returns the Dice of the last validation, for schedules that wait for one, e.g.
+        loss: the loss of the trainer; if that is a DeepSupervisionLoss, the loss inside it.
+        dice: returns the Dice of the last validation, for schedules that wait for a Dice, e.g.
             ``lambda: evaluator.state.metrics["val_mean_dice"]``.
         gap: returns the :func:`segcal.schedule.generalisation_gap` of the last epoch, for schedules
-            that go by it (recipe ``confidence``); without it their terms have their last weight.
+            that follow this gap (recipe ``confidence``); without it their terms have their final
+            weight from the start.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class ScheduleHandler:
         if not isinstance(engine, Trainer):
             raise ValueError(
                 f"engine: expected a trainer, got {type(engine).__name__}; weights change while it "
-                "trains, so this handler belongs into train_handlers"
+                "trains, so this handler belongs in train_handlers"
             )
         engine.add_event_handler(Events.EPOCH_STARTED, self._advance)
 
@@ -173,13 +175,13 @@ class ScheduleHandler:
 class MetricHandler(IgniteMetricHandler):
     """One of :mod:`segcal.adapters.monai.metrics` as ``key_val_metric`` or ``additional_metrics``.
 
-    Distances are in mm: a metric without spacing is told to take that of the MetaTensors (with the
-    convention of MONAI, whose own handlers count voxels, it is left as it is).
+    Distances are in mm: a metric without spacing takes the spacing of the MetaTensors. With
+    ``convention="monai"`` it keeps counting voxels, as MONAI's own handlers do.
 
     Args:
         metric: what is computed.
         keys: where ``engine.state.output`` has prediction and reference.
-        save_details: keep the rows of all cases in ``engine.state.metric_details``.
+        save_details: whether to keep the rows of all cases in ``engine.state.metric_details``.
     """
 
     def __init__(

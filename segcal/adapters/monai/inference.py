@@ -1,7 +1,7 @@
 """Prediction with a trained experiment: probabilities on the grid of the image's own file.
 
-Windows are as large as the network was trained on; what overlapping ones say is averaged as
-probabilities, in float32.
+Windows have the size that the network was trained on; where windows overlap, their probabilities
+are averaged in float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from segcal.training.devices import choose_device
 from segcal.training.experiments import check_same
 
 MASKS = "masks"
-"""Folder of label maps where those of the decision head have no place beside probabilities."""
+"""Folder of the decision head's label maps, used if files of probabilities have their names."""
 PREDICTED = ("data", "network")
 """Parts of an experiment that a prediction depends on."""
 
@@ -43,11 +43,11 @@ class Predictor:
     """A trained network and what it was trained on.
 
     Args:
-        experiment: what was trained; its network and preprocessing must be those of the checkpoint.
-        checkpoint: which of its states.
+        experiment: what was trained; it must have the network and preprocessing of the checkpoint.
+        checkpoint: which state of the training, the best or the last.
 
     Raises:
-        ValueError: no checkpoint, or one of something else.
+        ValueError: no checkpoint, or a checkpoint of something else.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Predictor:
         """Images to predict, checked.
 
         Args:
-            folder: where they lie; None takes ``imagesTs`` of the data set.
+            folder: of the images; None takes ``imagesTs`` of the data set.
             validation: take the validation cases of the experiment instead.
-            names: of the cases to take; empty takes all.
+            names: of the cases to predict; empty takes all cases.
 
         Raises:
-            ValueError: no folder, nothing in it, a case that is not, or another number of channels.
+            ValueError: no folder, an empty folder, an unknown case, or another number of channels.
         """
         data = self.experiment.data
         if validation:
@@ -112,15 +112,15 @@ class Predictor:
     def check_calibrator(
         self, calibrator: SavedCalibrator, cases: Sequence[CaseFiles], *, any_model: bool = False
     ) -> list[str]:
-        """Check that a calibrator is of this network, before anything is predicted.
+        """Check that a calibrator belongs to this network, before anything is predicted.
 
         Args:
             calibrator: what :func:`predict_cases` will apply.
             cases: what will be predicted.
-            any_model: whether one that was fitted to another network is taken as well.
+            any_model: whether a calibrator that was fitted to another network is accepted.
 
         Returns:
-            sentences on what differs and matters less.
+            sentences on differences that are no error.
 
         Raises:
             ValueError: other classes, or another network.
@@ -154,9 +154,9 @@ class Predictor:
 
     @torch.inference_mode()
     def predict(self, case: CaseFiles) -> tuple[Tensor, Tensor, Geometry]:
-        """Probabilities and what decides, both ``(K, z, y, x)`` float32, on the image's grid.
+        """Reported and deciding probabilities, both ``(K, z, y, x)`` float32, on the image's grid.
 
-        What decides are the probabilities themselves, or those of the decision head.
+        They are the same with one head; with two heads the decision head's probabilities decide.
 
         Raises:
             ValueError: an image that cannot be read, naming the file.
@@ -194,10 +194,10 @@ class Predictor:
 
 
 def check_output(folder: Path, data: VolumeData, cases: Sequence[CaseFiles]) -> None:
-    """See to it that nothing is written among images, labels, or beside their dataset.json.
+    """Check that predictions will not be written among images or labels, or beside dataset.json.
 
     Raises:
-        ValueError: `folder` holds what is read, or cannot be written into.
+        ValueError: `folder` holds files that are read, or cannot be written to.
     """
     check_writable(folder)
     read = {p for p in (data.root, data.images, data.labels) if p is not None}
@@ -220,27 +220,27 @@ def predict_cases(
     calibrator: SavedCalibrator | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Predict cases and write them, with what ``segcal evaluate`` wants to know of them.
+    """Predict cases and write them, with all that ``segcal evaluate`` needs to know about them.
 
     Args:
         predictor: what predicts.
         cases: what is predicted.
         output: folder. It gets CASE.npz (``probabilities (K, z, y, x)``, as nnU-Net writes them)
-            and the label map CASE.nii.gz, of pictures CASE.png; or CASE.nii.gz with the classes as
-            its fourth axis (of a network of two heads then also masks/CASE.nii.gz, the decision
-            head's label map); ``dataset.json`` with the names of the labels, and
-            ``segcal_predict.json`` with how it was made.
-        form: which of both.
-        calibrator: what probabilities go through, on the grid of the image, before they are
-            written; see :meth:`Predictor.check_calibrator`.
-        progress: told every case that is done.
+            and the label map CASE.nii.gz (CASE.png for pictures); or CASE.nii.gz with the classes
+            as its fourth axis, and for a network with two heads masks/CASE.nii.gz, the decision
+            head's label map. ``dataset.json`` gets the names of the labels, and
+            ``segcal_predict.json`` says how the predictions were made.
+        form: ``npz`` or ``nifti``, see `output`.
+        calibrator: applied to the probabilities on the grid of the image before they are written;
+            see :meth:`Predictor.check_calibrator`.
+        progress: called with the name of every finished case.
 
     Raises:
-        ValueError: pictures, which state no size, as NIfTI.
+        ValueError: pictures, which have no voxel size, cannot be written as NIfTI.
     """
     pictures = all(is_image(case.images[0]) for case in cases)
     if pictures and form == "nifti":
-        raise ValueError("form nifti: pictures state no voxel size, which NIfTI wants; take npz")
+        raise ValueError("form nifti: pictures have no voxel size, which NIfTI needs; take npz")
     ending = ".png" if pictures else ".nii.gz"
     output.mkdir(parents=True, exist_ok=True)
     (output / RECORD_NAME).unlink(missing_ok=True)  # of a run before; half of both has none
@@ -275,6 +275,6 @@ def predict_cases(
 
 
 def _calibrated(probs: Tensor, geometry: Geometry, saved: SavedCalibrator) -> Tensor:
-    """Calibrated probabilities ``(K, z, y, x)``, float32, as of files that hold `probs`."""
+    """Calibrated probabilities ``(K, z, y, x)``, float32, as if read from a file."""
     logits = logits_of(probs, regions=False)[None]
     return saved.calibrator.apply(logits, spacing_mm=geometry.spacing_mm)[0].float()

@@ -1,4 +1,4 @@
-"""segcal's recipes in MONAI's form: ``loss(input, target)`` with its layouts and options."""
+"""segcal's recipes as MONAI losses: ``loss(input, target)`` with MONAI's layouts and options."""
 
 from __future__ import annotations
 
@@ -30,38 +30,44 @@ class SegcalLoss(_Loss):
         trainer = SupervisedTrainer(..., loss_function=loss)
         DualStepHandler(loss).attach(evaluator)
 
-    or without engines: ``loss(input, target)`` in training; ``loss.observe(input, target)`` on
-    every validation batch and ``loss.dual_step()`` after the last. Multipliers, rho and counters
-    are in ``state_dict``: put the loss beside the network into CheckpointSaver's dictionary.
+    Without engines, call ``loss(input, target)`` in training, ``loss.observe(input, target)`` on
+    every validation batch and ``loss.dual_step()`` after the last one. That step updates the
+    multipliers, the learned weights of the penalties. Multipliers, rho and counters are in
+    ``state_dict``: put the loss beside the network into CheckpointSaver's dictionary.
 
-    Of a recipe with two heads, such as ``two_heads_confidence``, it takes the ``2 N`` channels of
-    both heads (:mod:`segcal.heads`; ``loss.num_heads`` says which it is), and
-    ``loss.by_head(input)`` gives the channels that decide and those that give probabilities. A
-    recipe with a schedule wants ``loss.advance(epoch / epochs)`` before every epoch.
+    With a recipe for two heads, such as ``two_heads_confidence``, `input` has the ``2 N`` channels
+    of both heads (:mod:`segcal.heads`; ``loss.num_heads`` says how many heads there are), and
+    ``loss.by_head(input)`` separates the channels that decide from the channels that give
+    probabilities. If the recipe has a schedule, call ``loss.advance(epoch / epochs)`` before every
+    epoch.
 
-    It takes logits: the terms apply softmax or sigmoid themselves. With autocast, or logits in half
-    precision, it computes in float32. The loss of MetaTensors is a plain tensor. It follows its
-    input to another device. In ``DeepSupervisionLoss`` all of its terms see every head (give float
-    targets, as MONAI's transforms do: it cannot make int64 ones smaller).
+    Give it logits: the terms apply softmax or sigmoid themselves. Under autocast, or with logits in
+    half precision, the loss is computed in float32. MetaTensors are accepted and give a plain
+    tensor. The loss follows its input to another device. Inside ``DeepSupervisionLoss`` all terms
+    see every head; give float targets there, as MONAI's transforms do, because it cannot make int64
+    targets smaller.
 
     Args:
         objective: name of a recipe, loss or penalty, or a YAML file, see
-            :func:`segcal.recipes.build`; or what that returned.
-        num_classes: K; with a name, and only then.
-        include_background: False leaves channel 0 out of all that is summed up by class (Dice and
-            the penalties); as in MONAI's DiceCELoss cross-entropy still sees every voxel. With a
-            name, and for terms that have such a form.
+            :func:`segcal.recipes.build`; or the objective that ``build`` returned.
+        num_classes: K; needed with a name or file, refused with a ready-made objective.
+        include_background: False leaves channel 0 out of everything that is summed up by class
+            (Dice and the penalties); as in MONAI's DiceCELoss, cross-entropy still sees every
+            voxel. Only with a name or file, and only for terms that can leave the background out.
         to_onehot_y: True: `target` holds label indices ``B1H[WD]``. False: it is one-hot
             ``BNH[WD]``, or label indices if that is the only way to read it.
-        reduction: ``mean``. Dice and learned penalties have no value of a single voxel.
-        ignore_index: label to leave out. Of a one-hot target the voxels of that channel, or those
-            without any label if there is no such channel. Per channel, channels that hold it.
-        per_channel: a sigmoid per channel; channels of `target` may overlap. With a name.
-        **overrides: arguments of a term, by its name: ``crac={"margin_inner": 3.0}``. With a name.
+        reduction: only ``mean``, because Dice and learned penalties have no value per voxel.
+        ignore_index: label to leave out. In a one-hot target this means the voxels of that channel,
+            or the voxels without any label if there is no such channel. With `per_channel` it is
+            the value that marks a channel of a voxel as unknown.
+        per_channel: a sigmoid per channel; channels of `target` may overlap. Only with a name or
+            file.
+        **overrides: arguments of a term, by its name: ``crac={"margin_inner": 3.0}``. Only with a
+            name or file.
 
     Raises:
-        ValueError: an unknown name or option; options that belong to a name; a recipe that needs
-            more than logits and target.
+        ValueError: an unknown name or option; options that a ready-made objective has fixed
+            already; a recipe that needs more than logits and target.
     """
 
     def __init__(
@@ -91,7 +97,7 @@ class SegcalLoss(_Loss):
             }
             if named := [name for name, is_given in given.items() if is_given]:
                 raise ValueError(
-                    f"{', '.join(named)}: belongs to the objective, which is given ready-made; "
+                    f"{', '.join(named)}: cannot be set for a ready-made objective; "
                     "hand it to segcal.recipes.build, or give SegcalLoss the name of a recipe"
                 )
         else:
@@ -114,7 +120,7 @@ class SegcalLoss(_Loss):
         self.ignore_index = _agreed("ignore_index", {t.ignore_index for t in ours}, None)
         if ignore_index not in (None, self.ignore_index):
             raise ValueError(
-                f"ignore_index: {ignore_index} here, {self.ignore_index} in the objective; hand it "
+                f"ignore_index: {ignore_index} here, {self.ignore_index} in the objective; give it "
                 "to segcal.recipes.build"
             )
         _check_needs(declared)
@@ -139,7 +145,7 @@ class SegcalLoss(_Loss):
             return self.objective.loss_and_terms(x, labels)
 
     def observe(self, input: Tensor | Sequence[Tensor], target: Tensor) -> None:
-        """Take in a validation batch; of the heads of deep supervision the first.
+        """Take in a validation batch; with deep supervision only the first head counts.
 
         Args:
             input: logits ``BNH[WD]``.
@@ -170,7 +176,7 @@ class SegcalLoss(_Loss):
         self.objective.see_gap(gap)
 
     def by_head(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """Channels ``BNH[WD]`` that decide, and those that give probabilities; one head's alike."""
+        """Channels ``BNH[WD]`` that decide and that give probabilities; one head does both."""
         return self.objective.by_head(input)
 
     def _canonical(self, input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

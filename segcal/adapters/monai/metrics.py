@@ -1,13 +1,13 @@
-"""segcal's metrics in MONAI's form: called per batch, buffered, gathered, aggregated.
+"""segcal's metrics as MONAI metrics: called per batch, buffered, gathered and aggregated.
 
 ``metric(y_pred, y)`` takes batches ``(B, K, *S)`` or lists of decollated channel-first tensors; a
-single channel holds label indices, K channels are one-hot. Rows ``(B, C)`` are float64 on the CPU,
-MONAI gathers them over ranks, and ``aggregate`` reduces them.
+single channel holds label indices, K channels are one-hot. Every case gives a row of C values. Rows
+``(B, C)`` are float64 on the CPU, MONAI gathers them over ranks, and ``aggregate`` reduces them.
 
 ``convention="segcal"``, the default, gives what the functions of :mod:`segcal.metrics` give, and
 reduces in float64; where nothing is defined the result is NaN. ``convention="monai"`` gives the
 values of MONAI's own metric instead, whose reduction is float32 and turns "nothing is defined" into
-0: for distances that is the best there is.
+0, which for distances is the best possible value.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ Mm = NDArray[np.float64]
 
 
 class CaseMetric(CumulativeIterationMetric):
-    """What all metrics share; a subclass says what the row of a case is.
+    """Base of all metrics; a subclass says what the row of a case is.
 
     Args:
-        num_classes: K; None takes the larger number of channels of prediction and reference, and
-            one channel on both sides is one binary mask.
-        ignore_index: label to leave out. Of a one-hot reference, the voxels of that channel, or
-            those without any label if there is no such channel.
-        reduction: of ``(B, C)`` in :meth:`aggregate`, one of MONAI's: ``mean`` is over the defined
-            channels of each case and then over cases; ``none``, ``sum``, ``mean_batch``,
-            ``sum_batch``, ``mean_channel``, ``sum_channel``.
+        num_classes: K; None takes the number of channels of prediction or reference, whichever is
+            larger; one channel in both is one binary mask.
+        ignore_index: label to leave out. In a one-hot reference this means the voxels of that
+            channel, or the voxels without any label if there is no such channel.
+        reduction: how :meth:`aggregate` reduces ``(B, C)``; MONAI's names: ``mean`` (over the
+            defined channels of each case, then over cases), ``none``, ``sum``, ``mean_batch``,
+            ``sum_batch``, ``mean_channel`` or ``sum_channel``.
         get_not_nans: whether :meth:`aggregate` returns the number of defined values, too.
-        convention: see the module.
+        convention: ``segcal`` or ``monai``, see the module.
 
     Raises:
         ValueError: an unknown option.
@@ -105,7 +105,7 @@ class CaseMetric(CumulativeIterationMetric):
         """Reduce the rows of all cases, of all ranks.
 
         Args:
-            reduction: None takes that of the constructor.
+            reduction: None takes the constructor's.
 
         Returns:
             the metric, or ``(metric, not_nans)``.
@@ -123,7 +123,7 @@ class CaseMetric(CumulativeIterationMetric):
         return (value, not_nans) if self.get_not_nans else value
 
     def _values(self, buffer: Tensor) -> Tensor:
-        """``(B, C)`` that is reduced, from the buffered rows."""
+        """Values ``(B, C)`` to reduce, from the buffered rows."""
         return buffer
 
     def _compute_tensor(self, y_pred: Tensor, y: Tensor | None = None, **kwargs: Any) -> Tensor:
@@ -155,10 +155,10 @@ class CaseMetric(CumulativeIterationMetric):
 
 
 class MaskMetric(CaseMetric):
-    """Metrics of one binary mask per class, from one-hot or label indices, not probabilities.
+    """Metrics of one binary mask per class, from one-hot masks or label indices.
 
     Args:
-        include_background: whether class 0 of several takes part.
+        include_background: whether class 0 takes part; a single binary mask always does.
         **options: see :class:`CaseMetric`.
     """
 
@@ -186,10 +186,11 @@ class MaskMetric(CaseMetric):
 
 
 class DSCMetric(MaskMetric):
-    """Dice of every class, :func:`segcal.metrics.dice.dice`.
+    """Dice of every class, see :func:`segcal.metrics.dice.dice`.
 
-    NaN where a class is in neither mask, 0 where it is in one; with the convention of MONAI's
-    DiceMetric, NaN wherever the reference is empty, so that false alarms do not count.
+    NaN where a class is in neither mask, 0 where it is in one of them. With ``convention="monai"``
+    it is NaN wherever the reference is empty, as in MONAI's DiceMetric, so that false alarms do not
+    count.
     """
 
     def _value(self, p: Mask, r: Mask, channel: int, spacing: Mm) -> float:
@@ -203,9 +204,9 @@ class SurfaceMetric(MaskMetric):
 
     Args:
         spacing: voxel size in mm along the axes of the arrays: one number, one per axis, or one
-            sequence per case. ``meta`` takes it from the MetaTensor that `y` (or `y_pred`) is. A
-            call's own ``spacing=`` comes first; MONAI's handlers cannot give one. None needs that
-            one, or with MONAI's convention means voxels.
+            sequence per case. ``meta`` takes it from `y` or `y_pred`, which must be MetaTensors.
+            The argument ``spacing=`` of a call goes before this one; MONAI's handlers cannot give
+            it. With None every call needs ``spacing=``; with MONAI's convention None counts voxels.
         **options: see :class:`MaskMetric`.
     """
 
@@ -243,15 +244,16 @@ class SurfaceMetric(MaskMetric):
 
 
 class HausdorffMetric(SurfaceMetric):
-    """Hausdorff distance in mm, or a percentile of it, :func:`segcal.metrics.hausdorff.hausdorff`.
+    """Hausdorff distance in mm, or its percentile, see :func:`segcal.metrics.hausdorff.hausdorff`.
 
-    inf where one mask is empty, NaN where both are; with MONAI's convention a percentile is NaN
-    in either case, so that a missed structure leaves the mean.
+    inf where one mask is empty, NaN where both are. With MONAI's convention a percentile is NaN in
+    either case, so a missed structure does not count in the mean.
 
     Args:
         percentile: None takes the maximum, 95 gives HD95 (MONAI takes 0 for the maximum, too).
-        definition: ``pooled`` or ``max_directed``, see there; None takes the convention's:
-            ``pooled``, and MONAI's ``max_directed``.
+        definition: ``pooled`` takes the percentile of the distances of both directions together,
+            ``max_directed`` the larger of the percentiles of both directions. None takes
+            ``pooled``, with MONAI's convention ``max_directed``.
         **options: see :class:`SurfaceMetric`.
     """
 
@@ -277,7 +279,7 @@ class HausdorffMetric(SurfaceMetric):
 
 
 class ASSDMetric(SurfaceMetric):
-    """Average symmetric surface distance in mm, :func:`segcal.metrics.hausdorff.assd`.
+    """Average symmetric surface distance in mm, see :func:`segcal.metrics.hausdorff.assd`.
 
     inf where one mask is empty, NaN where both are.
 
@@ -295,7 +297,7 @@ class ASSDMetric(SurfaceMetric):
 
 
 class NSDMetric(SurfaceMetric):
-    """Normalised surface distance (surface Dice), :func:`segcal.metrics.hausdorff.nsd`.
+    """Normalised surface distance (surface Dice), see :func:`segcal.metrics.hausdorff.nsd`.
 
     0 where one mask is empty, NaN where both are.
 
@@ -324,7 +326,7 @@ class ProbabilityMetric(CaseMetric):
     """Metrics of probabilities: `y_pred` is ``(B, K, *S)`` after a softmax or sigmoid.
 
     Args:
-        foreground_only: whether only voxels count whose label is not background, as in the
+        foreground_only: whether to count only voxels whose label is not background, as in the
             published tables; false positives in the background are then never seen.
         **options: see :class:`CaseMetric`.
     """
@@ -334,7 +336,7 @@ class ProbabilityMetric(CaseMetric):
         self.foreground_only = foreground_only
 
     def _selected(self, y_pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities, and bool whether they came true, both ``(K, n)``, of what counts."""
+        """Probabilities, and bool whether they came true, ``(K, n)``, of voxels that count."""
         k = len(y_pred)
         if not y_pred.is_floating_point() or self.num_classes not in (None, k):
             raise ValueError(
@@ -349,23 +351,23 @@ class ProbabilityMetric(CaseMetric):
         return p, hits[:, keep]
 
     def _check_kind(self, p: Tensor) -> None:
-        """Refuse masks, and warn of a sigmoid that was applied twice; of a softmax, others do."""
+        """Refuse masks, and warn of a sigmoid applied twice; a softmax is checked elsewhere."""
         low, high = check_probabilities(p)
         if holds_masks(p):
             raise ValueError(
                 "y_pred: holds 0 and 1 alone, a one-hot mask whose ECE is 1 - accuracy; give "
                 "probabilities: call this metric before AsDiscrete(argmax=True, to_onehot=...), or "
-                "keep what it is made of under another key"
+                "keep its input under another key"
             )
         if p.numel() >= MANY and (said := applied_twice(low, high, len(p), regions=True)):
             warnings.warn(f"y_pred: {said}", stacklevel=6)
 
 
 class TACEMetric(ProbabilityMetric):
-    """TACE of a case, :func:`segcal.metrics.tace.tace`; one channel.
+    """TACE of a case, see :func:`segcal.metrics.tace.tace`; C is 1.
 
     Args:
-        threshold: probabilities up to this are left out.
+        threshold: probabilities up to this value are left out.
         bins: ranges of equal mass per class.
         **options: see :class:`ProbabilityMetric`.
     """
@@ -385,12 +387,12 @@ class BinnedMetric(ProbabilityMetric):
     """Calibration errors from bins of equal width.
 
     Args:
-        bins: M; None takes the convention's: 15, and MONAI's 20.
+        bins: their number M; None takes 15, with MONAI's convention 20.
         calibration_reduction: ``expected`` weighs bins by their voxels (ECE), ``average`` takes
             the mean of the non-empty bins (ACE), ``maximum`` the largest gap (MCE).
-        pooled: whether the voxels of all cases share their bins: ``aggregate`` then adds the sums
-            of the cases, so that large cases weigh more. What is buffered are those sums,
-            ``(B, C, M, 3)``: voxels, confidence, hits.
+        pooled: whether the voxels of all cases share their bins. ``aggregate`` then adds the sums
+            of the cases, so that large cases weigh more. The buffer then holds the sums of voxels,
+            confidence and hits, ``(B, C, M, 3)``.
         **options: see :class:`ProbabilityMetric`.
     """
 
@@ -430,7 +432,7 @@ class BinnedMetric(ProbabilityMetric):
 
 
 class ECEMetric(BinnedMetric):
-    """Top-label calibration error, :func:`segcal.metrics.ece.ece`; one channel."""
+    """Top-label calibration error, see :func:`segcal.metrics.ece.ece`; C is 1."""
 
     def _statistics(self, p: Tensor, hits: Tensor) -> list[BinStatistics]:
         return [reliability(*_labelled(p, hits), bins=self.bins)]
@@ -439,11 +441,11 @@ class ECEMetric(BinnedMetric):
 class ClasswiseECEMetric(BinnedMetric):
     """Calibration error of every class, :func:`segcal.metrics.calibration_error.calibration_error`.
 
-    Channels may overlap or be all 0 in `y` (sigmoid outputs). With MONAI's convention its
-    CalibrationErrorMetric, whose counters are float32.
+    Channels may overlap or be all 0 in `y` (sigmoid outputs). With MONAI's convention the values
+    are those of its CalibrationErrorMetric, whose counters are float32.
 
     Args:
-        include_background: whether class 0 of several takes part.
+        include_background: whether class 0 takes part; a single binary mask always does.
         **options: see :class:`BinnedMetric`.
     """
 
@@ -457,7 +459,7 @@ class ClasswiseECEMetric(BinnedMetric):
 
 
 def _reduce(values: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
-    """MONAI's reductions of ``(B, C)`` in the precision of `values`, and how many are defined.
+    """Reduction of `values` ``(B, C)`` in their own precision, and how many are defined.
 
     NaN is left out; a mean of nothing is NaN.
     """
@@ -490,7 +492,7 @@ def _meta_spacing(*tensors: Any) -> Mm:
 
 
 def _channels(name: str, x: Tensor, k: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
-    """Masks ``(K, *S)`` of label indices or one-hot channels, and what voxels count ``(*S)``."""
+    """Masks ``(K, *S)`` of label indices or one-hot channels, and which voxels count ``(*S)``."""
     if len(x) not in (1, k):
         raise ValueError(
             f"{name}: expected label indices (one channel) or {k} channels, got {tuple(x.shape)}"
@@ -503,8 +505,8 @@ def _channels(name: str, x: Tensor, k: int, ignore_index: int | None) -> tuple[T
         if not bool(((masks == 0) | (masks == 1)).all()):
             raise ValueError(
                 f"{name}: expected masks of 0 and 1, got other values in {k} channel(s); "
-                "AsDiscrete(argmax=True, to_onehot=K) makes them of probabilities, num_classes "
-                "says that a single channel holds label indices"
+                "AsDiscrete(argmax=True, to_onehot=K) makes masks from probabilities, and "
+                "num_classes says that a single channel holds label indices"
             )
         return masks == 1, valid
     if x.is_floating_point() and not bool((x == x.round()).all()):

@@ -1,4 +1,4 @@
-"""Networks of MONAI in a study: its port to what ``segcal train`` and ``segcal predict`` do."""
+"""MONAI networks in a study, trained and predicted like ``segcal train`` and ``segcal predict``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from segcal.training.epoch_log import EpochLog
 __all__ = ["MonaiHost"]
 
 TRAINING = "training"
-"""Folder of the training in that of a cell."""
+"""Folder of the training within the folder of a cell (one training of a study)."""
 EPOCHS = "epochs"
-"""Stands for their number among the arguments of a scheduler."""
+"""Placeholder for the number of epochs among the arguments of a scheduler."""
 
 
 class MonaiHost:
@@ -46,7 +46,7 @@ class MonaiHost:
         return experiment
 
     def train(self, cell: StudyCell) -> TrainedCell:
-        """Train to the end, from the last checkpoint."""
+        """Train to the end, starting from the last checkpoint if there is one."""
         run = SegmentationRun(_experiment(cell), resume=True)
         done = run.run()
         records = EpochLog(done.folder).records()

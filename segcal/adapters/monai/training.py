@@ -1,13 +1,13 @@
 """The training of an experiment on MONAI's engines, in one process or several.
 
-An epoch: training batches; a pass over the validation set, at whose end the multipliers are
-updated; then the log, and the checkpoint with all that a resumed training needs to go on as if it
-had not been stopped.
+An epoch consists of the training batches and a pass over the validation set. At the end of that
+pass the multipliers, the learned weights of the penalties, are updated. Then the log is written,
+and the checkpoint with all that a resumed training needs to go on as if it had not been stopped.
 
 Several processes share every batch, and their losses are weighted so that terms that are means over
-samples or voxels are those of one process, a smaller last batch included. What is a ratio within a
-batch (ML1-ACE, MMCE, CRaC averaged by region, labels to ignore in uneven numbers) and batch norm
-are of each process's share.
+samples or voxels equal the terms of one process, even with a smaller last batch. Ratios within a
+batch (ML1-ACE, MMCE, CRaC averaged by region, uneven numbers of ignored voxels) and batch norm are
+computed on each process's share.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         with processes("auto") as ranks:
             trained = SegmentationRun(load_experiment("my.yaml"), ranks).run()
 
-    See :class:`segcal.training.run.TrainingRun`. ``advance`` of :meth:`run` is called after every
-    iteration with what the last epoch came to, in words.
+    See :class:`segcal.training.run.TrainingRun`. The argument ``advance`` of :meth:`run` is called
+    after every iteration with a sentence on the last epoch's results.
     """
 
     libraries = ("segcal", "torch", "monai", "pytorch-ignite", "numpy", "nibabel")
@@ -80,7 +80,7 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         if checkpoint is not None and checkpoint["cases"] != self.cases.names:
             raise ValueError(
                 f"{self.folder / LAST_NAME}: was trained and validated on other cases ({RUN_NAME} "
-                "beside it lists them); go on with those, or choose another output"
+                "beside it lists them); restore them, or choose another output"
             )
         self.classes = self.cases.classes
         self.recipe = load_objective(experiment.recipe)
@@ -103,11 +103,11 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         return self.objective.num_heads * len(self.classes)
 
     def check_network(self) -> None:
-        """Raise ValueError unless logits come out as large as the image."""
+        """Raise ValueError unless logits have the size of the image."""
         self._check_batch(min(2, max(1, self.experiment.training.batch_size // self.ranks.size)))
 
     def _check_batch(self, samples: int) -> None:
-        """Raise ValueError unless the network can be trained on batches of so many samples."""
+        """Raise ValueError unless the network can be trained on batches of this many samples."""
         data, channels = self.experiment.data, self.cases.channels
         check_network(self.network, data, channels, self._outputs, self.device, samples)
 
@@ -153,7 +153,7 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
 
     @property
     def iterations(self) -> int:
-        """How many are left, without early stop."""
+        """Number of training iterations left, without early stop."""
         return self.epochs_left * len(self.sampler)
 
     @cached_property
@@ -200,13 +200,13 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         )
 
     def _share_statistics(self, engine: SupervisedEvaluator) -> None:
-        """Give all the statistics of batch norm of the first process, whose network is saved."""
+        """Give all processes the batch norm statistics of the first, whose network is saved."""
         if self.ranks.size > 1:
             for buffer in self.network.buffers():
                 dist.broadcast(buffer, 0)
 
     def train_epoch(self, seed: int) -> dict[str, float]:
-        """Let MONAI's trainer run for one epoch more."""
+        """Run MONAI's trainer for one more epoch."""
         self.sampler.epoch = self.epoch
         self._trainer.state.max_epochs = self.epoch + 1
         with deterministic():
@@ -231,13 +231,13 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         return {"loss": total.detach()}
 
     def validate_epoch(self) -> Validation:
-        """Let MONAI's evaluator run; the multipliers are updated at the end of its pass."""
+        """Run MONAI's evaluator; the multipliers are updated at the end of its pass."""
         with deterministic():
             self._evaluator.run(self.epoch + 1)
         return self._measured.result
 
     def held_out(self, network: nn.Module) -> HeldOutPass:
-        """The batches of validation, of several processes those of this one."""
+        """This process's batches of the validation set."""
         inferer = window_inferer(self.experiment)
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -250,7 +250,7 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         return HeldOutPass(batches(), len(self.val_loader), self.cases.ignore_index)
 
     def after_epoch(self, record: dict[str, Any], validation: Validation) -> None:
-        """Say how the epoch went, and write it for TensorBoard."""
+        """Report the results of the epoch, and write them for TensorBoard."""
         scores = f"mean IoU {record['miou']:.4f}, ECE {record['ece']:.4f}"
         self._words = f"epoch {record['epoch']}: {scores}"
         self.say(f"{self._words}; {_terms(record)}")
@@ -282,7 +282,7 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         return {"cases": self.cases.names}
 
     def own_state(self) -> dict[str, Any]:
-        """What a prediction needs to know of the data, and the scale of gradients."""
+        """What a prediction needs to know about the data, and the scale of gradients."""
         return {
             "classes": list(self.classes),
             "heads": self.objective.num_heads,
@@ -293,13 +293,13 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
         }
 
     def restore_own(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the scale of gradients."""
+        """Restore the scale of gradients."""
         self.scaler.load_state_dict(checkpoint["scaler"])
 
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Have cuDNN choose kernels that give the same every time."""
+    """Have cuDNN choose kernels that give the same result every time."""
     before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     try:

@@ -1,4 +1,4 @@
-"""Transforms of post-processing pipelines: post-hoc calibration, and one head of two."""
+"""Transforms for post-processing: post-hoc calibration, and selecting one of two heads."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ class Calibrate(Transform):
         post = Compose([Calibrate("calibrator.json"), AsDiscrete(argmax=True)])
         labels = post(SlidingWindowInferer(roi_size)(images, network)[0])
 
-    A MetaTensor stays one, with its affine and applied operations; the voxel size of the affine is
-    what distances of a calibrator with bands are measured with. Any other array counts in voxels.
+    A MetaTensor stays a MetaTensor, with its affine and applied operations. A calibrator with bands
+    of distance to the boundary measures them in mm by the voxel size of the affine; for any other
+    array it counts voxels.
 
     Args:
-        calibrator: what ``segcal calibrate fit`` wrote, by path, or a fitted one.
-        from_probabilities: the network, or a transform before, has taken the softmax (or sigmoid,
-            for a calibrator per channel) already; log-probabilities then stand for the logits.
+        calibrator: path of a file that ``segcal calibrate fit`` wrote, or a fitted calibrator.
+        from_probabilities: True if the network or an earlier transform has applied the softmax (or
+            the sigmoid, for a calibrator per channel); log-probabilities then replace the logits.
 
     Raises:
         ValueError: a file that holds no calibrator, or a calibrator that has not been fitted.
@@ -124,17 +125,17 @@ class Calibrated(MapTransform):
           keys: pred
           calibrator: $@bundle_root + '/models/calibrator.json'
 
-    Put it before Invertd to calibrate on the grid that the network saw, or behind to calibrate on
-    that of the image; a calibrator is for the one that it was fitted on.
+    Put it before Invertd to calibrate on the grid that the network saw, or after Invertd to
+    calibrate on the grid of the image. Choose the grid that the calibrator was fitted on.
 
     Args:
-        keys: of what is calibrated.
+        keys: of the logits to calibrate.
         calibrator: see :class:`Calibrate`.
         from_probabilities: see :class:`Calibrate`.
         allow_missing_keys: whether samples may lack keys.
 
     Raises:
-        ValueError: as :class:`Calibrate`; what is wrong with a sample names its key.
+        ValueError: as :class:`Calibrate`; an error in a sample names its key.
     """
 
     backend: ClassVar = Calibrate.backend
@@ -162,11 +163,11 @@ class Calibrated(MapTransform):
 
 
 CalibrateD = CalibrateDict = Calibrated
-"""Other names, as all of MONAI's dictionary transforms have."""
+"""Other spellings, as MONAI's dictionary transforms have them."""
 
 
 class SelectHead(Transform):
-    """The channels of one head of a network of two, see :mod:`segcal.heads`.
+    """The channels of one head of a network with two heads, see :mod:`segcal.heads`.
 
     Example::
 
@@ -204,8 +205,8 @@ class SelectHeadd(MapTransform):
 
     Args:
         keys: of the logits.
-        head: see there.
-        allow_missing_keys: MONAI's.
+        head: ``decision`` or ``probability``.
+        allow_missing_keys: whether samples may lack keys.
     """
 
     backend: ClassVar = SelectHead.backend
@@ -217,7 +218,7 @@ class SelectHeadd(MapTransform):
         self.select = SelectHead(head)
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Return `data` with the head's channels in place of those of both."""
+        """Return `data` with the channels of one head in place of the channels of both."""
         done = dict(data)
         for key in self.key_iterator(done):
             done[key] = self.select(done[key])
@@ -228,7 +229,7 @@ SelectHeadD = SelectHeadDict = SelectHeadd
 
 
 def _spacing_mm(img: NdarrayOrTensor) -> list[float] | None:
-    """Voxel size along the spatial axes of ``(K, *S)``; None where nothing tells it."""
+    """Voxel size along the spatial axes of ``(K, *S)``; None where it is unknown."""
     if not isinstance(img, MetaTensor):
         return None
     axes, affine = img.ndim - 1, img.affine

@@ -1,4 +1,4 @@
-"""A pass over the validation set: what it measures, and what the multipliers learn of it."""
+"""A pass over the validation set, which gives metrics and updates the multipliers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ ECE_BINS = 15
 class ValidationPass:
     """A handler of the evaluator: measures, and updates the multipliers at the end of the pass.
 
-    It is what :class:`segcal.adapters.monai.handlers.DualStepHandler` is to a trainer of one's
-    own, for recipes that need the image or two views as well, and sums up the metrics on the way.
+    It does for :class:`SegmentationRun` what
+    :class:`segcal.adapters.monai.handlers.DualStepHandler` does for a trainer of your own. It also
+    serves recipes that need the image or two views of it, and computes the metrics in the same
+    pass.
 
     Args:
         objective: the loss.
@@ -122,7 +124,7 @@ class TermMeans:
         self._samples += samples
 
     def take(self, device: torch.device) -> dict[str, float]:
-        """Means of all ranks; the sums start anew."""
+        """Means over all ranks; the sums start again at 0."""
         sums = [torch.as_tensor(s, device=device) for s in (*self._sums.values(), self._samples)]
         *values, samples = sum_over_ranks(torch.stack([s.double() for s in sums])).tolist()
         means = {name: v / max(samples, 1) for name, v in zip(self._sums, values, strict=True)}

@@ -1,1 +1,1 @@
-"""nnU-Net v2: trainers, the ways nnU-Net finds them, training and prediction."""
+"""nnU-Net v2: segcal's trainers, how nnU-Net finds them, training and prediction."""

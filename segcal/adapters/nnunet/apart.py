@@ -1,7 +1,7 @@
-"""A step of nnU-Net's in a process of its own: its folders are variables of the environment.
+"""A step of nnU-Net in a process of its own, because environment variables name its folders.
 
-The process ends with the one that asked for it, killed or not: it reads its job from a pipe and
-leaves when the other end is closed.
+The process ends together with its parent, even if the parent is killed: it reads its job from a
+pipe and exits when the other end is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from segcal.adapters.nnunet.running import Budget, predict, train
 
 Step = Literal["plan", "train", "predict"]
 SHOWN = 3
-"""Lines of the log that an error tells."""
+"""Number of lines of the log that an error shows."""
 
 
 def run_apart(
@@ -36,16 +36,16 @@ def run_apart(
     """Run a step and wait for it.
 
     Args:
-        step: ``plan`` is nnUNetv2_plan_and_preprocess; the others are those of
+        step: ``plan`` is nnUNetv2_plan_and_preprocess; ``train`` and ``predict`` are functions of
             :mod:`segcal.adapters.nnunet.running`.
-        arguments: nnU-Net's.
+        arguments: of nnU-Net's command.
         folders: ``raw``, ``preprocessed`` and ``results``.
-        log: file that gets what the step says.
+        log: file for the output of the step.
         threads: of torch.
         budget: of a training, see :class:`segcal.adapters.nnunet.running.Budget`.
 
     Raises:
-        RuntimeError: the step failed, with the end of its log.
+        RuntimeError: the step failed; the message shows the end of its log.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("nnUNet_")}
     environment |= {f"nnUNet_{name}": str(path.resolve()) for name, path in folders.items()}
@@ -79,7 +79,7 @@ def run_apart(
 
 
 def main() -> None:
-    """Do what the standard input says."""
+    """Run the job that is read from standard input."""
     # not the standard input, which forks close: they would wait for a thread that reads it
     pipe = os.dup(0)
     with Path(os.devnull).open("rb") as nothing:
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _end_with(pipe: int) -> None:
-    """End all that this process has started, and itself, when the other end is closed."""
+    """End this process and all that it has started, when the other end of the pipe is closed."""
     os.read(pipe, 1)
     os.killpg(os.getpid(), signal.SIGKILL)
 

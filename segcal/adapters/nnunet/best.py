@@ -1,4 +1,4 @@
-"""Which epoch is the best calibrated one."""
+"""Choosing the best calibrated epoch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class BestCalibrated:
     """The lowest calibration error among epochs whose Dice is near the best.
 
-    Calibration error alone would choose a network that finds nothing: background is easy to be
-    sure of, and right. So no epoch is chosen while a class has collapsed, or its Dice is that of
-    such a network.
+    Calibration error alone would choose a network that finds nothing, since it is easy to be
+    confident and right about background. So no epoch is chosen while a class has collapsed (is
+    never predicted), or while Dice is below `floor`.
 
     Attributes:
         tolerance: how far below the best Dice so far an epoch may lie.
@@ -28,7 +28,7 @@ class BestCalibrated:
     dice: float = -1.0
 
     def update(self, ece: float, dice: float, *, collapsed: bool = False) -> bool:
-        """Take in an epoch; True when it is chosen. One that is NaN in either is not."""
+        """Take in an epoch; True if it is chosen. An epoch with a NaN in `ece` or `dice` is not."""
         self.top_dice = max(self.top_dice, dice) if dice == dice else self.top_dice
         limit = self.top_dice - self.tolerance
         fits = dice >= max(limit, self.floor) and not collapsed

@@ -1,4 +1,4 @@
-"""The loss of a training: nnU-Net's own, with the terms of a recipe at their places."""
+"""The loss of a training: nnU-Net's own loss with the terms of a recipe put into it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from segcal.schedule import Schedules
 from segcal.term import Term, TwoViewTerm
 
 Arguments = Mapping[str, Mapping[str, Any]]
-"""Arguments by term, beside those of the recipe."""
+"""Arguments by term that differ from the recipe's."""
 
 
 def build_loss(
@@ -37,13 +37,13 @@ def build_loss(
         host: nnU-Net's loss, deep supervision included; it is changed.
         labels: how targets are read.
         recipe: what the terms are.
-        placed: their places and weights.
-        arguments: those that differ from the recipe's.
-        dice: keep nnU-Net's Dice.
+        placed: places and weights of the terms.
+        arguments: that differ from the recipe's, by term.
+        dice: whether to keep nnU-Net's Dice.
 
     Raises:
-        ValueError: arguments that do not fit; deep supervision without a weight; two heads and a
-            term that compares two views.
+        ValueError: arguments that do not fit; deep supervision without a weight; a term that
+            compares two views, with two heads.
     """
     if not np.all(np.isfinite(getattr(host, "weight_factors", 1.0))):
         raise ValueError(
@@ -54,7 +54,7 @@ def build_loss(
     terms = build_terms(recipe, only=placed.weights, overrides=arguments, **labels.runtime())
     two = [name for name in terms if terms[name].two_views]
     if two and placed.probability:
-        raise ValueError(f"{', '.join(two)}: compares two views, and has no form with two heads")
+        raise ValueError(f"{', '.join(two)}: comparing two views does not work with two heads")
     if not dice:
         without(head_of(host), "weight_dice")
     own = {name: a for name, a in hosts_own(recipe).items() if name in recipe.ramps}
@@ -84,7 +84,8 @@ def describe_terms(
 ) -> dict[str, dict[str, Any]]:
     """Weight, target, arguments and schedule of every term, by name.
 
-    This is what a checkpoint was trained with. Of nnU-Net's own terms those with a schedule.
+    A checkpoint keeps this as the record of its training. nnU-Net's own terms are listed if they
+    have a schedule.
     """
     components = resolve_terms(recipe, overrides=arguments)
     found: dict[str, dict[str, Any]] = {
@@ -102,7 +103,7 @@ def describe_terms(
 
 
 def _with_head(host: nn.Module, head: nn.Module) -> nn.Module:
-    """Return nnU-Net's loss with another loss of one head."""
+    """Return nnU-Net's loss with `loss` in place of its loss for one head."""
     if not isinstance(host, DeepSupervisionWrapper):
         return head
     host.loss = head

@@ -1,4 +1,4 @@
-"""Which calibrator a prediction is made with, and whether it is one of the model."""
+"""Choosing the calibrator of a prediction, and checking that it belongs to the model."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from segcal.io.pairing import find_record
 from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, read_calibrator
 
 OF_MODEL = "model"
-"""What is said for the calibrator that lies beside the model."""
+"""Value of --calibrator that means the calibrator in the folder of the model."""
 
 
 def find_calibrator(
     aggregation: Aggregation, model: Path, record: Mapping[str, Any], channels: int
 ) -> SavedCalibrator | None:
-    """Find the calibrator that is asked for, and check that it is one of the model.
+    """Find the calibrator that is asked for, and check that it belongs to the model.
 
     Args:
-        aggregation: what is asked for.
+        aggregation: names the calibrator.
         model: folder of the trained model.
         record: of the predictions that are to be made.
         channels: of the network.
 
     Returns:
-        None where none is asked for; one that lies beside the model is then mentioned.
+        None if no calibrator is asked for; a calibrator in the folder of the model is then
+        mentioned.
 
     Raises:
-        ValueError: a file that cannot be read, or was fitted to another model or kind of mean.
+        ValueError: a file that cannot be read, or was fitted to another model or another number of
+            networks.
     """
     folds, asked = record["folds"], aggregation.calibrator
     beside = beside_model(model, folds)
     if asked is None:
         if beside is not None:
-            print(f"There is {beside}, which is not applied; --calibrator {OF_MODEL} would")
+            print(f"{beside} is not applied; add --calibrator {OF_MODEL} to apply it")
         return None
     if asked == OF_MODEL and beside is None:
         raise ValueError(
@@ -56,8 +58,8 @@ def find_calibrator(
             print(f"WARNING: {text}")
     if aggregation.per_fold and saved.of_mean:
         raise ValueError(
-            f"{path}: was fitted to the mean of {saved.members} networks, which no fold alone is; "
-            "leave out --per-fold, or fit one to single folds"
+            f"{path}: was fitted to the mean of {saved.members} networks, which does not fit a "
+            "single fold; leave out --per-fold, or fit a calibrator to single folds"
         )
     how = f"the mean of {len(folds)} folds" if saved.of_mean else "each fold"
     print(f"Calibrated by {path} ({saved.method}): {how if len(folds) > 1 else folds[0]}")
@@ -71,11 +73,11 @@ def beside_model(model: Path, folds: Sequence[str]) -> Path | None:
 
 
 def _check_alone(path: Path, saved: SavedCalibrator, channels: int) -> None:
-    """Check that it takes logits of a volume, and nothing else."""
+    """Check that a calibrator needs nothing but the logits of a volume."""
     try:
         saved.calibrator.apply(torch.zeros(1, channels, 2, 2, 2), spacing_mm=(1.0, 1.0, 1.0))
     except ValueError as error:
-        raise ValueError(f"{path}: does not calibrate logits of volumes alone ({error})") from None
+        raise ValueError(f"{path}: needs more than the logits of a volume ({error})") from None
 
 
 def _check_model(
@@ -84,25 +86,25 @@ def _check_model(
     here = len(record["folds"])
     if saved.of_mean and saved.members != here:
         raise ValueError(
-            f"{path}: was fitted to the mean of {saved.members} networks, here are {here} folds "
-            "(-f); predict with as many, fit one to single folds, which then calibrates each fold "
-            "before they are averaged, or say --any-model"
+            f"{path}: was fitted to the mean of {saved.members} networks, but {here} predict "
+            "here (-f); predict with as many, or fit a calibrator to single folds, which then "
+            "calibrates each fold before they are averaged, or add --any-model"
         )
     seen = record if saved.of_mean else {**record, "members": 1}
     warnings = saved.check_model(seen, str(model))
     if not saved.members and here > 1:
         warnings.append(
-            f"{path}: does not say of how many networks the predictions were that it was fitted "
-            "to; it is applied to each fold, as if of one"
+            f"{path}: does not say how many networks made the predictions that it was fitted "
+            "to; it is applied to each fold, as if it had been one"
         )
     return warnings
 
 
 def check_continued(output: Path, saved: SavedCalibrator | None) -> None:
-    """Check that predictions are gone on with that were calibrated alike.
+    """Check that predictions in `output`, which are continued, have the same calibrator.
 
     Raises:
-        RefusedError: they were calibrated by another, or by none.
+        RefusedError: they were calibrated by another calibrator, or by none.
     """
     record = find_record(output)
     before = record.get("calibrator")
@@ -114,8 +116,8 @@ def check_continued(output: Path, saved: SavedCalibrator | None) -> None:
         for one in (before, now)
     )
     raise RefusedError(
-        f"{output}: was predicted {was}, not {asked}; go on with that, or predict into another "
-        "folder"
+        f"{output}: was predicted {was}, not {asked}; continue in the same way, or predict into "
+        "another folder"
     )
 
 
@@ -124,7 +126,7 @@ def _shown(summary: Mapping[str, Any]) -> str:
 
 
 def for_trainer(saved: SavedCalibrator, trainer: str) -> SavedCalibrator:
-    """The same for a copy of the model that names another trainer, without paths of the fit."""
+    """The calibrator for a copy of the model that names another trainer, without private paths."""
     model = {**saved.model, "trainer": trainer} if saved.model else {}
     fitted_on = {
         key: Path(value).name if key in ("predictions", "references") else value

@@ -1,4 +1,4 @@
-"""nnU-Net's checkpoints: read without running what is in them, and made of plain values."""
+"""Reading nnU-Net's checkpoints as plain values, without running code that is in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMPY_SCALARS: list[Any] = [
 
 
 def read_plain(path: Any, *, map_location: Any = None, **_: Any) -> Any:
-    """Return what a checkpoint holds; tensors, numbers and containers are all that is made of it.
+    """Return the content of a checkpoint, which may hold only tensors, numbers and containers.
 
     It can stand in for :func:`torch.load`, whose further arguments it ignores.
 
@@ -33,8 +33,8 @@ def read_plain(path: Any, *, map_location: Any = None, **_: Any) -> Any:
         map_location: see :func:`torch.load`.
 
     Raises:
-        RefusedError: no such file, damaged, or one that holds more, which could run code when it is
-            loaded.
+        RefusedError: no such file, a damaged file, or a file that holds more and so could run code
+            when it is loaded.
     """
     if not Path(path).is_file():
         raise RefusedError(f"{path}: no such file")
@@ -45,8 +45,8 @@ def read_plain(path: Any, *, map_location: Any = None, **_: Any) -> Any:
         reason = next((line for line in str(error).splitlines() if "Unsupported" in line), "")
         raise RefusedError(
             f"{path}: holds more than tensors and numbers and is not loaded, since that could run "
-            f"code{f' ({reason.strip()})' if reason else ''}; whoever trusts where it is from can "
-            "use nnU-Net's own commands, which load it as it is"
+            f"code{f' ({reason.strip()})' if reason else ''}; if you trust its source, use "
+            "nnU-Net's own commands, which load everything"
         ) from None
     except (RuntimeError, EOFError, OSError) as error:
         raise RefusedError(f"{path}: not a whole checkpoint ({error})") from None
@@ -56,8 +56,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint of nnU-Net onto the CPU, as plain values and tensors.
 
     Raises:
-        ValueError: no such file, damaged, no checkpoint of nnU-Net, or one that holds more than
-            numbers, which could run code when it is loaded.
+        ValueError: no such file, a damaged file, no checkpoint of nnU-Net, or a file that holds
+            more than numbers and so could run code when it is loaded.
     """
     content = read_plain(path, map_location="cpu")
     needed = {"network_weights", "init_args", "trainer_name", "logging", "current_epoch"}

@@ -1,9 +1,9 @@
 """How nnU-Net finds segcal's trainers and its own folders: by environment variables.
 
-``nnUNet_extTrainer`` names folders whose modules nnU-Net searches; ours is a folder with a single
-star import, so that the classes live in :mod:`segcal.adapters.nnunet.trainers` and stay
-importable and picklable. Nothing of nnU-Net is imported here, since it reads its variables then;
-:mod:`segcal.adapters.nnunet.registration` is the other way, which needs no variable.
+``nnUNet_extTrainer`` names folders whose modules nnU-Net searches; segcal's folder holds a module
+with a single star import, so that the classes live in :mod:`segcal.adapters.nnunet.trainers` and
+stay importable and picklable. nnU-Net reads its variables when it is imported, so nothing of it is
+imported here. :mod:`segcal.adapters.nnunet.registration` is another way, which needs no variable.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def ext_path() -> Path:
 
 
 def ensure_env() -> None:
-    """Put our folder first in ``nnUNet_extTrainer``, keeping the user's; children inherit it."""
+    """Put segcal's folder first in ``nnUNet_extTrainer`` beside the user's; children inherit it."""
     ours = str(ext_path())
     others = [p for p in os.environ.get(EXT_VARIABLE, "").split(os.pathsep) if p and p != ours]
     os.environ[EXT_VARIABLE] = os.pathsep.join([ours, *others])
 
 
 def require_paths(*variables: str) -> None:
-    """Check nnU-Net's path variables before nnU-Net is imported (it reads them then).
+    """Check nnU-Net's path variables, before nnU-Net is imported and reads them.
 
     Raises:
         ValueError: a variable is not set, or names a folder that does not exist.

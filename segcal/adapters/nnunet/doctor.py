@@ -1,4 +1,4 @@
-"""What would stop a training with nnU-Net, or surprise, and what to do about it."""
+"""What would stop a training with nnU-Net or surprise its user, and what to do about it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SUPPORTED = "2.8"
 GIB = 1 << 30
 PURPOSE = {
     "nnUNet_raw": "images and labels; planning and preprocessing read it",
-    "nnUNet_preprocessed": "what planning and preprocessing write and training reads",
+    "nnUNet_preprocessed": "planning and preprocessing write it, training reads it",
     "nnUNet_results": "what training writes",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was checked.
 
     Attributes:
         what: its name.
-        found: what there is.
-        verdict: ``ok``; ``note``: something to know; ``stop``: training will not work.
+        found: the result.
+        verdict: ``ok``; ``note`` is good to know; with ``stop`` training will not work.
         advice: what to do, or empty.
     """
 
@@ -43,7 +43,7 @@ class Finding:
 
 
 def diagnose(environment: Mapping[str, str]) -> list[Finding]:
-    """Look at installation, environment variables, trainers and disks."""
+    """Check installation, environment variables, trainers and disks."""
     probed = run_probe(environment)
     return [
         *installation(probed),
@@ -56,7 +56,7 @@ def diagnose(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def run_probe(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Run :mod:`segcal.adapters.nnunet.probe`; ``{"failed": what it said}`` if it breaks."""
+    """Result of :mod:`segcal.adapters.nnunet.probe`; ``{"failed": its error}`` if it breaks."""
     done = subprocess.run(
         [sys.executable, "-m", "segcal.adapters.nnunet.probe"],
         capture_output=True,
@@ -78,12 +78,12 @@ def installation(probed: dict[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 "nnUNetv2_train", script or "not on PATH", "note",
-                "stock commands are of another installation, or missing; segcal nnunet train and "
-                "predict use this one",
+                "nnU-Net's commands belong to another installation, or are missing; segcal nnunet "
+                "train and predict use this installation",
             )
         )  # fmt: skip
     if "failed" in probed:
-        advice = "a package is broken; install nnunetv2 and torch anew"
+        advice = "a package is broken; reinstall nnunetv2 and torch"
         return [*found, Finding("import of nnU-Net", probed["failed"], "stop", advice)]
     for name, error in probed["imports"].items():
         optional = name in ("timm", "torchvision")
@@ -91,10 +91,10 @@ def installation(probed: dict[str, Any]) -> list[Finding]:
             found.append(Finding(f"import {name}", "works"))
             continue
         advice = (
-            "only needed to find trainers by nnUNet_extTrainer: segcal nnunet train works without; "
-            "for stock commands install the version that fits your torch"
+            "only needed to find trainers by nnUNet_extTrainer: segcal nnunet train works without "
+            "it; for nnU-Net's own commands install the version that fits your torch"
             if optional
-            else "install it anew, in this environment"
+            else "reinstall it in this environment"
         )
         found.append(Finding(f"import {name}", error, "note" if optional else "stop", advice))
     gpu = probed["cuda"]
@@ -114,7 +114,7 @@ def version_of(package: str) -> Finding:
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
-        version = "of a source tree"
+        version = "from a source tree"
     found = f"{version}, {spec.origin}"
     if package == "nnunetv2" and not version.startswith(f"{SUPPORTED}."):
         advice = (
@@ -139,7 +139,7 @@ def _path_variable(name: str, value: str | None) -> Finding:
     if not path.is_dir():
         above = next(p for p in (path, *path.absolute().parents) if p.exists())
         if name == "nnUNet_results" and above.is_dir() and os.access(above, os.W_OK):
-            return Finding(name, f"{value}, not there yet: training makes it")
+            return Finding(name, f"{value}, does not exist yet; training makes it")
         return Finding(name, f"{value}, no such folder", worst, f"mkdir -p {value}")
     if needed and not os.access(path, os.W_OK):
         return Finding(name, f"{value}, not writable", "stop", "choose a folder of your own")
@@ -161,10 +161,10 @@ def trainers(probed: dict[str, Any], variable: str | None) -> list[Finding]:
     entries = [p for p in variable.split(os.pathsep) if p.strip()]
     for entry in entries:
         if not Path(entry).is_dir():
-            advice = "nnU-Net skips it; mend or remove it"
+            advice = "nnU-Net skips it; correct or remove it"
             found.append(Finding(EXT_VARIABLE, f"{entry}, no such folder", "note", advice))
         elif Path(entry) != ext_path() and any(Path(entry).glob("*/__init__.py")):
-            advice = "nnU-Net imports every module in there; point it at a folder of trainers alone"
+            advice = "nnU-Net imports every module in it; point it at a folder of trainers only"
             found.append(Finding(EXT_VARIABLE, f"{entry}, holds packages", "note", advice))
     found.append(Finding(EXT_VARIABLE, variable))
     found.append(_looked_up("trainers, by nnUNetv2_train", by_variable, "note", export))
@@ -172,8 +172,8 @@ def trainers(probed: dict[str, Any], variable: str | None) -> list[Finding]:
 
 
 def settings(probed: dict[str, Any]) -> list[Finding]:
-    """Whether trainers take what plans say for them under ``segcal``."""
-    advice = "mend the plans, or leave the entry out"
+    """Whether the trainers accept the plans' entry ``segcal``."""
+    advice = "correct the entry, or remove it"
     return [
         Finding("entry segcal of plans", f"{place}: {problem}", "stop", advice)
         if problem
@@ -208,7 +208,7 @@ def processes(environment: Mapping[str, str], cpus: int) -> list[Finding]:
 
 
 def disks(environment: Mapping[str, str]) -> list[Finding]:
-    """Free space where preprocessing and training write."""
+    """Free space on the disks that preprocessing and training write to."""
     found = []
     for name in ("nnUNet_preprocessed", "nnUNet_results"):
         if value := environment.get(name):
@@ -221,7 +221,7 @@ def free_space(variable: str, free: int) -> Finding:
     """Judge free bytes: a checkpoint of nnU-Net's default networks takes up to 1 GiB."""
     what, found = f"disk of {variable}", f"{free / GIB:.1f} GiB free"
     if variable == "nnUNet_results" and free < GIB:
-        return Finding(what, found, "stop", "make room: a checkpoint may not fit")
+        return Finding(what, found, "stop", "free some space; a checkpoint may not fit")
     if free < 20 * GIB:
         advice = "a fold takes 1 GiB, preprocessed data and --npz far more"
         return Finding(what, found, "note", advice)

@@ -1,4 +1,4 @@
-"""A case written as nnU-Net does, with what it throws away kept, and calibrated where asked for."""
+"""Writing a case as nnU-Net does; on request also its logits and folds, and calibrated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from segcal.posthoc.calibrator import Calibrator
 from segcal.posthoc.links import logits_of, normalised
 
 OUTSIDE = -110.0
-"""Logit of what is impossible outside nnU-Net's crop: e^-110 is 0 in single precision."""
+"""Logit of a class that is impossible outside nnU-Net's crop: e^-110 is 0 in single precision."""
 
 
 def export(
@@ -36,25 +36,25 @@ def export(
     save_logits: bool = False,
     calibrator: Calibrator | None = None,
 ) -> None:
-    """Write a case as nnU-Net does, and its logits and folds where they are asked for.
+    """Write a case as nnU-Net does, and on request its logits and each fold's prediction.
 
-    Calibrated are logits in the resolution and the frame that nnU-Net writes. Where folds are
-    there, each is, and the mean of their probabilities is written; the logits that are saved are
-    the mean's as they were. With two heads the label map is that of the decision head, and all else
-    of the probability head.
+    The calibrator gets logits in the resolution and the frame that nnU-Net writes. If `predicted`
+    holds folds, it calibrates each fold, and the mean of their probabilities is written; the saved
+    logits are the uncalibrated mean. With two heads the decision head gives the label map, and the
+    probability head gives everything else.
 
     Args:
-        predicted: ``(C, *S)``, or ``(1 + folds, C, *S)``, their mean first; C is K, or 2 K of two
-            heads, the decision's first.
+        predicted: ``(C, *S)``, or ``(1 + folds, C, *S)`` with the mean of the folds first; C is K,
+            or 2 K for two heads, with the decision head first.
         properties: of the case, from nnU-Net's preprocessing.
         configuration_manager: nnU-Net's.
         plans_manager: nnU-Net's.
         dataset_json: nnU-Net's.
         output: path of the case without ending.
         save_probabilities: whether probabilities are written.
-        fold_names: sub-folders for the folds' own predictions, or none.
+        fold_names: sub-folders for the predictions of single folds, or none.
         save_logits: whether logits are written.
-        calibrator: what makes probabilities of logits; None is nnU-Net's softmax or sigmoid.
+        calibrator: turns logits into probabilities; None takes nnU-Net's softmax or sigmoid.
     """
     looks = predicted if predicted.ndim == 5 else predicted[None]
     labels = plans_manager.get_label_manager(dataset_json)
@@ -80,7 +80,7 @@ def export(
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where nnU-Net's crop of a case lies in the array that it writes.
+    """Position of nnU-Net's crop of a case in the array that nnU-Net writes.
 
     Attributes:
         properties: of the case.
@@ -108,7 +108,7 @@ class _Frame:
     def calibrated(self, calibrator: Calibrator, cropped: Any) -> Tensor:
         """Probabilities ``(K, *S)`` of logits of the crop.
 
-        What surrounds the crop is looked at, as it is where a calibrator is fitted to files.
+        The calibrator sees the surroundings of the crop too, as it does when it is fitted to files.
         """
         logits = normalised(torch.from_numpy(self.written(cropped)), regions=self.regions)
         probs = calibrator.apply(logits[None], spacing_mm=self.properties["spacing"])[0]
@@ -117,14 +117,14 @@ class _Frame:
 
 
 class _Resampling:
-    """nnU-Net's configuration, whose resampling calibrates and keeps the logits.
+    """nnU-Net's configuration with a resampling that also calibrates and keeps the logits.
 
     Args:
         configuration_manager: nnU-Net's.
         frame: of the case.
         calibrator: see :func:`export`.
         heads: of the network.
-        keep: whether the mean's logits are needed beside calibrated folds.
+        keep: whether the logits of the mean are needed beside calibrated folds.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class _Resampling:
         return getattr(self.host, name)
 
     def resampling_fn_probabilities(self, looks: Any, *args: Any) -> Any:
-        """Logits ``(K, *S)`` that nnU-Net makes probabilities of, from all looks at a case."""
+        """Logits ``(K, *S)`` for nnU-Net's probabilities, from the mean and the folds."""
         if self.heads == 2:
             channels = looks.shape[1] // 2
             self.decision = self.host.resampling_fn_probabilities(looks[0, :channels], *args)
@@ -169,11 +169,11 @@ class _Resampling:
 
 
 class _Deciding:
-    """nnU-Net's plans, and the labels that they name, whose label maps are the decision head's.
+    """nnU-Net's plans, or their labels, with label maps from the decision head.
 
     Args:
         host: nnU-Net's plans, or labels.
-        watched: what holds the decision's logits as soon as they are resampled.
+        watched: holds the decision head's logits as soon as they are resampled.
     """
 
     def __init__(self, host: Any, watched: _Resampling) -> None:
@@ -188,16 +188,16 @@ class _Deciding:
         return _Deciding(self.host.get_label_manager(*args), self.watched)
 
     def convert_probabilities_to_segmentation(self, _: Any) -> Any:
-        """Label map, whatever the probabilities say."""
+        """Label map of the decision head, whatever the probabilities are."""
         return self.host.convert_logits_to_segmentation(self.watched.decision)
 
     convert_logits_to_segmentation = convert_probabilities_to_segmentation
 
 
 def logits_path(output: str) -> Path:
-    """Where the logits of a case go whose probabilities are ``output.npz``.
+    """File for the logits of a case whose probabilities are in ``output.npz``.
 
-    In a folder of their own: nnU-Net's ensembling and segcal's evaluation take every ``.npz`` that
-    lies beside the predictions for a case.
+    They have a folder of their own, because nnU-Net's ensembling and segcal's evaluation take every
+    ``.npz`` beside the predictions for a case.
     """
     return Path(output).parent / LOGITS_FOLDER / f"{Path(output).name}.npz"

@@ -1,4 +1,4 @@
-"""What predicts with the network of a trainer when its training has ended."""
+"""Prediction with the network of a trainer at the end of its training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from segcal.adapters.nnunet.prediction import AveragingPredictor
 
 
 def predictor_of(trainer: Any) -> AveragingPredictor:
-    """Return what predicts with the network of nnU-Net's trainer, as ``segcal nnunet predict``."""
+    """Return a predictor for the trainer's network that works as ``segcal nnunet predict`` does."""
     predictor = AveragingPredictor(Aggregation(), device=trainer.device, allow_tqdm=False)
     network = trainer.network.module if trainer.is_ddp else trainer.network
     predictor.manual_initialization(
@@ -32,7 +32,7 @@ def predictor_of(trainer: Any) -> AveragingPredictor:
 def predicted_by_both_heads(trainer: Any) -> Iterator[None]:
     """Let nnU-Net's validation in this block write the probabilities of the probability head.
 
-    Label maps stay those of the decision head, also those that a cascade's next stage is shown.
+    Label maps still come from the decision head, including those for the next stage of a cascade.
 
     Args:
         trainer: nnU-Net's, whose network has two heads.

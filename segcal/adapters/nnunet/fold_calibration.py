@@ -1,4 +1,4 @@
-"""A calibrator fitted at the end of a fold's training, to cases that it was not trained on."""
+"""Fitting a calibrator at the end of a fold's training, to cases that were not trained on."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CALIBRATION = "calibration"
 def fit_after_validation(trainer: Any, method: str) -> None:
     """Let nnU-Net's trainer keep the probabilities of its validation, then fit a calibrator.
 
-    It is fitted to the cases that ``splits_final.json`` lists under "calib", which are predicted
-    for it, or else to the validation's, and written into the fold's folder.
+    It is fitted to the cases that ``splits_final.json`` lists under "calib", which are then
+    predicted as well, or else to the validation cases. It is written into the fold's folder.
 
     Args:
         trainer: nnU-Net's, not yet trained.
@@ -69,14 +69,14 @@ def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
     )
     if not cases:
         trainer.print_to_log_file(
-            "segcal: what is measured on the validation cases is now flattered; list cases under "
+            "segcal: calibration on the validation cases now looks too good; list cases under "
             '"calib" in splits_final.json to calibrate on those'
         )
     if len(list(fold.parent.glob("fold_[0-9]*/validation/*.npz"))) > len(
         list(fold.glob("validation/*.npz"))
     ):
         trainer.print_to_log_file(
-            "segcal: of all folds together: segcal calibrate fit "
+            "segcal: for a calibrator of all folds together: segcal calibrate fit "
             f"{fold.parent} {references} -o {fold.parent / CALIBRATOR_NAME}"
         )
     return saved
@@ -85,12 +85,12 @@ def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
 def predict_cases(trainer: Any, cases: list[str], folder: Path) -> None:
     """Predict preprocessed cases with the network of a trainer, and keep their logits.
 
-    Of two heads those of the probability head.
+    With two heads these are the logits of the probability head.
 
     Args:
         trainer: nnU-Net's.
         cases: their names.
-        folder: where predictions go; what was in it is removed.
+        folder: for the predictions; its previous content is removed.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

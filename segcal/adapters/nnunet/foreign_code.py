@@ -1,4 +1,4 @@
-"""Models of strangers, of whose files nothing is run.
+"""Loading models of strangers without running code from their files.
 
 nnU-Net unpickles any checkpoint, and imports and calls whatever plans name as a network.
 """
@@ -18,9 +18,9 @@ from segcal.adapters.nnunet.checkpoints import read_plain
 from segcal.adapters.nnunet.patching import RefusedError, replaced
 
 PACKAGES = ("dynamic_network_architectures", "nnunetv2", "torch.nn")
-"""Of what nnU-Net itself builds networks."""
+"""Packages from which nnU-Net itself builds networks."""
 VARIABLE = "SEGCAL_NETWORKS"
-"""Names further packages, with commas, whose networks may be built."""
+"""Environment variable with further packages, separated by commas, whose networks may be built."""
 _locate = pydoc.locate
 
 
@@ -28,7 +28,8 @@ _locate = pydoc.locate
 def no_foreign_code() -> Iterator[None]:
     """Let nnU-Net load checkpoints by :func:`read_plain`, and build networks of its own packages.
 
-    In this block whoever calls :func:`torch.load` or :func:`pydoc.locate` gets what is here.
+    In this block every caller of :func:`torch.load` or :func:`pydoc.locate` gets these safe
+    versions.
     """
     with replaced(torch, "load", read_plain), replaced(pydoc, "locate", find_module_class):
         yield
@@ -41,16 +42,16 @@ def find_module_class(path: str, *_: Any) -> type[nn.Module] | None:
         path: its package, module and name.
 
     Returns:
-        None where a package that may be looked into has no such thing.
+        None where an allowed package has no such name.
 
     Raises:
-        RefusedError: it is of another package, which is not imported, or is no ``nn.Module``.
+        RefusedError: it belongs to another package, which is not imported, or is no ``nn.Module``.
     """
     packages = (*PACKAGES, *filter(None, os.environ.get(VARIABLE, "").split(",")))
     if not any(str(path).startswith(f"{package}.") for package in packages):
         raise RefusedError(
             f"plans: name {path!r} as a network or a part of one; it is not imported, since that "
-            f"could run code: expected one of {', '.join(packages)}. Whoever trusts it sets "
+            f"could run code: expected one of {', '.join(packages)}. If you trust it, set "
             f"{VARIABLE} to its package"
         )
     found = _locate(path)

@@ -1,7 +1,7 @@
-"""nnU-Net's own loss: a weight of it set to 0, its cross-entropy replaced, or taken apart.
+"""nnU-Net's own loss with a weight set to 0, with its cross-entropy replaced, or taken apart.
 
-Its Dice, its masks and its weights of heads stay nnU-Net's code: what is made here are copies of
-its modules that share everything but the weight that differs.
+Dice, masks and the weights of deep supervision remain nnU-Net's code: this module makes copies of
+nnU-Net's modules that share everything but the changed weight.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from segcal.sweep.terms import OverlapTerm
 from segcal.term import Term
 
 CROSS_ENTROPY, DICE = "host/cross_entropy", "host/dice"
-"""Names of nnU-Net's own terms, which are those of no recipe."""
+"""Names of nnU-Net's own terms, which no recipe uses."""
 Heads = Tensor | Sequence[Tensor]
-"""What nnU-Net's network returns, and its targets: with deep supervision one a head."""
+"""Output of nnU-Net's network, or its targets; with deep supervision one tensor per head."""
 
 
 class HeadLoss(nn.Module):
-    """nnU-Net's loss of one head, its cross-entropy replaced.
+    """nnU-Net's loss of one head with its cross-entropy replaced.
 
     Args:
         host: nnU-Net's Dice + cross-entropy; its weight of cross-entropy is set to 0.
-        instead: what takes that place.
+        instead: replaces cross-entropy.
         labels: how targets are read.
     """
 
@@ -54,7 +54,7 @@ class HostWeights:
 
     Args:
         host: nnU-Net's compound loss of one head.
-        attributes: what it calls the weights, by the name of the term.
+        attributes: the names of these weights in nnU-Net, by term.
     """
 
     def __init__(self, host: nn.Module, attributes: Mapping[str, str]) -> None:
@@ -85,9 +85,9 @@ class HostDice(Term):
         self.ignore_index = cast(int | None, host.ignore_label)
 
     def swept(self) -> OverlapTerm | None:
-        """Describe it to :mod:`segcal.sweep`; None of a Dice of another kind.
+        """Description for :mod:`segcal.sweep`; None for a Dice of another kind.
 
-        Sums over a batch that several processes share are left to nnU-Net.
+        nnU-Net itself computes sums over a batch that several processes share.
         """
         dice = self.host.dc
         if type(dice) is not MemoryEfficientSoftDiceLoss or (dice.ddp and dice.batch_dice):
@@ -120,7 +120,7 @@ class RestOfLoss(nn.Module):
         cross_entropy: its cross-entropy as a term.
 
     Attributes:
-        terms: cross-entropy and Dice of the full resolution, those with a weight.
+        terms: cross-entropy and Dice of the full resolution, if they have a weight.
         weights: of the terms in nnU-Net's loss.
     """
 
@@ -148,7 +148,7 @@ class RestOfLoss(nn.Module):
 
 
 def take_apart(host: nn.Module, num_classes: int) -> RestOfLoss | None:
-    """Return nnU-Net's loss without cross-entropy and Dice of its first head, and those two.
+    """Return nnU-Net's loss split into its first head's cross-entropy and Dice, and the rest.
 
     Args:
         host: nnU-Net's loss, deep supervision included.

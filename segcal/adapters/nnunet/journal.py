@@ -1,4 +1,4 @@
-"""What an epoch leaves behind: lines in nnU-Net's log, series of its logger, segcal_log.jsonl."""
+"""Records of an epoch: lines in nnU-Net's log, series of its logger, segcal_log.jsonl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Journal:
     """Writes down the epochs of a training.
 
     Args:
-        trainer: whose epochs they are; its output folder is there once the training starts.
+        trainer: whose epochs are written down; its output folder exists once the training starts.
         channel_names: names of the classes, or regions.
     """
 
@@ -26,7 +26,7 @@ class Journal:
 
     @property
     def epoch_log(self) -> EpochLog:
-        """The file of the training's folder."""
+        """The log file in the training's folder."""
         return EpochLog(Path(self.trainer.output_folder))
 
     def write(
@@ -98,7 +98,7 @@ class Journal:
     def _series(self, key: str, value: float) -> None:
         """Put a value into nnU-Net's log and W&B.
 
-        nnU-Net wants one of every epoch; those before the first get its value.
+        nnU-Net needs a value for every epoch, so epochs before the first value get that value.
         """
         logger, epoch = self.trainer.logger, self.trainer.current_epoch
         series = logger.local_logger.my_fantastic_logging.setdefault(key, [])
@@ -106,7 +106,7 @@ class Journal:
         logger.log(key, value, epoch)
 
     def _fill_series(self) -> None:
-        """Give series without a value of this epoch their last: nnU-Net's figure ends with them."""
+        """Repeat the last value of series without one for this epoch, for nnU-Net's figure."""
         for key, series in self.trainer.logger.local_logger.my_fantastic_logging.items():
             if key.startswith("segcal_") and len(series) == self.trainer.current_epoch:
                 self._series(key, series[-1])

@@ -1,4 +1,4 @@
-"""Labels as nnU-Net's targets hold them, and as segcal's terms take them."""
+"""Conversion of labels from nnU-Net's targets to what segcal's terms take."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from torch import Tensor
 
 
 class Labels:
-    """How labels lie in nnU-Net's targets ``(N, 1, *S)``, or with regions ``(N, R, *S)`` of bool.
+    """Layout of labels in nnU-Net's targets ``(N, 1, *S)``, or with regions ``(N, R, *S)`` of bool.
 
     Args:
         num_classes: K, channels of the logits.
         per_channel: region-based training, a sigmoid per channel.
-        ignore_index: label of voxels to leave out; with regions these are a last channel more.
-        channels: input channels that are images; in a cascade others are one-hot labels.
+        ignore_index: label of voxels to leave out; with regions an additional last channel marks
+            them.
+        channels: number of input channels that are images; in a cascade the others are one-hot
+            labels.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Labels:
         return torch.where(target[:, -1:].bool(), self.ignore_index, target[:, :-1].long())
 
     def runtime(self) -> dict[str, Any]:
-        """Arguments of a term that are known only here."""
+        """Arguments of a term that only the data set determines."""
         return {
             "num_classes": self.num_classes,
             "ignore_index": self.ignore_index,

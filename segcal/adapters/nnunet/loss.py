@@ -1,4 +1,4 @@
-"""nnU-Net's loss with a recipe put in: in place of cross-entropy, and beside the whole of it."""
+"""nnU-Net's loss with the terms of a recipe, in place of cross-entropy and in addition."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ ECE_BINS = 15
 
 
 class Weighed(Protocol):
-    """What has weights that a schedule changes."""
+    """Anything with weights that a schedule changes."""
 
     def weigh(self, factors: Mapping[str, float]) -> dict[str, float]:
         """Set factors on weights, see :meth:`segcal.objective.Objective.weigh`."""
 
 
 class PenalisedLoss(nn.Module):
-    """nnU-Net's loss plus terms on the full resolution, and the sums of a pass.
+    """nnU-Net's loss plus terms on the full resolution; it also sums up calibration over a pass.
 
-    Where that is possible nnU-Net's cross-entropy and Dice of the full resolution share a sweep
-    with a penalty (:mod:`segcal.sweep`): the values are the same, with fewer passes over the
-    logits.
+    Where possible, nnU-Net's cross-entropy and Dice of the full resolution are computed in one
+    sweep with a penalty, that is in one pass over the logits (:mod:`segcal.sweep`). The values are
+    the same.
 
-    With two heads (:mod:`segcal.heads`) the full resolution has ``2 K`` channels: all of the above
-    is of the decision's, the first K, and the probability's terms are of the others, whose
-    calibration is measured.
+    With two heads (:mod:`segcal.heads`) the full resolution has ``2 K`` channels. All of the above
+    then applies to the first K, the decision head; the terms of the probability head apply to the
+    other K, whose calibration is measured.
 
     Args:
         host: nnU-Net's loss, deep supervision included.
         labels: how targets are read.
         penalties: weighted terms on ``(logits, labels)``; None for none.
-        consistency: weight, name and term that compares two views, of which a training batch then
-            holds twice as many samples: :meth:`prepare` makes it, :meth:`forward` takes it apart.
-        probability: weighted terms of the probability head; None of a network of one head.
+        consistency: weight, name and term that compares two views of every image. A training batch
+            then holds twice as many samples: :meth:`prepare` adds them, :meth:`forward` separates
+            them.
+        probability: weighted terms of the probability head; None for a network with one head.
         schedules: factors on weights, by the names of terms; :meth:`advance` sets them.
-        elsewhere: what has weights inside `host` that schedules name.
+        elsewhere: parts of `host` with weights that schedules name.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class PenalisedLoss(nn.Module):
         self.start_pass()
 
     def _join(self) -> None:
-        """Let nnU-Net's own terms stand beside the penalties, with the weights in force."""
+        """Compute nnU-Net's own terms together with the penalties, with the current weights."""
         one = self.penalties
         self.rest = take_apart(self.host, self.labels.num_classes)
         self.joined: Objective | None = None
@@ -97,14 +98,14 @@ class PenalisedLoss(nn.Module):
             self.joined = Objective(terms, weights)
 
     def advance(self, progress: float, dice: float = math.nan) -> dict[str, float]:
-        """Set the weights of the terms that have a schedule, for what is trained next.
+        """Set the weights of the terms that have a schedule, for the next epoch.
 
         Args:
             progress: share of the epochs that are done, in [0, 1].
-            dice: of the validation pass just done; NaN: none.
+            dice: of the last validation pass; NaN if there is none.
 
         Returns:
-            weights in force of these terms, by name.
+            current weights of these terms, by name.
         """
         factors = self.schedules.factors(progress, dice)
         if not factors:
@@ -118,10 +119,10 @@ class PenalisedLoss(nn.Module):
         return {name: weights[name] for name in factors}
 
     def by_head(self, output: Heads) -> tuple[Heads, Tensor]:
-        """Return what decides, ``(N, K, *S)`` in all resolutions, and logits of probabilities.
+        """Return deciding logits ``(N, K, *S)`` in all resolutions, and the probability head's.
 
         Args:
-            output: the network's; with one head the logits are its full resolution.
+            output: the network's; with one head its full resolution serves as both.
         """
         if self.probability is None:
             return output, _first(output)
@@ -136,14 +137,14 @@ class PenalisedLoss(nn.Module):
         return any(isinstance(term, LearnedTerm) for term in terms)
 
     def start_pass(self, *, measuring: bool = False, observing: bool = False) -> None:
-        """Forget the sums of the pass before.
+        """Forget the sums of the last pass, and start a new one.
 
         Args:
-            measuring: sum up calibration.
-            observing: hand batches to the multipliers.
+            measuring: whether to sum up calibration.
+            observing: whether to give batches to the multipliers, the learned penalty weights.
 
         Raises:
-            ValueError: labels that a GPU has seen since were wrong.
+            ValueError: labels of the last pass were invalid, which a GPU reports only now.
         """
         raise_wrong_labels()
         self.measuring = measuring
@@ -154,7 +155,7 @@ class PenalisedLoss(nn.Module):
         self._calibration = torch.zeros(3, ECE_BINS, dtype=torch.float64)
 
     def means(self, reduce: Reduce | None = None) -> dict[str, float]:
-        """Mean over samples of every unweighted term, :attr:`base` being nnU-Net's loss."""
+        """Mean over samples of every unweighted term; :attr:`base` is nnU-Net's loss."""
         device = next(iter(self._sums.values())).device if self._sums else None
         sums = [*self._sums.values(), torch.tensor(float(self._samples), device=device)]
         total = torch.stack([s.double() for s in sums])
@@ -162,7 +163,7 @@ class PenalisedLoss(nn.Module):
         return {name: v / max(samples, 1) for name, v in zip(self._sums, values, strict=True)}
 
     def likelihood(self, reduce: Reduce | None = None) -> float:
-        """Mean cross-entropy of the pass, for schedules by the gap; NaN where there is none."""
+        """Mean cross-entropy of the pass, for schedules by the generalisation gap; NaN if none."""
         if not self.schedules.by_gap:
             return math.nan
         sums = torch.as_tensor(self._likelihood).double()
@@ -171,19 +172,19 @@ class PenalisedLoss(nn.Module):
         return value / samples if samples else math.nan
 
     def ece(self, device: torch.device, reduce: Reduce | None = None) -> float:
-        """ECE of the pass: of the top label, with regions of every channel's decision."""
+        """ECE of the pass, of the top label; with regions, of the decision in every channel."""
         sums = self._calibration.to(device)
         count, confidence, hits = (sums if reduce is None else reduce(sums)).numpy(force=True)
         return BinStatistics(count, confidence, hits).expected_error()
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Take in the images of the next batch and return those that the network is to see.
+        """Take in the images of the next batch and return the images for the network.
 
         Args:
             images: ``(N, C, *S)``.
 
         Returns:
-            the same, or both views of them one after the other, ``(2 N, C, *S)``.
+            the same images, or both views of them one after the other, ``(2 N, C, *S)``.
         """
         self._views = None
         if self.consistency is not None and self.training:
@@ -227,11 +228,11 @@ class PenalisedLoss(nn.Module):
         return total
 
     def observe(self, logits: Tensor, labels: Tensor) -> None:
-        """Hand a batch to the multipliers.
+        """Give a batch to the multipliers.
 
         Args:
-            logits: ``(N, K, *S)``, of two heads ``(N, 2 K, *S)``.
-            labels: as of :meth:`Labels.of`.
+            logits: ``(N, K, *S)``, for two heads ``(N, 2 K, *S)``.
+            labels: as :meth:`Labels.of` returns them.
         """
         decision, probability = self.by_head(logits)
         for one, seen in ((self.penalties, decision), (self.probability, probability)):
@@ -246,7 +247,7 @@ class PenalisedLoss(nn.Module):
         return steps
 
     def learned_state(self) -> dict[str, Any]:
-        """What is learned beside the network, on the CPU."""
+        """State that is learned in addition to the network's weights, on the CPU."""
         learned = [*self._objectives, self.schedules]
         return {name: v.cpu() for one in learned for name, v in one.state_dict().items()}
 
@@ -280,14 +281,14 @@ class PenalisedLoss(nn.Module):
         )
 
     def _host_loss(self, output: Heads, target: Heads) -> Tensor:
-        """nnU-Net's loss, which is no tensor where all of its weights are 0."""
+        """nnU-Net's loss as a tensor, which nnU-Net does not return if all weights are 0."""
         value = self.host(output, target)
         return value if isinstance(value, Tensor) else 0 * _first(output).sum()
 
     def _two_view_loss(
         self, views: tuple[View, View], output: Heads, target: Heads
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of both views by :func:`segcal.objective.two_view_loss`; L has deep supervision."""
+        """Loss of both views by :func:`segcal.objective.two_view_loss`, with deep supervision."""
         both = [_map(lambda x, i=i: x.chunk(2)[i], output) for i in (0, 1)]
         losses = [
             self._view_loss(heads, _map(view.labels, target), image)
@@ -307,13 +308,13 @@ class PenalisedLoss(nn.Module):
 def calibration(logits: Tensor, labels: Tensor, layout: Labels) -> Tensor:
     """Sums of equal-width bins, ``(3, M)``: predictions, their confidence, and hits.
 
-    A prediction is the top label of a voxel; with regions, whether a voxel is in a region, of every
-    channel. All sums are NaN if a prediction is.
+    A prediction is the top label of a voxel; with regions it is, for every channel, whether the
+    voxel is in the region. All sums are NaN if a prediction is NaN.
 
     Args:
         logits: ``(N, K, *S)``.
-        labels: as of :meth:`Labels.of`.
-        layout: how they are read.
+        labels: as :meth:`Labels.of` returns them.
+        layout: of the labels.
     """
     valid = valid_mask(labels, layout.ignore_index)
     with full_precision(logits) as x:

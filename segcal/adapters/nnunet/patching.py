@@ -1,4 +1,4 @@
-"""nnU-Net's functions replaced for a while, and what both sides of such a patch must know."""
+"""Replacing functions of nnU-Net for a while, and what both sides of such a patch must know."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How the predictions of mirrors, windows and folds become one.
+    """How the predictions of mirrors, windows and folds are combined.
 
     Attributes:
-        average: ``logit``, as nnU-Net does, or ``prob``: what is averaged over all three.
+        average: what is averaged over all three, ``logit`` as in nnU-Net, or ``prob``.
         save_logits: also write the logits, in the geometry of the probabilities.
         per_fold: also write what each fold predicts alone.
-        calibrator: file of a calibrator, or ``model`` for the one that lies beside the model; None
-            leaves probabilities as they are.
-        any_model: apply it though it was fitted to another model.
+        calibrator: file of a calibrator, or ``model`` for the calibrator in the folder of the
+            model; None leaves probabilities as they are.
+        any_model: apply the calibrator even if it was fitted to another model.
     """
 
     average: Literal["logit", "prob"] = "logit"
@@ -29,12 +29,12 @@ class Aggregation:
 
 
 class RefusedError(ValueError):
-    """What a user can mend, found out where nnU-Net already runs but has not begun to work."""
+    """An error that the user can correct, found after nnU-Net has started but before it works."""
 
 
 @contextmanager
 def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Put `value` in the place of what `module` calls `name`, for the time of the block."""
+    """Replace what `module` calls `name` by `value` within the block."""
     before = getattr(module, name)
     setattr(module, name, value)
     try:

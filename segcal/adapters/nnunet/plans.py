@@ -14,14 +14,14 @@ def small_configuration(
     batch: int | None = None,
     features: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """A configuration that inherits from another, preprocessing too, and is smaller.
+    """A smaller configuration that inherits everything else, with preprocessing, from another.
 
     Args:
         plans: content of ``nnUNetPlans.json``.
-        base: name of the other.
+        base: name of the configuration to inherit from.
         patch: size of the patches; None keeps it.
-        batch: patches at once; None keeps it.
-        features: of every stage, of which there are as many; None keeps them.
+        batch: number of patches in a batch; None keeps it.
+        features: number of features for every stage of the network; None keeps them.
 
     Raises:
         ValueError: the plans have no such configuration.

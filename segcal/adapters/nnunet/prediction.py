@@ -1,9 +1,10 @@
-"""nnU-Net's predictor with the averaging chosen, single precision, and what it throws away kept.
+"""nnU-Net's predictor in single precision, with a choice of average, logits and single folds.
 
 nnU-Net averages a voxel's values over mirrored copies of a window, overlapping windows and folds.
-Averaging logits is a geometric mean of probabilities, sharper than any voter where voters
-disagree; averaging probabilities keeps their disagreement as doubt. Which of the two is better
-calibrated depends on the model, so it is named and recorded with the predictions.
+Averaging logits gives a geometric mean of probabilities, which can be more confident than any of
+the predictions where they disagree; averaging probabilities keeps the disagreement as uncertainty.
+Which of the two is better calibrated depends on the model, so the predictions record which was
+used.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ from segcal.repair.saved import SavedCalibrator
 class AveragingPredictor(nnUNetPredictor):
     """nnU-Net's predictor that averages logits or probabilities, in single precision.
 
-    A calibrator that was fitted to single networks is applied to each fold, whose calibrated
-    probabilities are then averaged; one that was fitted to the mean of several, to that mean.
+    A calibrator that was fitted to single networks is applied to each fold, and the calibrated
+    probabilities are averaged. A calibrator that was fitted to the mean of several networks is
+    applied to the mean.
 
-    Of a network of two heads (:mod:`segcal.heads`) both are averaged, each for itself: the decision
-    gives the label map, the probability head probabilities and logits, and the calibrator is its.
+    In a network with two heads (:mod:`segcal.heads`) each head is averaged separately. The decision
+    head gives the label map; the probability head gives probabilities and logits, and the
+    calibrator applies to it.
 
     Args:
-        aggregation: what is averaged, and what is kept.
-        *args: nnU-Net's.
-        **kwargs: nnU-Net's.
+        aggregation: what is averaged, and what is written.
+        *args: arguments of nnU-Net's predictor.
+        **kwargs: arguments of nnU-Net's predictor.
     """
 
     list_of_parameters: list[dict[str, Any]]
@@ -68,8 +71,8 @@ class AveragingPredictor(nnUNetPredictor):
         """Load the folds, remember their names, and find the calibrator.
 
         Raises:
-            RefusedError: a checkpoint that is damaged or could run code, or plans that could; a
-                calibrator that cannot be read, or is not one of this model.
+            RefusedError: a damaged checkpoint; a checkpoint or plans that could run code; a
+                calibrator that cannot be read or belongs to another model.
         """
         if use_folds is None:
             use_folds = self.auto_detect_available_folds(model_training_output_dir, checkpoint_name)
@@ -88,16 +91,16 @@ class AveragingPredictor(nnUNetPredictor):
             raise RefusedError(str(error)) from error
 
     def of_fold(self, name: str, configuration_name: str) -> None:
-        """Remember what is not known of a network that a trainer hands over when it has ended."""
+        """Remember what a network does not say that a trainer hands over at its end."""
         self.fold_names = (name,)
         self.checkpoint_name = "checkpoint_final.pth"
         self.configuration_name = configuration_name
 
     @torch.inference_mode()
     def predict_logits_from_preprocessed_data(self, data: Tensor) -> Tensor:
-        """Return the logits ``(K, *S)`` of all folds; ``(1 + folds, K, *S)`` with each fold's.
+        """Return the averaged logits ``(K, *S)``; with those of each fold ``(1 + folds, K, *S)``.
 
-        Of two heads these are ``2 K`` channels, the decision's first.
+        With two heads these are ``2 K`` channels, the decision head's first.
         """
         every_fold = self.list_of_parameters
         total = torch.zeros(())
@@ -116,7 +119,7 @@ class AveragingPredictor(nnUNetPredictor):
 
     @property
     def _folds_apart(self) -> bool:
-        """Whether what each fold predicts is needed beside the mean."""
+        """Whether the predictions of single folds are needed beside the mean."""
         each = self.saved is not None and not self.saved.of_mean and len(self.fold_names) > 1
         return self.aggregation.per_fold or each
 
@@ -128,7 +131,7 @@ class AveragingPredictor(nnUNetPredictor):
         return torch.cat([logits_of(of_head, regions=regions) for of_head in heads])
 
     def _voter(self, window: Tensor) -> Tensor:
-        """What is averaged, of one window ``(1, C, *S)``."""
+        """The values to average, for one window ``(1, C, *S)``."""
         logits = self.network(window).float()
         if self.aggregation.average == "logit":
             return logits
@@ -137,7 +140,7 @@ class AveragingPredictor(nnUNetPredictor):
 
     @property
     def heads(self) -> int:
-        """How many the network has."""
+        """Number of heads of the network."""
         return 1 if head_layer(self.network) is None else 2
 
     @torch.inference_mode()
@@ -171,7 +174,7 @@ class AveragingPredictor(nnUNetPredictor):
         if not torch.isfinite(total).all():
             raise ValueError(
                 "the network's output is NaN or infinite; was it trained until its loss was NaN, "
-                "or is an image NaN? Half precision, which nnU-Net has on a GPU, ends at 65504: "
+                "or is an image NaN? Half precision, which nnU-Net uses on a GPU, ends at 65504: "
                 "try the CPU (-device cpu)"
             )
         return total
@@ -186,7 +189,7 @@ class AveragingPredictor(nnUNetPredictor):
         num_parts: int = 1,
         save_probabilities: bool = False,
     ) -> tuple[list[Any], list[str] | None, list[Any]]:
-        """List what is to be predicted: when continuing, what lacks any of its files."""
+        """List the cases to predict; when continuing, the cases that lack any of their files."""
         images, names, stages = super()._manage_input_and_output_lists(
             source, output, previous_stage, True, part_id, num_parts, save_probabilities
         )
@@ -227,7 +230,7 @@ class AveragingPredictor(nnUNetPredictor):
             return super().predict_from_files_sequential(*args, **kwargs)
 
     def _exporting(self) -> AbstractContextManager[None]:
-        """Make nnU-Net write what it has no word for."""
+        """Make nnU-Net write what it has no option for."""
         ours = partial(
             export,
             fold_names=self.fold_names if self.aggregation.per_fold else (),
@@ -237,7 +240,7 @@ class AveragingPredictor(nnUNetPredictor):
         return replaced(predict_from_raw_data, "export_prediction_from_logits", ours)
 
     def record(self) -> dict[str, Any]:
-        """What the predictions are made of, see :func:`segcal.repair.saved.model_of`."""
+        """How the predictions are made, see :func:`segcal.repair.saved.model_of`."""
         return {
             "segcal": __version__,
             "dataset": self.plans_manager.dataset_name,
@@ -256,7 +259,7 @@ class AveragingPredictor(nnUNetPredictor):
         }
 
     def describe(self, output: Path) -> None:
-        """Write what the predictions are made of, and what nnU-Net needs to read those of folds."""
+        """Write how predictions are made, and what nnU-Net needs to read the folds' predictions."""
         record = self.record()
         if self.heads == 2:
             record["decision"] = DECISION_HEAD

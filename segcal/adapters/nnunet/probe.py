@@ -1,7 +1,7 @@
-"""Try what nnU-Net does at its start, and print as JSON what came of it: run by the doctor.
+"""Try what nnU-Net does at its start, and print the results as JSON; the doctor runs this.
 
-A process of its own, since broken installations can fail in any way, and so that trainers that are
-registered here are not what is found by the environment variable.
+It is a process of its own, since broken installations can fail in any way, and so that trainers
+registered here are not mistaken for trainers that the environment variable finds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def attempt(action: Callable[[], Any]) -> str | None:
-    """Return None if `action` works, or what it raised."""
+    """Return None if `action` works, else the error that it raised."""
     try:
         action()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
@@ -25,11 +25,12 @@ def attempt(action: Callable[[], Any]) -> str | None:
 
 
 def probe() -> dict[str, Any]:
-    """Import packages, and look trainers up by both ways.
+    """Import packages, and look up trainers in both ways.
 
     Returns:
-        By package what its import raised, or None; ``by_variable`` and ``by_registration``: the
-        same by trainer; ``blocks``: see :func:`blocks`; ``cuda``: name of the GPU, or None.
+        ``imports``: by package the error of its import, or None; ``by_variable`` and
+        ``by_registration``: the same by trainer; ``blocks``: see :func:`blocks`; ``cuda``: name of
+        the GPU, or None.
     """
     names = ("torch", "timm", "torchvision", "nnunetv2.training.nnUNetTrainer.nnUNetTrainer")
     imports = {name: attempt(partial(importlib.import_module, name)) for name in names}
@@ -54,7 +55,7 @@ def probe() -> dict[str, Any]:
 
 
 def blocks() -> dict[str, str]:
-    """What is wrong with each ``segcal`` entry of plans that are preprocessed, or nothing."""
+    """By preprocessed plans with a ``segcal`` entry, what is wrong with the entry, or nothing."""
     from segcal.adapters.nnunet.settings import PLANS_KEY, problem_of_block
     from segcal.io.files import read_json
 

@@ -1,7 +1,7 @@
-"""segcal's trainers put where nnU-Net looks first, which needs no environment variable.
+"""Putting segcal's trainers where nnU-Net looks first, which needs no environment variable.
 
-The search ends there, so that the other trainers that nnU-Net ships are not imported. Importing
-this module imports nnU-Net, which reads its environment variables then.
+The search ends at that place, so the other trainers that nnU-Net ships are not imported. Importing
+this module imports nnU-Net, which then reads its environment variables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from segcal.adapters.nnunet import trainers
 
 
 def register() -> None:
-    """Make our trainers attributes of the module that nnU-Net searches first."""
+    """Make segcal's trainers attributes of the module that nnU-Net searches first."""
     for name, trainer in trainers.TRAINERS.items():
         setattr(searched_first, name, trainer)
 

@@ -1,7 +1,7 @@
-"""Run nnU-Net's own training and prediction with segcal's trainers at hand.
+"""Run nnU-Net's own training and prediction with segcal's trainers.
 
-What imports nnU-Net is imported in the functions: nnU-Net reads environment variables when it is
-imported, and some are set here.
+nnU-Net reads environment variables when it is imported. Since some are set here, everything that
+imports nnU-Net is imported inside the functions.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from segcal.io.pairing import RECORD_NAME
 from segcal.recipes import names
 
 RANK_STRIDE = 1_000_003
-"""Between the seeds of processes that train together."""
+"""Distance between the seeds of processes that train together."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What nnU-Net's command line has no option for; None leaves nnU-Net's value.
+    """Settings without an option on nnU-Net's command line; None leaves nnU-Net's value.
 
     Attributes:
         epochs: number of epochs (nnU-Net: 1000).
-        iterations: training iterations an epoch (250).
-        val_iterations: validation iterations an epoch (50).
-        save_every: epochs between ``checkpoint_latest`` (50).
-        seed: seed everything at the start and, by epoch and rank, at the start of every epoch, with
-            data loading in the training's process: a resumed training then repeats an uninterrupted
-            one.
-        calibrate: post-hoc method that is fitted to the fold's validation once it is over; None
-            fits none.
-        validate: predict the validation cases when the training has ended, as nnU-Net does.
+        iterations: training iterations per epoch (250).
+        val_iterations: validation iterations per epoch (50).
+        save_every: epochs between two writings of ``checkpoint_latest`` (50).
+        seed: seed everything at the start and, by epoch and rank, at the start of every epoch, and
+            load data in the training's own process. A resumed training then repeats an
+            uninterrupted training exactly.
+        calibrate: post-hoc method that is fitted to the fold's validation at the end; None fits
+            none.
+        validate: whether to predict the validation cases at the end of the training, as nnU-Net
+            does.
     """
 
     epochs: int | None = None
@@ -56,7 +57,7 @@ class Budget:
         """Set the budget on an nnU-Net trainer that has not been initialised.
 
         Raises:
-            AttributeError: nnU-Net has renamed what we set.
+            AttributeError: nnU-Net has renamed an attribute that is set here.
         """
         for attribute, value in (
             ("num_epochs", self.epochs),
@@ -101,8 +102,7 @@ def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
 
     Raises:
         ValueError: nnU-Net's path variables are not set, or nothing can be written into its
-            results; a calibrator is asked for that is unknown or would be fitted to what is not the
-            model's.
+            results; the post-hoc method is unknown, or would be fitted to unsuitable predictions.
     """
     if _asks_for_help(arguments):
         return
@@ -116,10 +116,11 @@ def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
     if "all" in arguments:
         raise ValueError(
             "--calibrate: with fold 'all' the network is trained on the cases it validates on, "
-            "which it is too sure of; calibrate on cases that it has not seen (segcal calibrate)"
+            "on which it is too confident; calibrate on cases that it has not seen "
+            "(segcal calibrate)"
         )
     if any(argument.startswith("--val_") for argument in arguments):
-        raise ValueError("--calibrate: is of the final checkpoint; leave out --val_best")
+        raise ValueError("--calibrate: uses the final checkpoint; leave out --val_best")
 
 
 def check_predict(
@@ -131,9 +132,8 @@ def check_predict(
     """Check what can be checked before nnU-Net starts.
 
     Raises:
-        ValueError: nnU-Net's path variables are not set, or nothing can be written into the
-            output; a prediction that was started with another average or checkpoint is to be
-            continued.
+        ValueError: nnU-Net's path variables are not set, or nothing can be written into the output;
+            a prediction to continue was started with another average or checkpoint.
     """
     if _asks_for_help(arguments):
         return
@@ -155,8 +155,8 @@ def check_predict(
     for (key, value), option in zip(now.items(), ("--average", "-chk"), strict=True):
         if before.get(key) != value:
             raise ValueError(
-                f"{known.o}: was predicted with {option} {before.get(key)}, not {value}; go on "
-                "with that, or predict into another folder"
+                f"{known.o}: was predicted with {option} {before.get(key)}, not {value}; "
+                "continue with that, or predict into another folder"
             )
 
 
@@ -169,8 +169,8 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
 
     Raises:
         ValueError: see :func:`check_train`.
-        RefusedError: a checkpoint to start or go on from that is damaged or could run code, or
-            plans that could.
+        RefusedError: a damaged checkpoint to start or continue from; a checkpoint or plans that
+            could run code.
     """
     budget = budget or Budget()
     check_train(arguments, budget)
@@ -182,16 +182,16 @@ def train(arguments: Sequence[str], budget: Budget | None = None) -> None:
 
 
 def train_rank(budget: Budget, rank: int, *arguments: Any) -> None:
-    """Run nnU-Net's ``run_ddp``: one process of those that ``-num_gpus`` spawns."""
+    """Run nnU-Net's ``run_ddp`` in one of the processes that ``-num_gpus`` starts."""
     with _prepared(budget) as host:
         host.run_ddp(rank, *arguments)
 
 
 @contextmanager
 def _prepared(budget: Budget) -> Iterator[Any]:
-    """Yield nnU-Net's module of training, which finds our trainers and gives them the budget.
+    """Yield nnU-Net's training module, which now finds segcal's trainers and sets their budget.
 
-    Checkpoints that a training starts or goes on from run no code, nor do its plans.
+    Checkpoints that a training starts or continues from run no code, nor do its plans.
     """
     if budget.seed is not None:
         os.environ["nnUNet_n_proc_DA"] = "0"  # read when nnU-Net is imported
@@ -235,13 +235,13 @@ def predict(
 
     Args:
         arguments: nnU-Net's.
-        aggregation: what is averaged, and what is kept.
+        aggregation: what is averaged, and what is written.
         from_modelfolder: run ``nnUNetv2_predict_from_modelfolder``.
 
     Raises:
         ValueError: see :func:`check_predict`.
-        RefusedError: a checkpoint that is damaged or could run code, plans that could, or a
-            calibrator that is not one of the model, before the first case.
+        RefusedError: a damaged checkpoint, a checkpoint or plans that could run code, or a
+            calibrator of another model; raised before the first case.
     """
     aggregation = aggregation or Aggregation()
     check_predict(arguments, aggregation, from_modelfolder=from_modelfolder)

@@ -1,6 +1,6 @@
-"""What a recipe means in nnU-Net, and what a plans configuration may say about it.
+"""What a recipe means in nnU-Net, and its settings in a configuration of the plans.
 
-A configuration of the plans carries settings under the key ``segcal``::
+A configuration of the plans may hold settings under the key ``segcal``::
 
     "2d_tuned": {"inherits_from": "2d",
                  "segcal": {"crac": {"margin_inner": 3.0}, "multiplier_source": "volumes"}}
@@ -19,9 +19,9 @@ from segcal.recipes import Recipe, build_terms, component_of, load_recipe, names
 
 PLANS_KEY = "segcal"
 WITHOUT_DICE = "_CE"
-"""Suffix of the trainers that leave out Dice."""
+"""Suffix of the trainers without Dice."""
 HOSTS_OWN = {"cross_entropy": "weight_ce", "soft_dice": "weight_dice"}
-"""Losses of a recipe that nnU-Net has itself, and what it calls their weights."""
+"""Losses of a recipe that nnU-Net has itself, and nnU-Net's names of their weights."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Parts:
     Attributes:
         instead: in place of cross-entropy, on every head; empty keeps nnU-Net's.
         added: beside nnU-Net's loss, on the full resolution.
-        probability: on the second head, which is there in the full resolution only; empty where a
-            network has one head. With two, names begin with that of their head.
+        probability: on the second head, which exists in the full resolution only; empty for a
+            network with one head. With two heads, the names of terms begin with the name of their
+            head.
     """
 
     instead: dict[str, float]
@@ -45,11 +46,11 @@ class Parts:
         return {**self.instead, **self.added, **self.probability}
 
     def named(self, name: str) -> list[str]:
-        """Full names of the terms that a user means by `name`: of two heads, those of both."""
+        """Full names of the terms that a user means by `name`; with two heads, of both."""
         return [full for full in self.weights if name in (full, component_of(full))]
 
     def weighed(self, weights: Mapping[str, float]) -> Parts:
-        """Return the same terms, those named with other weights."""
+        """Return the same terms, with other weights for the terms named."""
         instead, added, probability = (
             {name: weights.get(name, w) for name, w in place.items()}
             for place in (self.instead, self.added, self.probability)
@@ -73,12 +74,12 @@ def _sum(weights: Mapping[str, float]) -> str:
 
 
 def parts(recipe: Recipe) -> Parts:
-    """Place the terms of a recipe: without cross-entropy its losses take that one's place.
+    """Place the terms of a recipe; if it has no cross-entropy, its losses replace nnU-Net's.
 
-    Weights become those beside a cross-entropy of weight 1, which is nnU-Net's.
+    Weights are scaled so that cross-entropy has weight 1, as in nnU-Net.
 
     Raises:
-        ValueError: Dice and cross-entropy of different weights, which nnU-Net does not have.
+        ValueError: Dice and cross-entropy have different weights, which nnU-Net does not allow.
     """
     dice, cross_entropy = (recipe.base.get(name, 0.0) for name in ("soft_dice", "cross_entropy"))
     if dice and cross_entropy and dice != cross_entropy:
@@ -97,7 +98,7 @@ def parts(recipe: Recipe) -> Parts:
 
 
 def _by_head(recipe: Recipe) -> tuple[dict[str, float], dict[str, float]]:
-    """Weights of the terms of both heads that nnU-Net does not have itself."""
+    """Weights of the terms, on both heads, that nnU-Net does not have itself."""
     mine = set(hosts_own(recipe))
     own = {name: w for name, w in recipe.weights.items() if name not in mine}
     probability = {name: w for name, w in own.items() if name.startswith("probability/")}
@@ -105,7 +106,7 @@ def _by_head(recipe: Recipe) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def hosts_own(recipe: Recipe) -> dict[str, str]:
-    """What nnU-Net calls the weights of the recipe's terms that it has itself, by full name."""
+    """nnU-Net's names of the weights of recipe terms that it has itself, by full name."""
     return {
         name: HOSTS_OWN[component_of(name)]
         for name in recipe.weights
@@ -114,17 +115,17 @@ def hosts_own(recipe: Recipe) -> dict[str, str]:
 
 
 class TrainerSettings(BaseModel):
-    """Settings of a training beside the arguments of its terms.
+    """Settings of a training other than the arguments of its terms.
 
     Attributes:
-        multiplier_source: where multipliers learn: ``val_patches``, nnU-Net's random validation
-            patches; ``fixed_patches``, as many that are the same every epoch; ``volumes``, all
-            validation cases, every voxel once.
+        multiplier_source: data on which multipliers (the learned weights of penalties) are updated:
+            ``val_patches``, nnU-Net's random validation patches; ``fixed_patches``, as many patches
+            that are the same in every epoch; ``volumes``, all validation cases, every voxel once.
         volumes_every: epochs between two passes over volumes.
         patch_seed: of the fixed patches.
         deep_supervision: nnU-Net's, on or off.
-        epochs: how many there are, unless the command says so; None leaves nnU-Net's.
-        iterations: training iterations an epoch, likewise.
+        epochs: number of epochs, unless the command gives it; None leaves nnU-Net's.
+        iterations: number of training iterations per epoch, likewise.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -142,14 +143,14 @@ def read_settings(
 ) -> tuple[TrainerSettings, Parts, dict[str, dict[str, Any]]]:
     """Read the ``segcal`` entry of a plans configuration.
 
-    Terms that only other trainers have are left to those, see :func:`of_other_trainers`.
+    Terms that only other trainers have are skipped, see :func:`of_other_trainers`.
 
     Args:
         content: the entry.
-        placed: the recipe's terms, which are named in full or, of two heads, without the head.
+        placed: the recipe's terms; `content` may leave out the head from their names.
 
     Returns:
-        the settings, the terms with the weights in force, and arguments by term.
+        the settings, the terms with their resulting weights, and arguments by term.
 
     Raises:
         ValueError: an unknown key, or a value that does not fit.
@@ -190,7 +191,7 @@ def read_settings(
 
 
 def of_other_trainers(content: Mapping[str, Any], placed: Parts) -> list[str]:
-    """Names in the ``segcal`` entry of terms that this trainer lacks and others have.
+    """Names of terms in the ``segcal`` entry that this trainer lacks and other trainers have.
 
     Args:
         content: the entry.
@@ -208,7 +209,7 @@ def check_block(
     Args:
         content: the entry.
         recipe: of the trainer.
-        runtime: arguments of terms that are known only now.
+        runtime: arguments of terms that the data set determines.
 
     Returns:
         as :func:`read_settings`.
@@ -223,7 +224,7 @@ def check_block(
 
 
 def problem_of_block(content: Any) -> str:
-    """What would stop the trainers that a ``segcal`` entry is meant for; empty if nothing.
+    """Error that a ``segcal`` entry would raise in the trainers it is meant for; empty if none.
 
     Args:
         content: the entry.

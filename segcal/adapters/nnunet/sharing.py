@@ -28,9 +28,9 @@ PROVENANCE_KEY = "segcal"
 OF_MODEL = ("dataset.json", "plans.json", "dataset_fingerprint.json")
 OF_FOLD = ("progress.png", "network_architecture.pdf")
 OF_TRAINING = ("optimizer_state", "grad_scaler_state")
-"""What only a training that goes on needs, twice as large as the network."""
+"""Parts of a checkpoint, twice as large as the network, that only resuming needs."""
 OWN_NETWORKS = (nnUNetTrainer.build_network_architecture, TwoHeadTrainer.build_network_architecture)
-"""What makes networks of which stock nnU-Net builds one with the weights of one head."""
+"""Functions whose networks stock nnU-Net can build, with the weights of one head."""
 
 
 def export_model(
@@ -40,30 +40,30 @@ def export_model(
     *,
     head: Head | None = None,
 ) -> Path:
-    """Write a copy of a trained model that stock nnU-Net predicts with, segcal or not.
+    """Write a copy of a trained model with which stock nnU-Net predicts, without segcal.
 
-    Checkpoints name nnU-Net's own trainer and hold tensors and plain values only, so that
-    ``torch.load(weights_only=True)`` reads them; what trained them is kept in them, under
-    ``segcal``, but for the optimizer's state. Paths and measures of the validation, which name
-    folders and cases of whoever trained, are left out. Calibrators that lie beside the model or
-    its folds go along, for the stock trainer.
+    Checkpoints name nnU-Net's own trainer and hold only tensors and plain values, so that
+    ``torch.load(weights_only=True)`` reads them. They keep the record of their training under
+    ``segcal``, without the optimizer's state. Paths and validation results, which name folders and
+    cases of the person who trained, are left out. Calibrators in the folders of the model or its
+    folds are copied and made to name the stock trainer.
 
-    Of a network of two heads one is copied: the decision, or the probability head with the
-    calibrators, which are its.
+    From a network with two heads one head is copied: the decision head, or the probability head
+    together with its calibrators.
 
     Args:
         model: folder of a trained model, with ``plans.json`` and ``fold_X``.
-        results: folder that can be another's ``nnUNet_results``.
+        results: folder that can serve as somebody's ``nnUNet_results``.
         checkpoint_name: which checkpoint of the folds is copied.
-        head: of a network of two heads, which.
+        head: which head to copy, for a network with two heads.
 
     Returns:
         The new folder, ``results/DATASET/nnUNetTrainer__PLANS__CONFIGURATION``.
 
     Raises:
-        ValueError: `model` is no such folder, its network is not nnU-Net's own, or there is a
-            model of that name in `results`, or a calibrator that cannot be read; a network of two
-            heads and none is named, or of one and one is.
+        ValueError: `model` is no such folder, its network is not nnU-Net's own, `results` has a
+            model of that name already, or a calibrator cannot be read; `head` is missing for a
+            network with two heads, or given for a network with one.
     """
     check_writable(results)
     plans, dataset = (_read_of_model(model, name) for name in ("plans.json", "dataset.json"))
@@ -80,7 +80,7 @@ def export_model(
     name = f"{STOCK}__{plans['plans_name']}__{configuration}"
     target = results / plans["dataset_name"] / name
     if target.exists():
-        raise ValueError(f"{target}: is there already; name another folder, or remove it")
+        raise ValueError(f"{target}: exists already; name another folder, or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=target.parent))
     try:
@@ -99,11 +99,11 @@ def export_model(
 
 
 def as_stock(checkpoint: dict[str, Any], head: Head | None = None) -> dict[str, Any]:
-    """Return a checkpoint that names nnU-Net's trainer, with what trained it under ``segcal``.
+    """Return a checkpoint that names nnU-Net's trainer, with its training under ``segcal``.
 
     Args:
         checkpoint: of one head.
-        head: of two heads, which it was.
+        head: which head it was, if the network had two.
     """
     init_args = dict(checkpoint["init_args"])
     state = init_args.pop(PROVENANCE_KEY, None)
@@ -118,10 +118,10 @@ def as_stock(checkpoint: dict[str, Any], head: Head | None = None) -> dict[str, 
 
 
 def _weights_of(path: Path, checkpoint: dict[str, Any], head: Head | None) -> dict[str, Any]:
-    """The network's weights, of two heads those with `head`.
+    """The network's weights; of two heads, the weights with `head`.
 
     Raises:
-        ValueError: two heads and none is named, or one and one is.
+        ValueError: `head` is missing for two heads, or given for one.
     """
     weights: dict[str, Any] = checkpoint["network_weights"]
     if head is not None:
@@ -131,14 +131,14 @@ def _weights_of(path: Path, checkpoint: dict[str, Any], head: Head | None) -> di
             raise ValueError(f"{path}: {error}") from None
     if _class_of(path, checkpoint["trainer_name"]).build_network_architecture is OWN_NETWORKS[1]:
         raise ValueError(
-            f"{path}: its network has two heads, of which a stock model holds one; name it: "
-            f"--head {' or '.join(get_args(Head))}"
+            f"{path}: its network has two heads, and a stock model has one; choose it "
+            f"with --head {' or '.join(get_args(Head))}"
         )
     return weights
 
 
 def _calibrators(model: Path, folds: list[Path]) -> dict[Path, SavedCalibrator]:
-    """Calibrators beside the model and its folds, by their place in it, for a stock model."""
+    """Calibrators of the model and its folds, for a stock model, by their relative paths."""
     return {
         place.relative_to(model): for_trainer(read_calibrator(place / CALIBRATOR_NAME), STOCK)
         for place in (model, *folds)
@@ -158,17 +158,17 @@ def _read_of_model(model: Path, name: str) -> dict[str, Any]:
 def _check_network(
     path: Path, checkpoint: dict[str, Any], plans: dict[str, Any], dataset: dict[str, Any]
 ) -> None:
-    """Check that stock nnU-Net builds the very network of a checkpoint.
+    """Check that stock nnU-Net builds the same network as the checkpoint's.
 
     Raises:
-        ValueError: the trainer builds its own, its weights do not fit, or its plans could run
-            code.
+        ValueError: the trainer builds a network of its own, its weights do not fit, or its plans
+            could run code.
     """
     name = checkpoint["trainer_name"]
     if _class_of(path, name).build_network_architecture not in OWN_NETWORKS:
         raise ValueError(
-            f"{path}: {name} builds a network of its own, which stock nnU-Net cannot; share the "
-            "trainer with the model"
+            f"{path}: {name} builds a network of its own, which stock nnU-Net cannot build; share "
+            "the trainer with the model"
         )
     manager = PlansManager(plans)
     configuration = manager.get_configuration(checkpoint["init_args"]["configuration"])
@@ -184,7 +184,7 @@ def _check_network(
         network.load_state_dict(checkpoint["network_weights"])
     except RuntimeError as error:
         raise ValueError(
-            f"{path}: its weights are not of the network of {path.parent.parent / 'plans.json'}: "
+            f"{path}: its weights do not fit the network of {path.parent.parent / 'plans.json'}: "
             f"{error}"
         ) from None
 
@@ -200,9 +200,9 @@ def _class_of(path: Path, name: str) -> type[nnUNetTrainer]:
         found: type[nnUNetTrainer] = recursive_find_trainer_class_by_name(name)
     except (RuntimeError, ImportError) as error:
         raise ValueError(
-            f"{path}: was trained with {name}, which is not found here, so it is not known "
-            "whether it builds nnU-Net's network; set nnUNet_extTrainer to the trainer's folder "
-            f"({type(error).__name__}: {error})"
+            f"{path}: was trained with {name}, which is not found here, so segcal "
+            "cannot know whether it builds nnU-Net's network; set nnUNet_extTrainer to the "
+            f"trainer's folder ({type(error).__name__}: {error})"
         ) from None
     return found
 

@@ -1,4 +1,4 @@
-"""Where multipliers learn when not in nnU-Net's own validation: fixed patches, whole volumes."""
+"""Other data on which multipliers are updated than nnU-Net's validation: fixed patches, volumes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Box = tuple[slice, ...]
 def calibration_cases(
     split: Mapping[str, Sequence[str]], train: Sequence[str], val: Sequence[str]
 ) -> list[str]:
-    """Return the ``calib`` cases of a fold of ``splits_final.json``; none without the key.
+    """Return the ``calib`` cases of a fold of ``splits_final.json``; empty if it lists none.
 
     Raises:
-        ValueError: a list that is empty, or a case that is also one of train or val.
+        ValueError: an empty list, or a case that is also in train or val.
     """
     if "calib" not in split:
         return []
@@ -39,7 +39,7 @@ def calibration_cases(
 
 
 def calibration_cases_of(trainer: Any, train: Sequence[str], val: Sequence[str]) -> list[str]:
-    """Return the ``calib`` cases of the fold of nnU-Net's trainer; none of fold ``all``.
+    """Return the ``calib`` cases of the fold of nnU-Net's trainer; empty for fold ``all``.
 
     Raises:
         ValueError: see :func:`calibration_cases`.
@@ -52,9 +52,9 @@ def calibration_cases_of(trainer: Any, train: Sequence[str], val: Sequence[str])
 
 
 def patches(loader: Any, batches: int, seed: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield batches of nnU-Net's loader that depend on `seed` alone.
+    """Yield batches of nnU-Net's loader that depend only on `seed`.
 
-    nnU-Net draws from NumPy's global generator, whose state is put back after each batch.
+    nnU-Net draws from NumPy's global generator, whose state is restored after each batch.
     """
     for i in range(batches):
         before = np.random.get_state()  # noqa: NPY002
@@ -67,14 +67,15 @@ def patches(loader: Any, batches: int, seed: Sequence[int]) -> Iterator[dict[str
 
 
 def tiles(shape: Sequence[int], patch: Sequence[int]) -> Iterator[tuple[Box, Box]]:
-    """Cover a volume with patches, so that every voxel is kept once.
+    """Cover a volume with patches so that every voxel is kept exactly once.
 
     Args:
         shape: ``(*S)`` of the volume.
-        patch: ``(*S)``; where it is larger than the volume the patch sticks out on both sides.
+        patch: ``(*S)``; where it is larger than the volume, it extends beyond both sides.
 
     Yields:
-        the patch's place in the volume (it can begin below 0), and what to keep of the patch.
+        the patch's position in the volume (it can begin below 0), and the part of the patch to
+        keep.
     """
     axes = []
     for size, length in zip(shape, patch, strict=True):
@@ -95,12 +96,12 @@ def volumes(
 
     Args:
         dataset: nnU-Net's.
-        cases: names of those that are taken.
-        patch: patch size; of two axes for a two-dimensional network.
+        cases: their names.
+        patch: patch size; two axes for a two-dimensional network.
         transforms: nnU-Net's for validation, without deep supervision.
 
     Yields:
-        image, target, and what to keep of the last axes.
+        image, target, and the part of the last axes to keep.
     """
     flat = len(patch) == 2
     size = (1, *patch) if flat else tuple(patch)

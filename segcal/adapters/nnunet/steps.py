@@ -1,4 +1,4 @@
-"""A network and losses as nnU-Net's default trainer has them, without its data: to time steps."""
+"""The network and losses of nnU-Net's default trainer without data, for timing training steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOCK = "stock"
 
 
 def network(channels: int, num_classes: int, stages: int) -> nn.Module:
-    """nnU-Net's default network for volumes, of its widths, without deep supervision."""
+    """nnU-Net's default network for volumes, in its default widths, without deep supervision."""
     found: nn.Module = get_network_from_plans(
         "dynamic_network_architectures.architectures.unet.PlainConvUNet",
         {
@@ -50,7 +50,7 @@ def losses(
     Args:
         num_classes: K.
         recipes: names.
-        device: where they compute.
+        device: to compute on.
     """
     found: dict[str, nn.Module] = {STOCK: _host()}
     labels = Labels(num_classes, per_channel=False, ignore_index=None, channels=1)

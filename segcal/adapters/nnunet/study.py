@@ -1,4 +1,4 @@
-"""nnU-Net in a study: planned once for each set and seed, trained, and predicted with."""
+"""nnU-Net in a study: planning once for each set and seed, then training and prediction."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ LATEST = "checkpoint_latest.pth"
 SAID = "nnunet.log"
 READY = "ready.json"
 CONFIGURATION = "study"
-"""Name of the configuration that a cell adds to the plans."""
+"""Name of the configuration that a cell (one training of the study) adds to the plans."""
 SAVE_EVERY = 5
-"""Epochs between checkpoints, which a killed training goes on from."""
+"""Epochs between checkpoints, from which a killed training continues."""
 
 
 class NnunetExperiment(Strict):
@@ -45,16 +45,16 @@ class NnunetExperiment(Strict):
     Attributes:
         configuration: of nnU-Net's plans: ``2d``, ``3d_fullres``, ...
         patch: size of the patches; None takes the plans'.
-        batch: patches at once; None takes the plans'.
-        features: of every stage, of which there are as many; None takes the plans'.
-        iterations: training iterations an epoch.
-        val_iterations: validation iterations an epoch.
+        batch: number of patches in a batch; None takes the plans'.
+        features: number of features for every stage of the network; None takes the plans'.
+        iterations: training iterations per epoch.
+        val_iterations: validation iterations per epoch.
         dice: whether nnU-Net's Dice is part of the loss.
         mirroring: whether predictions are averaged over mirrored images.
-        trainer: of the recipe.
+        trainer: name of the recipe's trainer.
         terms: arguments of the recipe's terms.
         epochs: number of epochs.
-        seed: of all that is random.
+        seed: of all random numbers.
         device: ``auto`` takes a GPU if there is one.
     """
 
@@ -77,7 +77,7 @@ class NnunetHost:
     """Plans, trains and predicts by nnU-Net's commands, see :class:`segcal.study.plan.Host`."""
 
     def resolve(self, cell: StudyCell, classes: int) -> NnunetExperiment:
-        """All that a training is of.
+        """Check a training and return all of its settings.
 
         Args:
             cell: what is trained.
@@ -92,7 +92,7 @@ class NnunetHost:
         return experiment
 
     def train(self, cell: StudyCell) -> TrainedCell:
-        """Train to the end, from the last checkpoint; the seconds are those since then."""
+        """Train to the end from the last checkpoint; the seconds count from this start."""
         experiment, fold = _experiment(cell), self.log(cell)
         _plan(cell, experiment)
         started = perf_counter()
@@ -155,7 +155,7 @@ def _experiment(cell: StudyCell) -> NnunetExperiment:
     content = merged(content, cell.variant.changes)
     trainer = load_objective(cell.variant.recipe).trainer
     if not trainer:
-        raise ValueError(f"recipe {cell.variant.recipe}: has no trainer of nnU-Net")
+        raise ValueError(f"recipe {cell.variant.recipe}: has no nnU-Net trainer")
     suffix = "" if content.get("dice", True) else WITHOUT_DICE
     content["trainer"] = f"nnUNetTrainer{trainer}{suffix}"
     return validated(content, NnunetExperiment, cell.name)
@@ -166,7 +166,7 @@ def _dataset(cell: StudyCell) -> str:
 
 
 def _folders(cell: StudyCell) -> dict[str, Path]:
-    """nnU-Net's folders: results and a view of what is preprocessed are the cell's own."""
+    """nnU-Net's folders; the cell has its own results and its own view of the preprocessed data."""
     own = cell.folder / "training"
     return {
         "raw": cell.data / "nnunet" / "raw",
@@ -176,7 +176,7 @@ def _folders(cell: StudyCell) -> dict[str, Path]:
 
 
 def _plan(cell: StudyCell, experiment: NnunetExperiment) -> None:
-    """Plan and preprocess the data of a set and seed; once, whichever cell comes first."""
+    """Plan and preprocess the data of a set and seed, once, in the cell that comes first."""
     base, root = experiment.configuration, cell.data / "nnunet"
     with _alone(root):
         done = root / READY
@@ -204,7 +204,7 @@ def _plan(cell: StudyCell, experiment: NnunetExperiment) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process plans there."""
+    """Wait until no other process plans in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -212,7 +212,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _view(cell: StudyCell, experiment: NnunetExperiment) -> None:
-    """What is preprocessed, as links, with plans and a split of the cell's own."""
+    """Link the preprocessed data, and write the cell's own plans and split."""
     source = cell.data / "nnunet" / "preprocessed" / _dataset(cell)
     view = _folders(cell)["preprocessed"] / _dataset(cell)
     view.mkdir(parents=True, exist_ok=True)

@@ -1,18 +1,18 @@
-"""nnU-Net trainers, one for every recipe: nnU-Net's own loss with the recipe put in.
+"""nnU-Net trainers, one for every recipe: nnU-Net's own loss with the recipe put into it.
 
-``nnUNetTrainerCRaC`` is Dice + cross-entropy + CRaC; in ``nnUNetTrainerFL`` the focal loss stands
-in cross-entropy's place; with the suffix ``_CE`` the same goes without Dice. A recipe's file names
-its trainer (``trainer: CRaC``), so that a new recipe is a new trainer.
+``nnUNetTrainerCRaC`` minimises Dice + cross-entropy + CRaC; in ``nnUNetTrainerFL`` the focal loss
+replaces cross-entropy; the suffix ``_CE`` leaves out Dice. A recipe's file names its trainer
+(``trainer: CRaC``), so that a new recipe is a new trainer.
 
-The constructor keeps nnU-Net's signature, the network keeps its architecture, so a trained model
-predicts like any other. Multipliers are observed on the full resolution in validation, updated
-before the checkpoint of the epoch is written, and saved in it.
+The constructor keeps nnU-Net's signature and the network its architecture, so a trained model
+predicts like any other. Multipliers, the learned weights of penalties, are updated from the full
+resolution of validation batches, before the checkpoint of the epoch is written, which holds them.
 
-A recipe with ``temperature`` ends with a network whose last layer is divided by one, in
-``checkpoint_final.pth``.
+A recipe with ``temperature`` divides the last layer of the network in ``checkpoint_final.pth`` by a
+fitted temperature.
 
 A recipe with two heads (:mod:`segcal.heads`) adds K channels to the network's last layer. Outside
-training the network returns the decision's K, as nnU-Net expects.
+training the network returns the K channels of the decision head, as nnU-Net expects.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class CalibratedTrainer(nnUNetTrainer):
     def _read_block(
         self, plans: dict[str, Any], configuration: str, dataset_json: dict[str, Any]
     ) -> None:
-        """Read what the plans say for segcal's trainers.
+        """Read the plans' settings for segcal's trainers.
 
         Raises:
-            RefusedError: something that does not fit.
+            RefusedError: a setting that does not fit.
         """
         manager = PlansManager(plans)
         content = manager.get_configuration(configuration).configuration.get(PLANS_KEY, {})
@@ -140,10 +140,10 @@ class CalibratedTrainer(nnUNetTrainer):
         return loss.to(self.device)
 
     def _check_device_and_batch(self) -> None:
-        """Refuse what would stop in the first step.
+        """Refuse settings that would fail in the first step.
 
         Raises:
-            ValueError: a device without float64; shares of a batch that differ.
+            ValueError: a device without float64; unequal shares of a batch.
         """
         if self.device.type == "mps":
             raise ValueError(
@@ -157,8 +157,8 @@ class CalibratedTrainer(nnUNetTrainer):
         if self.configuration_manager.batch_dice and batch % ranks:
             raise ValueError(
                 f"{type(self).__name__}: nnU-Net's batch Dice gathers from {ranks} processes, "
-                f"whose shares of a batch of {batch} differ; plan a batch_size that they divide, "
-                "or batch_dice false"
+                f"whose shares of a batch of {batch} differ; plan a batch_size divisible by "
+                f"{ranks}, or batch_dice false"
             )
 
     def do_split(self) -> tuple[list[str], list[str]]:
@@ -174,15 +174,15 @@ class CalibratedTrainer(nnUNetTrainer):
             return super().get_dataloaders()
 
     def on_train_start(self) -> None:
-        """Start as nnU-Net does, and say what is added to the loss.
+        """Start as nnU-Net does, and log what is added to the loss.
 
         Raises:
-            ValueError: the checkpoint to go on from was trained with other settings.
+            ValueError: the checkpoint to continue from was trained with other settings.
         """
         if self._other_settings:
             raise ValueError(
-                f"{self._other_settings}. Go on with the settings it was trained with, or start "
-                "anew (without --c)"
+                f"{self._other_settings}. Continue with the settings it was trained with, or "
+                "start again (without --c)"
             )
         super().on_train_start()
         self._say_what_is_trained()
@@ -203,8 +203,8 @@ class CalibratedTrainer(nnUNetTrainer):
         self.logger.update_config({"segcal": {**settings, **self.penalty_settings}})
         if self._of_others:
             self.print_to_log_file(
-                f"segcal: the plans say {', '.join(self._of_others)} for other trainers; this one "
-                "has no such term"
+                f"segcal: the plans set {', '.join(self._of_others)} for other trainers; this "
+                "trainer has no such term"
             )
         warn_of_labels(self)
         source = self.settings.multiplier_source
@@ -255,13 +255,13 @@ class CalibratedTrainer(nnUNetTrainer):
         self._train_likelihood = self.loss.likelihood(self._reduce)
 
     def on_validation_epoch_start(self) -> None:
-        """From here on every validation batch also goes to the multipliers, unless others do."""
+        """From here on, give validation batches to the multipliers too, unless they have others."""
         super().on_validation_epoch_start()
         self.loss.eval()
         self.loss.start_pass(measuring=True, observing=not self._own_pass)
 
     def on_validation_epoch_end(self, val_outputs: list[dict[str, Any]]) -> None:
-        """Update the multipliers. The checkpoint of this epoch is written later, with them."""
+        """Update the multipliers. The checkpoint of this epoch is written later and holds them."""
         super().on_validation_epoch_end(val_outputs)
         terms, ece = self.loss.means(self._reduce), self.loss.ece(self.device, self._reduce)
         gap = generalisation_gap(self._train_likelihood, self.loss.likelihood(self._reduce))
@@ -286,7 +286,7 @@ class CalibratedTrainer(nnUNetTrainer):
             self.print_to_log_file(f"WARNING: segcal: {news}")
 
     def on_epoch_end(self) -> None:
-        """End as nnU-Net does; keep the best calibrated epoch, draw the figure."""
+        """End the epoch as nnU-Net does, keep the best calibrated epoch and draw the figure."""
         super().on_epoch_end()
         self._keep_best_calibrated()
         if self.local_rank == 0:
@@ -294,17 +294,16 @@ class CalibratedTrainer(nnUNetTrainer):
             draw(figure, "").save(Path(self.output_folder) / FIGURE_NAME)
 
     def on_train_end(self) -> None:
-        """End as nnU-Net does; before, divide the network's last layer, if the recipe says so."""
+        """Divide the network's last layer if the recipe says so, then end as nnU-Net does."""
         if load_recipe(self.recipe).temperature:
             self._fold_temperature()
         super().on_train_end()
 
     def _keep_best_dice(self) -> None:
-        """Keep the last epoch as nnU-Net's best, if it is.
+        """Keep the last epoch as nnU-Net's best, if it is the best.
 
-        nnU-Net looks for that after it has written ``checkpoint_latest``, so a training that goes
-        on from that checkpoint looks again: the killed one may not have come to it, and the
-        checkpoint does not know of it.
+        nnU-Net checks this after it has written ``checkpoint_latest``. A training that continues
+        from that checkpoint checks again, because the killed training may not have done so.
         """
         dice = self.logger.get_value("ema_fg_dice", step=-1)
         if self._best_ema is None or dice > self._best_ema:
@@ -312,7 +311,7 @@ class CalibratedTrainer(nnUNetTrainer):
             self._save_last_epoch(BEST_DICE_NAME)
 
     def _keep_best_calibrated(self) -> None:
-        """Keep the last epoch as the best calibrated one, if it is. Twice does no harm."""
+        """Keep the last epoch if it is the best calibrated one. Repeating this does no harm."""
         ece, dice = (
             float(self.logger.get_value(key, step=-1)) for key in ("segcal_val_ece", "ema_fg_dice")
         )
@@ -330,7 +329,7 @@ class CalibratedTrainer(nnUNetTrainer):
 
     @property
     def _own_pass(self) -> bool:
-        """Whether multipliers learn elsewhere than in nnU-Net's validation."""
+        """Whether multipliers are updated from other data than nnU-Net's validation."""
         elsewhere = self.settings.multiplier_source != "val_patches" or self.calibration_cases
         return self.loss.learns and bool(elsewhere)
 
@@ -339,17 +338,17 @@ class CalibratedTrainer(nnUNetTrainer):
         return sum_over_ranks if self.is_ddp else None
 
     def observe_cases(self) -> None:
-        """Hand the batches of the multipliers' own source to them."""
+        """Give the multipliers the batches of their own source."""
         volumes = self.settings.multiplier_source == "volumes"
         fixed = self.settings.multiplier_source == "fixed_patches"
         for logits, labels in self._seen(self._volumes() if volumes else self._patches(fixed)):
             self.loss.observe(logits, labels)
 
     def _fold_temperature(self) -> None:
-        """Divide the network's last layer by the temperature that validation patches tell.
+        """Divide the network's last layer by a temperature fitted to validation patches.
 
-        They are the same ones whenever it is done, so that doing it twice does no harm. Where it
-        cannot be done the log says why: a training that has ended is not lost for that.
+        The patches are always the same, so repeating this does no harm. If it fails, the log says
+        why, and the finished training is kept.
         """
         self.temperature = []
         if self.fold == "all":
@@ -378,10 +377,10 @@ class CalibratedTrainer(nnUNetTrainer):
         )
 
     def _fitted_temperature(self) -> Temperature:
-        """The temperature of the first process's patches, in all processes.
+        """The temperature fitted to the first process's patches, in all processes.
 
         Raises:
-            ValueError: in all of them, if it cannot be fitted.
+            ValueError: it cannot be fitted; raised in all processes.
         """
         found: list[Any] = [None]
         if self.local_rank == 0:
@@ -402,7 +401,7 @@ class CalibratedTrainer(nnUNetTrainer):
         return Temperature.from_state(found[0])
 
     def _probabilities(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield logits that give probabilities, and labels, of fixed patches."""
+        """Yield the logits that give probabilities, and the labels, of fixed patches."""
         for logits, labels in self._seen(self._patches(fixed=True)):
             yield self.loss.by_head(logits)[1], labels
 
@@ -423,7 +422,7 @@ class CalibratedTrainer(nnUNetTrainer):
             yield logits[kept], self.loss.labels.of(target.to(self.device)[kept])
 
     def _volumes(self) -> Iterator[tuple[Tensor, Tensor, tuple[slice, ...]]]:
-        """Whole cases, each process its share, and what to keep of each patch."""
+        """Patches of whole cases, this process's share, and the part of each patch to keep."""
         cases = self.calibration_cases or self.val_cases
         if self.is_ddp:
             cases = cases[self.local_rank :: dist.get_world_size()]
@@ -436,7 +435,7 @@ class CalibratedTrainer(nnUNetTrainer):
         yield from volumes(dataset, shown, patch, self._validation_transforms())
 
     def _patches(self, fixed: bool) -> Iterator[tuple[Tensor, Tensor, tuple[slice, ...]]]:
-        """Patches, the same ones every time, or others in every epoch."""
+        """Patches, either the same every time, or new ones in every epoch."""
         patch = self.configuration_manager.patch_size
         loader = nnUNetDataLoader(
             self._dataset(self.calibration_cases or self.val_cases),
@@ -484,9 +483,9 @@ class CalibratedTrainer(nnUNetTrainer):
     def save_checkpoint(self, filename: str) -> None:
         """Save nnU-Net's checkpoint with the state of the penalties among its init arguments.
 
-        nnU-Net stores and restores those itself and reads only ``configuration`` of them, so
-        neither side's code is copied. A training killed while it writes keeps the checkpoint
-        before.
+        nnU-Net stores and restores init arguments itself and reads only ``configuration`` from
+        them, so no code of nnU-Net is copied. A training killed while it writes keeps the previous
+        checkpoint.
         """
         self.my_init_kwargs[CHECKPOINT_KEY] = {
             "version": __version__,
@@ -505,8 +504,8 @@ class CalibratedTrainer(nnUNetTrainer):
     def load_checkpoint(self, filename_or_checkpoint: dict[str, Any] | str) -> None:
         """Load nnU-Net's checkpoint and the state of the penalties.
 
-        One that was trained with other settings of the penalties predicts, but is not trained on
-        (:meth:`on_train_start`).
+        A checkpoint that was trained with other settings of the penalties can predict, but its
+        training cannot continue (:meth:`on_train_start`).
 
         Raises:
             ValueError: its file is damaged.
@@ -515,7 +514,7 @@ class CalibratedTrainer(nnUNetTrainer):
         if isinstance(path, str) and Path(path).exists() and not zipfile.is_zipfile(path):
             raise ValueError(
                 f"{path}: not a whole checkpoint (was its disk full, or its training killed while "
-                "a stock trainer wrote it?). Delete it: a training that goes on (--c) then takes "
+                "a stock trainer wrote it?). Delete it: a continued training (--c) then takes "
                 "checkpoint_best.pth, if there is one"
             )
         super().load_checkpoint(filename_or_checkpoint)
@@ -537,7 +536,7 @@ class CalibratedTrainer(nnUNetTrainer):
 
 
 class TwoHeadTrainer(CalibratedTrainer):
-    """The same for a recipe whose decision and probability have a head each."""
+    """The trainer for a recipe with one head for decisions and one for probabilities."""
 
     @staticmethod
     def build_network_architecture(
@@ -559,12 +558,12 @@ class TwoHeadTrainer(CalibratedTrainer):
         return network
 
     def on_train_start(self) -> None:
-        """Start, and let the network return both heads from now on."""
+        """Start as above, and let the network return both heads from now on."""
         super().on_train_start()
         self._head_layer.output = "both"
 
     def on_train_end(self) -> None:
-        """End; what comes after it expects the decision's channels."""
+        """End as above; everything after it expects the channels of the decision head."""
         super().on_train_end()
         self._head_layer.output = "decision"
 
@@ -573,7 +572,7 @@ class TwoHeadTrainer(CalibratedTrainer):
         return cast(TwoHeadLayer, head_layer(self.network))
 
     def validation_step(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Take nnU-Net's step: it counts what the decision finds, the loss sees both heads."""
+        """Take nnU-Net's step: it evaluates the decision head, and the loss sees both heads."""
         prepared, network, loss, seen = self._prepared(batch), self.network, self.loss, []
 
         def decision(images: Tensor) -> Heads:
@@ -587,7 +586,7 @@ class TwoHeadTrainer(CalibratedTrainer):
             return nnUNetTrainer.validation_step(self, prepared)
 
     def perform_actual_validation(self, save_probabilities: bool = False) -> None:
-        """Validate as nnU-Net does; probabilities are those of the probability head."""
+        """Validate as nnU-Net does; probabilities come from the probability head."""
         if not save_probabilities:
             super().perform_actual_validation()
             return
@@ -596,7 +595,7 @@ class TwoHeadTrainer(CalibratedTrainer):
 
 
 def _trainers() -> dict[str, type[CalibratedTrainer]]:
-    """Make the trainers of all recipes that name one; nnU-Net's user types these names."""
+    """Make the trainers of all recipes that name one; users of nnU-Net type these names."""
     found: dict[str, type[CalibratedTrainer]] = {}
     for recipe in names("recipes"):
         content = load_recipe(recipe)
@@ -617,7 +616,7 @@ __all__ = list(TRAINERS)
 
 
 def warn_of_labels(trainer: nnUNetTrainer) -> None:
-    """Say in a training's log what is wrong with its labels: regions in no label map, say."""
+    """Write problems of the labels into a training's log, e.g. regions that no label map holds."""
     try:
         why = label_set_of(trainer.dataset_json, "dataset.json").contradiction()
     except ValueError as error:  # which nnU-Net trains with, and segcal evaluate refuses
@@ -627,14 +626,14 @@ def warn_of_labels(trainer: nnUNetTrainer) -> None:
 
 
 def _channel_names(labels: dict[str, Any], *, regions: bool) -> list[str]:
-    """Names of the network's channels: classes by label; or regions, as nnU-Net orders them."""
+    """Names of the network's channels: classes by label, or regions in nnU-Net's order."""
     if regions:
         return [k for k, v in labels.items() if k != "ignore" and set(np.ravel(v)) != {0}]
     return sorted((k for k in labels if k != "ignore"), key=lambda k: int(np.ravel(labels[k])[0]))
 
 
 def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Sentences on settings that differ, by penalty and argument."""
+    """Descriptions of settings that differ, by penalty and argument."""
     found = []
     for name in sorted(set(saved) | set(now)):
         a, b = saved.get(name, {}), now.get(name, {})

@@ -1,8 +1,8 @@
 """Start a training from the end of another one, segmentation head included.
 
-nnU-Net's ``-pretrained_weights`` leaves the head out, so that a converged network starts with a
-random one. Here the new fold gets a ``checkpoint_latest.pth`` with all weights, as if it had been
-trained some epochs less, and nnU-Net's ``--c`` goes on from there.
+nnU-Net's ``-pretrained_weights`` leaves out the segmentation head, so that a converged network
+starts with a random head. Here the new fold gets a ``checkpoint_latest.pth`` with all weights, as
+if its training had some epochs left, and nnU-Net's ``--c`` continues from this checkpoint.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ OF_DATASET = ("labels", "regions_class_order", "channel_names")
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What was written.
+    """The checkpoint that was written.
 
     Attributes:
         checkpoint: the new ``checkpoint_latest.pth``.
         source_epochs: number of epochs the source was trained for.
-        first_epoch: epoch that the training goes on with.
-        total_epochs: number of epochs it must be given to train as many as were asked for.
-        default_epochs: number of epochs the trainer has if it is given none.
+        first_epoch: epoch with which the training continues.
+        total_epochs: number of epochs to give to the training, so that it trains as many as asked
+            for.
+        default_epochs: number of epochs that the trainer has by default.
     """
 
     checkpoint: Path
@@ -77,10 +78,10 @@ def warmstart(
 ) -> WarmStart:
     """Write ``checkpoint_latest.pth`` for a fold of `trainer_name`, from a finished training.
 
-    Where the new network has two heads and the source one, both begin with its weights.
+    If the new network has two heads and the source one, both begin with the source's weights.
 
-    The learning rate goes on from where nnU-Net's schedule has it `epochs` before the end; the
-    optimiser's momentum and the best Dice of the source are forgotten.
+    The learning rate begins at nnU-Net's value for `epochs` before the end; the optimiser's
+    momentum and the best Dice of the source are forgotten.
 
     Args:
         source: folder of the fold that was trained, or a checkpoint.
@@ -89,11 +90,12 @@ def warmstart(
         fold: of the new training.
         trainer_name: of the new training.
         plans_name: of the new training.
-        epochs: how many epochs are to be trained.
+        epochs: number of epochs to train.
 
     Raises:
-        ValueError: the source is not finished or damaged; its plans, labels or network are
-            others; it has seen what the new fold validates on; the new fold is trained already.
+        ValueError: the source is not finished or damaged; it has other plans, labels or another
+            network; it was trained on validation cases of the new fold; the new fold is trained
+            already.
     """
     path = source / FINAL if source.is_dir() else source
     if source.is_dir() and not path.exists():
@@ -103,7 +105,7 @@ def warmstart(
     with _results_elsewhere():
         trainer = _trainer(dataset, configuration, fold, trainer_name, plans_name)
         if differences := unlike(checkpoint["init_args"], trainer.my_init_kwargs):
-            raise ValueError(f"{path}: cannot go on as {target}: {'; '.join(differences)}")
+            raise ValueError(f"{path}: cannot be continued as {target}: {'; '.join(differences)}")
         with no_foreign_code():
             trainer.initialize()
     checkpoint["network_weights"] = both_heads(checkpoint["network_weights"], trainer.network)
@@ -141,17 +143,20 @@ def _untrained_fold(
     except RuntimeError as error:  # nnU-Net knows no such data set
         raise ValueError(f"dataset {dataset}: {error}") from None
     if found := [name for name in CHECKPOINTS if (target / name).exists()]:
-        raise ValueError(f"{target}: holds {', '.join(found)}; a training is not overwritten")
+        raise ValueError(
+            f"{target}: holds {', '.join(found)}; segcal does not overwrite a training; choose "
+            "another fold or trainer"
+        )
     return target
 
 
 def _trainer(
     dataset: str, configuration: str, fold: int | str, trainer_name: str, plans_name: str
 ) -> Any:
-    """Return nnU-Net's trainer of that name on the CPU.
+    """Return the nnU-Net trainer of this name on the CPU.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such trainer.
     """
     register()
     cpu = torch.device("cpu")
@@ -166,7 +171,7 @@ def _trainer(
 def _started(
     checkpoint: dict[str, Any], trainer: Any, trainer_name: str, first_epoch: int
 ) -> dict[str, Any]:
-    """Return a finished training's checkpoint as that of a trainer before `first_epoch`."""
+    """Return a finished training's checkpoint as a checkpoint of `trainer` before `first_epoch`."""
     return {
         "network_weights": checkpoint["network_weights"],
         "optimizer_state": trainer.optimizer.state_dict(),
@@ -181,7 +186,7 @@ def _started(
 
 
 def unlike(source: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Sentences on what two trainings' init arguments must share and do not."""
+    """Descriptions of init arguments that two trainings must share and do not."""
     found = []
     of_source, of_new = (_essentials(a) for a in (source, new))
     for what in of_source:
@@ -192,13 +197,14 @@ def unlike(source: dict[str, Any], new: dict[str, Any]) -> list[str]:
     same_data = source["plans"]["dataset_name"] == new["plans"]["dataset_name"]
     if same_data and str(source["fold"]) != str(new["fold"]):
         found.append(
-            f"it was fold {source['fold']}, whose training cases fold {new['fold']} validates on"
+            f"it was trained on fold {source['fold']}, whose training cases fold {new['fold']} "
+            "validates on"
         )
     return found
 
 
 def _essentials(init_args: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What makes one training's network useful to another, in the types that JSON has."""
+    """Properties that make one training's network useful to another, in JSON's types."""
     plans = init_args["plans"]
     name = init_args["configuration"]
     configuration = PlansManager(plans).get_configuration(name).configuration
@@ -214,12 +220,12 @@ def _check_weights(path: Path, source: dict[str, Any], new: dict[str, Any]) -> N
     wrong = sorted(k for k in shapes.keys() | wanted.keys() if shapes.get(k) != wanted.get(k))
     if wrong:
         shown = "; ".join(f"{k} {shapes.get(k)}, not {wanted.get(k)}" for k in wrong[:3])
-        raise ValueError(f"{path}: {len(wrong)} weights are of another network: {shown}")
+        raise ValueError(f"{path}: {len(wrong)} weights belong to another network: {shown}")
 
 
 @contextmanager
 def _results_elsewhere() -> Iterator[None]:
-    """Let nnU-Net's trainer make its folder where it is removed again, and no run of W&B."""
+    """Let nnU-Net's trainer make its folder in a temporary place, and no run of W&B."""
     with tempfile.TemporaryDirectory() as folder:
         changed = {"nnUNet_results": folder, "nnUNet_wandb_enabled": "0"}
         before = {name: os.environ.get(name) for name in changed}

@@ -1,4 +1,4 @@
-"""nnU-Net's data-loading workers end when their training is gone."""
+"""Ending nnU-Net's data-loading workers when their training is gone."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from batchgenerators.dataloading import nondet_multi_threaded_augmenter as host
 from segcal.adapters.nnunet.patching import replaced
 
 SECONDS = 1.0
-"""Between two looks at the parent."""
+"""Seconds between two checks of the parent."""
 _produce = host.producer
 
 
 def workers_end_with_us() -> AbstractContextManager[None]:
     """In this block, start workers that do not outlive their training.
 
-    A training that is killed cannot stop its workers, and those of batchgenerators, which nnU-Net
-    loads its data with, would wait for it for ever, with the memory that they hold.
+    A training that is killed cannot stop its workers. Workers of batchgenerators, with which
+    nnU-Net loads its data, would wait for ever and keep their memory.
     """
     return replaced(host, "producer", produce)
 
 
 def produce(*arguments: Any) -> None:
-    """Do what batchgenerators' worker does, until its parent is gone."""
+    """Work as batchgenerators' worker does, until the parent is gone."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _produce(*arguments)
 

@@ -1,4 +1,4 @@
-"""Files of annotations: read whole and no larger than they may be, or named with what is wrong."""
+"""Reading files of annotations, with a limit of their size and errors that name the file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from segcal.classify.readers.samples import PARTS
 
 JSON_BYTES, XML_BYTES, TEXT_BYTES = 2 << 30, 1 << 22, 1 << 28
-"""A file that is larger is none of annotations (COCO's largest has half a gigabyte)."""
+"""Largest size of a file of annotations (COCO's largest has half a gigabyte)."""
 PartNames = str | Sequence[str] | None
-"""What a data set calls the samples of a part: a name, several, or none that it says."""
+"""A data set's name for the samples of a part: one name, several, or none."""
 
 
 def part_numbers(train: PartNames, validation: PartNames, test: PartNames) -> list[tuple[str, int]]:
-    """What a data set calls its parts, and the part that each is.
+    """A data set's names of its parts, with the number of the part.
 
     Raises:
-        ValueError: no name to train on, or one twice.
+        ValueError: no name to train on, or a repeated name.
     """
     named = [
         (name, number)
@@ -34,17 +34,17 @@ def part_numbers(train: PartNames, validation: PartNames, test: PartNames) -> li
     if not all(isinstance(name, str) for name in found) or len(set(found)) < len(found):
         raise ValueError(f"{', '.join(PARTS)}: expected names, each once, got {found}")
     if not any(number == 0 for _, number in named):
-        raise ValueError("train: expected the name of what is trained on, got none")
+        raise ValueError("train: expected the name of the training part, got none")
     return named
 
 
 def check_apart(images: Sequence[Hashable], parts: Sequence[int], where: str) -> None:
-    """Raise ValueError if an image is in several parts: what is tested would be trained on.
+    """Raise ValueError if an image is in several parts, since it would be trained on and tested.
 
     Args:
-        images: what tells them apart, of every sample.
+        images: an identifier of the image, for every sample.
         parts: of the samples.
-        where: they are, as messages begin.
+        where: beginning of messages.
     """
     first: dict[Hashable, int] = {}
     for image, part in zip(images, parts, strict=True):
@@ -56,36 +56,36 @@ def check_apart(images: Sequence[Hashable], parts: Sequence[int], where: str) ->
 
 
 def first_there(root: Path, names: Sequence[str], what: str) -> Path:
-    """Return the first of some files or folders below a folder that is there.
+    """Return the first of some files or folders below a folder that exists.
 
     Args:
         root: the folder.
-        names: of what may be there, below it.
-        what: it holds, for people.
+        names: of files or folders below it.
+        what: their content, for messages.
 
     Raises:
-        ValueError: none is there.
+        ValueError: none of them exists.
     """
     for name in names:
         if (root / name).exists():
             return root / name
     raise ValueError(
-        f"{root}: expected {' or '.join(names)} with {what}; there is neither"
+        f"{root}: expected {' or '.join(names)} with {what}, found neither"
         if len(names) > 1
-        else f"{root}: expected {names[0]} with {what}; it is not there"
+        else f"{root}: expected {names[0]} with {what}, which is missing"
     )
 
 
 def read_json(path: Path, *, leave_out: Collection[str] = ()) -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Args:
         path: of the file.
-        leave_out: keys that are dropped wherever they are: outlines of objects need more memory
-            than all else.
+        leave_out: keys that are dropped everywhere, since outlines of objects need more memory than
+            everything else.
 
     Raises:
-        ValueError: naming the file: not there, too large, or damaged.
+        ValueError: the file, which is named, is missing, too large or damaged.
     """
 
     def kept(found: dict[str, Any]) -> dict[str, Any]:
@@ -95,14 +95,15 @@ def read_json(path: Path, *, leave_out: Collection[str] = ()) -> Any:
     try:
         return json.loads(content, object_hook=kept if leave_out else None)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}); bring the file anew") from None
+        raise ValueError(f"{path}: not JSON ({error}); copy or download the file again") from None
 
 
 def read_xml(path: Path) -> ElementTree.Element:
     """Return the root of an XML file, which may declare no entities or other document types.
 
     Raises:
-        ValueError: naming the file: not there, too large, damaged, or with a document type.
+        ValueError: the file, which is named, is missing, too large, damaged, or declares a document
+            type.
     """
     content = _content(path, XML_BYTES)
     try:
@@ -110,7 +111,7 @@ def read_xml(path: Path) -> ElementTree.Element:
         parser.feed(content)
         root: ElementTree.Element = parser.close()
     except ElementTree.ParseError as error:
-        raise ValueError(f"{path}: not XML ({error}); bring the file anew") from None
+        raise ValueError(f"{path}: not XML ({error}); copy or download the file again") from None
     except _DoctypeError:
         raise ValueError(
             f"{path}: declares a document type, which no annotation needs; remove <!DOCTYPE ...>"
@@ -119,10 +120,10 @@ def read_xml(path: Path) -> ElementTree.Element:
 
 
 def read_text(path: Path) -> str:
-    """Return what a text file holds.
+    """Return the content of a text file.
 
     Raises:
-        ValueError: naming the file: not there, too large, or not text.
+        ValueError: the file, which is named, is missing, too large, or not text.
     """
     content = _content(path, TEXT_BYTES)
     try:
@@ -132,7 +133,7 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file without spaces around them; empty ones are left out.
+    """Return the non-empty lines of a text file, without spaces around them.
 
     Raises:
         ValueError: as :func:`read_text`.
@@ -145,8 +146,8 @@ def fields(entry: Any, kinds: Mapping[str, type | tuple[type, ...]], where: str)
 
     Args:
         entry: of a JSON file.
-        kinds: what types they have, by key.
-        where: the entry is, as messages begin.
+        kinds: types of the values, by key.
+        where: beginning of messages.
 
     Raises:
         ValueError: no mapping, or a key that is missing or has another type.
@@ -164,11 +165,11 @@ def fields(entry: Any, kinds: Mapping[str, type | tuple[type, ...]], where: str)
 
 
 def edges(box: Sequence[Any], where: str) -> tuple[float, float, float, float]:
-    """Return left, upper, right and lower edge of a box; one that is thinner gets a pixel.
+    """Return left, upper, right and lower edge of a box, made at least one pixel wide and high.
 
     Args:
         box: left, upper, width, height.
-        where: it is, as messages begin.
+        where: beginning of messages.
 
     Raises:
         ValueError: not four numbers.
@@ -191,7 +192,7 @@ def label_rows(
 
 
 class _DoctypeError(Exception):
-    """A declaration of a document type."""
+    """Raised for a declaration of a document type."""
 
 
 class _WithoutDoctype(ElementTree.TreeBuilder):
@@ -203,13 +204,13 @@ def _content(path: Path, most: int) -> bytes:
     try:
         if (size := path.stat().st_size) > most:
             raise ValueError(
-                f"{path}: {size} bytes are more than annotations have; is it another file?"
+                f"{path}: {size} bytes are more than annotations have; is it the right file?"
             )
         return path.read_bytes()
     except OSError as error:
         raise ValueError(
-            f"{path}: cannot be read ({error.strerror}); is path the folder of the data set, and "
-            "is it complete?"
+            f"{path}: cannot be read ({error.strerror}); check that path is the folder of "
+            "the data set, and that it is complete"
         ) from None
 
 

@@ -1,6 +1,6 @@
-"""Samples in one ``.npz``: those of MedMNIST, and those of segcal.
+"""Samples in one ``.npz`` file, in MedMNIST's or segcal's format.
 
-Nothing in them is unpickled.
+Nothing in these files is unpickled.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from segcal.classify.readers.samples import PARTS, Samples
 from segcal.io.files import whole_file
 
 MEDMNIST_PARTS = ("train", "val", "test")
-"""How MedMNIST calls the parts."""
+"""MedMNIST's names of the parts."""
 MOST_CLASSES = 1000
-"""Classes without names, where there are not even as many samples."""
+"""Largest number of classes without names if there are fewer samples than classes."""
 
 
 def read_npz(path: str | Path, names: tuple[str, ...] | None = None) -> Samples:
     """Read an archive.
 
-    Either MedMNIST's ``train_images``, ``train_labels``, ``val_images``, ... or ``inputs``
-    ``(N, F)``, ``(N, H, W)`` or ``(N, C, H, W)``, ``targets`` ``(N,)`` of classes or ``(N, T)`` of
-    labels, and where it has them ``names``, ``parts`` (train, validation, test, or 0, 1, 2) and
-    ``groups`` that are not parted.
+    It holds either MedMNIST's ``train_images``, ``train_labels``, ``val_images``, ... or segcal's
+    ``inputs`` ``(N, F)``, ``(N, H, W)`` or ``(N, C, H, W)`` and ``targets`` ``(N,)`` of classes or
+    ``(N, T)`` of labels. segcal's archives may also have ``names``, ``parts`` (train, validation,
+    test, or 0, 1, 2) and ``groups`` whose samples stay together.
 
     Args:
         path: of the file.
         names: of the classes or labels, if the file has none.
 
     Raises:
-        ValueError: naming the file: not readable, an array that is missing, of another shape or
-            holds objects, targets that are no whole numbers.
+        ValueError: the file, which is named, is not readable, an array is missing, has another
+            shape or holds objects, or targets are no whole numbers.
     """
     arrays = _arrays(Path(path))
     for name in ("names", "parts", "groups"):
@@ -82,14 +82,14 @@ def write_npz(path: Path, samples: Samples) -> None:
 
 
 def check_new(path: Path, *, overwrite: bool = False) -> None:
-    """Check, before hours of work, that an archive can be written; make its folder.
+    """Check, before hours of work, that an archive can be written, and make its folder.
 
     Args:
         path: of the file.
-        overwrite: it may be there already.
+        overwrite: whether the file may exist already.
 
     Raises:
-        ValueError: a name that is none of an archive, a file that is there, a folder that cannot be
+        ValueError: not the name of an archive, a file that exists, or a folder that cannot be
             written to.
     """
     if path.suffix != ".npz":
@@ -97,7 +97,7 @@ def check_new(path: Path, *, overwrite: bool = False) -> None:
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; name a file")
     if path.exists() and not overwrite:
-        raise ValueError(f"{path}: is there already; remove it, overwrite it, or name another file")
+        raise ValueError(f"{path}: exists already; remove it, overwrite it, or name another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path.parent):
@@ -137,12 +137,12 @@ def _medmnist(
 
 
 def _numbers(path: Path, targets: NDArray[Any]) -> tuple[str, ...]:
-    """Names of classes or labels that have none: their numbers."""
+    """Names of classes or labels without names: their numbers."""
     count = targets.shape[1] if targets.ndim == 2 else int(targets.max(initial=-1)) + 1
     if targets.ndim == 1 and count > max(MOST_CLASSES, len(targets)):
         raise ValueError(
             f"{path}: targets: expected classes numbered from 0, got {count - 1} in "
-            f"{len(targets)} samples; number those that there are, or add names"
+            f"{len(targets)} samples; number the classes that occur, or add names"
         )
     return tuple(map(str, range(count)))
 

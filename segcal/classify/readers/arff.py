@@ -1,4 +1,4 @@
-"""Multi-label tables as ARFF, the format of Weka, Mulan and MEKA, dense or sparse."""
+"""Multi-label tables in ARFF, the format of Weka, Mulan and MEKA, dense or sparse."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from segcal.classify.readers.samples import Samples
 
 XML_BYTES = 1 << 22
-"""A list of labels that is longer is none."""
+"""Largest size of an XML file with a list of labels."""
 QUOTED = r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\""""
 VALUE = rf"""(?:(?:{QUOTED}|([^\s'",][^,\t]*))\s*)?(,|\t|$)"""
 DENSE = re.compile(rf"\s*(){VALUE}")
 SPARSE = re.compile(rf"\s*(\d+)\s+{VALUE}")
-"""A value of a row, after its column where rows are sparse, and what ends it."""
+"""A value of a row, preceded by its column in sparse rows, and the mark that ends it."""
 ATTRIBUTE = re.compile(rf"@attribute\s+(?:{QUOTED}|([^\s'\"]\S*))\s+(.+)", re.IGNORECASE)
 NUMERIC = re.compile(r"(numeric|real|int|integer)\b", re.IGNORECASE)
 MEKA = re.compile(r"\s-C\s+([-+]?\d+)")
-"""How many of the columns are labels, in the name of the relation."""
+"""The number of label columns, in the name of the relation."""
 NO_NUMBER = -(2.0**100)
-"""Stands for what is no number, and so no label either."""
+"""Marks a value that is no number, and so no label either."""
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 TRUTH = {"false": 0.0, "true": 1.0}
 
@@ -35,20 +35,20 @@ TRUTH = {"false": 0.0, "true": 1.0}
 def read_arff(path: str | Path, labels: int | Sequence[str] | str | Path | None = None) -> Samples:
     """Read a table of numbers, categories and labels.
 
-    A declared list of at most two numbers, such as ``{0,1}``, is a column of numbers; of any other
-    list every value gets a column of 0 and 1 (one-hot), a missing one none.
+    A declared list of at most two numbers, such as ``{0,1}``, is a column of numbers. For any other
+    list, every value gets a column of 0 and 1 (one-hot); a missing value is 0 in all of them.
 
     Args:
-        path: ``.arff`` or ``.arff.gz``; of sparse rows, columns that are not named are 0, or the
-            first value that is declared.
-        labels: how many of the last columns are labels (of the first ones, if negative); or their
-            names; or Mulan's XML file that names them; None looks for MEKA's ``-C n`` in the
-            relation's name (n first columns, or last ones if negative), then for an XML file of
-            the table's name beside it. A missing value is an unknown label.
+        path: ``.arff`` or ``.arff.gz``; in sparse rows, columns that are not named are 0, or the
+            first declared value.
+        labels: number of the last columns that are labels (of the first columns, if negative); or
+            names of labels; or Mulan's XML file with these names. None looks for MEKA's ``-C n`` in
+            the relation's name (the first n columns, or the last ones if negative), then for an XML
+            file with the table's name beside it. A missing value is an unknown label.
 
     Raises:
-        ValueError: naming the file: not readable, text among the features, labels other than 0 and
-            1 (false and true), or no column of that name.
+        ValueError: the file, which is named, is not readable, has text among the features, labels
+            other than 0 and 1 (false and true), or no column of a given name.
     """
     path = Path(path)
     lines = enumerate(io.StringIO(_text(path), newline=None), 1)
@@ -84,7 +84,7 @@ def read_arff(path: str | Path, labels: int | Sequence[str] | str | Path | None 
 
 
 def _header(lines: Iterator[tuple[int, str]]) -> tuple[str, dict[str, tuple[str, ...] | None]]:
-    """Name of the relation, and values of each column that are declared, None of numbers."""
+    """Name of the relation, and the declared values of each column; None for numbers."""
     relation = ""
     columns: dict[str, tuple[str, ...] | None] = {}
     for number, line in lines:
@@ -105,15 +105,16 @@ def _header(lines: Iterator[tuple[int, str]]) -> tuple[str, dict[str, tuple[str,
 
 
 def _said_labels(path: Path, relation: str) -> int | Path:
-    """What the table itself says about its labels."""
+    """Information in the table itself, or beside it, on its labels."""
     if found := MEKA.search(relation):
         return -int(found[1])  # MEKA counts from the first column, and from the last if negative
     xml = path.with_name(path.name.removesuffix(".gz").removesuffix(".arff") + ".xml")
     if xml.is_file():
         return xml
     raise ValueError(
-        f"{path}: labels: say how many of the last columns are labels (of the first, if negative), "
-        f"or their names; no -C n of MEKA's is in @relation, and no {xml.name} of Mulan's beside it"
+        f"{path}: labels: give the number of last columns that are labels (first columns, if "
+        f"negative), or their names; @relation has no -C n of MEKA, and no {xml.name} of Mulan is "
+        "beside the file"
     )
 
 
@@ -126,12 +127,12 @@ def _declared(number: int, kind: str) -> tuple[str, ...] | None:
 
 
 def _numeric(values: Sequence[str]) -> bool:
-    """Whether a list of values is a number that has one or two of them."""
+    """Whether a list of values stands for a number with one or two values."""
     return len(values) <= 2 and all(_number(value) != NO_NUMBER for value in values)
 
 
 def _one_hot(places: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """A column for each of the places in a list ``(N, count)``; of NaN all are 0."""
+    """One-hot columns ``(N, count)`` for positions in a list; NaN gives 0 in all columns."""
     return (places[:, None] == np.arange(count)).astype(np.float32)
 
 
@@ -140,7 +141,7 @@ def _rows(
     columns: Mapping[str, tuple[str, ...] | None],
     categories: Collection[str],
 ) -> Iterator[NDArray[np.float32]]:
-    """Rows of numbers, of categories their places in the list."""
+    """Rows of numbers; a category is given by its position in the list."""
     read = [_reader(values, name in categories) for name, values in columns.items()]
     first = np.array(
         [
@@ -158,7 +159,7 @@ def _rows(
             for i, value in _cells(content, len(row)):
                 row[i] = np.nan if value is None else read[i](value)
         except KeyError as error:
-            raise ValueError(f"line {number}: {error} is no value that its column has") from None
+            raise ValueError(f"line {number}: {error} is no declared value of its column") from None
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
         yield row
@@ -182,7 +183,7 @@ def _cells(content: str, count: int) -> list[tuple[int, str | None]]:
 
 
 def _values(form: re.Pattern[str], text: str) -> Iterator[tuple[str, str | None]]:
-    """What stands before each value, and the value, None where it is missing."""
+    """Prefix of each value, and the value; None where it is missing."""
     at, end = 0, ","
     while end:
         found = form.match(text, at)
@@ -222,9 +223,9 @@ def _label_columns(
     if isinstance(labels, int):
         if not 0 < abs(labels) < len(columns):
             raise ValueError(
-                f"{path}: labels {labels} of {len(columns)} columns leave none; expected how "
-                "many of the last columns are labels (below 0: of the first), or none where "
-                "the file says it, as MEKA's do (data.args.labels=null)"
+                f"{path}: labels {labels} of {len(columns)} columns leave no features; expected "
+                "the number of last columns that are labels (below 0: of first columns), or "
+                "nothing if the file says it, as MEKA's do (data.args.labels=null)"
             )
         return columns[-labels:] if labels > 0 else columns[:-labels]
     names = _xml_names(Path(labels)) if isinstance(labels, (str, Path)) else list(labels)
@@ -239,7 +240,7 @@ def _label_columns(
 
 
 def _xml_names(path: Path) -> list[str]:
-    """Names of Mulan's XML, which has no need of entities; a file with some is not read."""
+    """Names in Mulan's XML file; a file that declares entities, which none needs, is refused."""
     try:
         content = path.read_bytes()
         text = content.decode("utf-8-sig")

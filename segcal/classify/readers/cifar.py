@@ -1,7 +1,7 @@
-"""CIFAR-10 as it is downloaded: the binary version, or the one for Python.
+"""CIFAR-10 as downloaded, in the binary version or the version for Python.
 
-The files of the latter are pickles, which can run code when they are loaded. They are not loaded:
-their instructions are read as text, and bytes and numbers taken from where CIFAR-10 has them.
+Files of the Python version are pickles, which can run code when they are loaded. They are therefore
+not loaded: their instructions are parsed, and bytes and numbers are taken from CIFAR-10's places.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAMES = (
 )  # fmt: skip
 VALUES = 3 * 32 * 32
 LARGEST = 1 << 26
-"""Bytes; a batch of CIFAR-10 has less than half."""
+"""Largest size of a file in bytes; a batch of CIFAR-10 has less than half."""
 STRINGS = ("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINUNICODE",
            "SHORT_BINUNICODE")  # fmt: skip
 INTEGERS = ("BININT", "BININT1", "BININT2", "LONG1")
@@ -29,11 +29,11 @@ def read_cifar10(path: str | Path) -> Samples:
     """Read CIFAR-10: 50000 training and 10000 test images ``(3, 32, 32)``.
 
     Args:
-        path: folder of ``data_batch_1.bin`` to 5 and ``test_batch.bin``, or of the same without
-            an ending.
+        path: folder of ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``, or of
+            the same names without an ending.
 
     Raises:
-        ValueError: files that are missing, or are not what they should be.
+        ValueError: files are missing, or are not batches of CIFAR-10.
     """
     folder = Path(path)
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -52,7 +52,7 @@ def read_cifar10(path: str | Path) -> Samples:
 
 
 def _binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """A batch: of each image its class, then its values, a byte each."""
+    """A binary batch: for each image its class, then its values, one byte each."""
     content = np.fromfile(path, np.uint8)
     if not len(content) or len(content) % (VALUES + 1):
         raise ValueError(f"{path}: expected images of {VALUES + 1} bytes, got {len(content)} bytes")
@@ -61,7 +61,7 @@ def _binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """A batch: the numbers after the key ``labels``, and the one string of as many images."""
+    """A Python batch: the numbers after the key ``labels``, and the string with as many images."""
     if path.stat().st_size > LARGEST:
         raise ValueError(f"{path}: too large for a batch of CIFAR-10")
     labels: list[int] = []

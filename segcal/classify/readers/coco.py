@@ -1,4 +1,4 @@
-"""Images of COCO with the categories of the objects in them."""
+"""COCO's images, labelled with the categories of the objects in them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from segcal.classify.readers.streamed import streamed
 
 
 class Instances(NamedTuple):
-    """What a file of instances says.
+    """Content of a file of instances.
 
     Attributes:
         names: of the categories, in the order of their numbers.
-        images: name of the file, and names of the categories in it, by the number of an image.
+        images: by the number of an image, its file name and the names of its categories.
     """
 
     names: tuple[str, ...]
@@ -42,21 +42,21 @@ def read_coco(
 ) -> Samples:
     """Read ``annotations/instances_NAME.json`` and the images of ``NAME/`` or ``images/NAME/``.
 
-    An image has the label of a category if any object of it is there, crowds as well. The format
-    is that of https://cocodataset.org/#format-data, object detection; the three names that are read
-    by default are those of the two-way loss's paper, which leaves out images without an object
-    (82081 train, 40137 test).
+    An image has the label of a category if it shows any object of the category, including crowds.
+    The format is described at https://cocodataset.org/#format-data, object detection. The default
+    names follow the paper of the two-way loss, which leaves out images without an object (82081
+    train, 40137 test).
 
     Args:
         path: folder of the data set.
-        train: NAME of what trains, or several.
-        validation: of what validates; None draws a share of the training samples.
-        test: of what tests; None draws a share of them, too.
-        keep_empty: images without an object stay, with all labels 0.
+        train: NAME of the training part, or several names.
+        validation: of the validation part; None draws a share of the training samples.
+        test: of the test part; None draws a share of the training samples.
+        keep_empty: whether to keep images without an object, with all labels 0.
 
     Raises:
-        ValueError: naming the file: not there, damaged, with categories other than the first;
-            images that are missing, or in two parts.
+        ValueError: the file, which is named, is missing, damaged, or has other categories than the
+            first file; images are missing, or in two parts.
     """
     root = Path(path)
     numbers: list[int] = []
@@ -87,10 +87,10 @@ def parse_instances(content: Any, where: str) -> Instances:
 
     Args:
         content: of the JSON file.
-        where: it is, as messages begin.
+        where: beginning of messages.
 
     Raises:
-        ValueError: keys that are missing, or an object of an image or category that is not listed.
+        ValueError: keys are missing, or the image or category of an object is not listed.
     """
     given = fields(content, dict.fromkeys(("images", "annotations", "categories"), list), where)
     categories = dict(
@@ -109,7 +109,8 @@ def parse_instances(content: Any, where: str) -> Instances:
         image, category = fields(one, {"image_id": int, "category_id": int}, place)
         if image not in images or category not in categories:
             raise ValueError(
-                f"{place}: image {image} or category {category} is not listed; is the file whole?"
+                f"{place}: image {image} or category {category} is not listed; check "
+                "that the file is complete"
             )
         labels[image].add(categories[category])
     found = {number: (images[number], frozenset(of)) for number, of in labels.items()}

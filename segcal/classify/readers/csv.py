@@ -1,4 +1,4 @@
-"""Tables of numbers as CSV, with a column for the class or several for labels."""
+"""CSV tables of numbers, with one column for the class or several for labels."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ OPENERS: Mapping[str, Callable[..., Any]] = {
     ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open,
 }  # fmt: skip
 NAMELESS = re.compile(r"Unnamed: \d+")
-"""How pandas calls columns without a name."""
+"""pandas' names for columns without a name."""
 
 
 def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = None) -> Samples:
     """Read a table; all columns that are not named here are features.
 
     Args:
-        path: of the file, which may be packed (``.gz``, ``.bz2``, ``.xz``).
+        path: of the file, which may be compressed (``.gz``, ``.bz2``, ``.xz``).
         target: column of the class; or a list of columns of labels, 0 or 1, empty if unknown.
         part: column that says train, validation or test.
 
     Raises:
-        ValueError: naming the file: not readable, no column of that name or two, rows of another
-            length or without a class, features without a name or that are no numbers.
+        ValueError: the file, which is named, is not readable; it lacks or repeats a column; rows
+            have another length or no class; features have no name or are no numbers.
     """
     targets = [target] if isinstance(target, str) else list(target)
     named = [*targets, *([] if part is None else [part])]
@@ -71,10 +71,10 @@ def read_csv(path: str | Path, target: str | Sequence[str], part: str | None = N
 
 
 def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read a CSV file that has some columns at least; only what is empty is missing, NA is a word.
+    """Read a CSV file with certain columns; only empty cells are missing values, "NA" is a text.
 
     Raises:
-        ValueError: naming the file: not readable, or no column of that name.
+        ValueError: the file, which is named, is not readable or lacks a column.
     """
     try:
         with OPENERS.get(Path(path).suffix, open)(path, "rt", encoding="utf-8-sig") as file:
@@ -97,11 +97,11 @@ def read_table(path: str | Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _check_rows(text: str) -> None:
-    """Raise ValueError for what pandas fills up, shifts or renames."""
+    """Raise ValueError for rows and columns that pandas would fill up, shift or rename."""
     rows = csv.reader(io.StringIO(text, newline=""))
     header = next(filter(None, rows), [])
     if twice := [name for name, times in Counter(header).items() if name and times > 1]:
-        raise ValueError(f"a column is there twice: {', '.join(twice[:5])}")
+        raise ValueError(f"a column is repeated: {', '.join(twice[:5])}")
     for row in filter(None, rows):
         if len(row) < len(header) or any(row[len(header) :]):
             raise ValueError(
@@ -111,9 +111,9 @@ def _check_rows(text: str) -> None:
 
 
 def check_filled(path: str | Path, column: pd.Series) -> None:
-    """Raise ValueError if something is missing in a column, naming the file and a row."""
+    """Raise ValueError if a column has missing values; the message names the file and a row."""
     if missing := np.flatnonzero(column.isna()).tolist():
         raise ValueError(
-            f"{path}: {column.name}: {len(missing)} rows have none, the first is row "
+            f"{path}: {column.name}: {len(missing)} rows have no value, the first is row "
             f"{missing[0] + 1} below the header; fill them in or remove them"
         )

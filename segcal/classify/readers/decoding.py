@@ -1,4 +1,4 @@
-"""Images in files, decoded when they are wanted."""
+"""Images in files that are decoded on demand."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["ImageError", "ImageFiles", "content_of", "decoded"]
 
 
 class ImageError(ValueError):
-    """A file that holds no image, or another than it should."""
+    """Raised for a file that holds no image, or an unexpected one."""
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images in files, in place of an array of them.
+    """Images in files, used like an array of images.
 
     Attributes:
-        paths: ``(N,)`` as bytes, which processes share as they are; one may be there many times.
-        boxes: ``(N, 4)`` left, upper, right, lower edge in pixels of the upright image, of which
-            the last two lie outside; NaN takes the whole image. None takes all images whole.
+        paths: ``(N,)`` as bytes, which processes can share; a path may occur many times.
+        boxes: ``(N, 4)`` left, upper, right, lower edge in pixels of the upright image, the last
+            two exclusive; NaN takes the whole image. None takes all images whole.
         colour: three channels; False makes one of grey values.
     """
 
@@ -43,7 +43,7 @@ class ImageFiles:
         return len(self.paths)
 
     def __getitem__(self, index: NDArray[Any]) -> ImageFiles:
-        """Return some of the images; none is decoded."""
+        """Return some of the images, without decoding them."""
         boxes = None if self.boxes is None else self.boxes[index]
         return replace(self, paths=self.paths[index], boxes=boxes)
 
@@ -57,10 +57,10 @@ class ImageFiles:
         return Path(os.fsdecode(self.paths[number]))
 
     def decode(self, number: int) -> NDArray[np.uint8]:
-        """Return an image ``(C, H, W)``, upright as its camera says, cut to its box.
+        """Return an image ``(C, H, W)``, turned upright by its camera data and cut to its box.
 
         Raises:
-            ImageError: naming the file: not readable, or a box that lies outside.
+            ImageError: the file, which is named, is not readable, or its box lies outside.
         """
         box = None if self.boxes is None or np.isnan(self.boxes[number]).any() else (
             self.boxes[number].tolist()
@@ -69,10 +69,10 @@ class ImageFiles:
 
 
 def content_of(file: Path) -> bytes:
-    """Return what a file holds.
+    """Return the content of a file.
 
     Raises:
-        ImageError: naming the file: it cannot be read.
+        ImageError: the file, which is named, cannot be read.
     """
     try:
         return file.read_bytes()
@@ -88,17 +88,17 @@ def decoded(
     box: Sequence[float] | None = None,
     size: tuple[int, int] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return an image ``(C, H, W)``, upright as its camera says.
+    """Return an image ``(C, H, W)``, turned upright by its camera data.
 
     Args:
         file: of the image.
         content: of the file, if it has been read.
         colour: three channels; False makes one of grey values.
-        box: left, upper, right, lower edge in pixels of what is cut out; None takes all.
-        size: (height, width) that it is brought to; None leaves it as it is.
+        box: left, upper, right, lower edge in pixels of the part to cut out; None takes all.
+        size: (height, width) to resize to; None leaves the size as it is.
 
     Raises:
-        ImageError: naming the file: not an image that can be read, or a box that lies outside.
+        ImageError: the file, which is named, is not a readable image, or the box lies outside.
     """
     content = content_of(file) if content is None else content
     try:
@@ -108,7 +108,7 @@ def decoded(
             upright = ImageOps.exif_transpose(image).convert("RGB" if colour else "L")
     except Exception as error:  # noqa: BLE001 - a damaged file fails anywhere in the readers
         raise ImageError(
-            f"{file}: not an image that can be read ({error}); bring it anew, or leave it out"
+            f"{file}: not an image that can be read ({error}); copy it again, or leave it out"
         ) from None
     if box is not None:
         upright = upright.crop(_within(file, box, upright.size))
@@ -125,7 +125,7 @@ def _within(file: Path, box: Sequence[float], size: tuple[int, int]) -> tuple[in
     right, lower = min(width, math.ceil(box[2])), min(height, math.ceil(box[3]))
     if left >= right or upper >= lower:
         raise ImageError(
-            f"{file}: the box {list(box)} lies outside of its {width} x {height} pixels; are the "
-            "annotations those of this image?"
+            f"{file}: the box {list(box)} lies outside of its {width} x {height} pixels; check "
+            "that the annotations belong to this image"
         )
     return left, upper, right, lower

@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: 1797 images of 8 x 8 grey values, or mosaics."""
+"""Handwritten digits from scikit-learn: 1797 images of 8 x 8 grey values, or mosaics of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from segcal.classify.readers.samples import Samples
 
 
 def read_digits() -> Samples:
-    """Read the digits, images ``(1797, 1, 8, 8)`` of 0 to 1.
+    """Read the digits, images ``(1797, 1, 8, 8)`` with values from 0 to 1.
 
     Raises:
         ValueError: scikit-learn is not installed.
@@ -24,18 +24,18 @@ def read_digits() -> Samples:
 
 
 def read_digit_mosaics(side: int = 2, filled: float = 0.5, seed: int = 0) -> Samples:
-    """Make images of `side` x `side` cells, some of them with a digit; a label is a digit in it.
+    """Make images of ``side`` x ``side`` cells, some with a digit; the labels are these digits.
 
-    Every digit that there is lies in one image at most, so that no sample knows another. By default
-    there are 883 images ``(1, 16, 16)`` with 1.9 labels in the mean; some have none.
+    Every digit is used in at most one image, so that samples are independent. By default there are
+    883 images ``(1, 16, 16)`` with 1.9 labels on average; some have none.
 
     Args:
         side: cells in a row and in a column, 1 to 8.
         filled: probability that a cell has a digit.
-        seed: of what lies where.
+        seed: of the arrangement.
 
     Raises:
-        ValueError: numbers that do not fit, or scikit-learn is not installed.
+        ValueError: numbers do not fit, or scikit-learn is not installed.
     """
     if side not in range(1, 9) or not 0 < filled <= 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Files in folders, a folder a class, maybe below folders that say what they are for."""
+"""Files in folders, one folder per class, optionally below folders that name the part."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from segcal.classify.readers.samples import UNSAID
 PARTS = {
     "train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2, "testing": 2,
 }  # fmt: skip
-"""Names of folders above those of the classes, and the part they are."""
+"""Names of folders above the folders of classes, with the part that they mean."""
 
 
 def files_of_classes(root: Path, part: Callable[[str], int]) -> list[tuple[Path, str, int]]:
-    """Files with their class and their part; what is hidden is left out.
+    """Files with their class and their part; hidden files are left out.
 
     Args:
         root: folder of the classes, or of parts with classes in them.
-        part: of the name of a folder; UNSAID if it is none.
+        part: number of the part for the name of a folder; UNSAID if it names no part.
 
     Raises:
-        ValueError: naming the folder: not readable, or with parts and others side by side.
+        ValueError: the folder, which is named, is not readable, or mixes parts and other folders.
     """
     tops = {folder: part(folder.name) for folder in _folders(root)}
     above = {folder: number for folder, number in tops.items() if number != UNSAID}

@@ -14,7 +14,7 @@ from segcal.classify.readers.samples import UNSAID, Samples
 from segcal.classify.readers.streamed import streamed
 
 TINY_VALIDATION = "val_annotations.txt"
-"""What Tiny-ImageNet says the classes of its validation images in."""
+"""Tiny-ImageNet's file with the classes of its validation images."""
 
 
 def read_image_folder(path: str | Path, colour: bool = True) -> Samples:
@@ -25,7 +25,7 @@ def read_image_folder(path: str | Path, colour: bool = True) -> Samples:
         colour: three channels; False makes one of grey values.
 
     Raises:
-        ValueError: naming the folder: nothing there, or no image.
+        ValueError: the folder, which is named, is empty or has no image.
     """
     root = Path(path)
     found = [
@@ -34,7 +34,7 @@ def read_image_folder(path: str | Path, colour: bool = True) -> Samples:
         if file.suffix.lower() in ENDINGS
     ]
     if not found:
-        raise ValueError(f"{root}: expected folders of images, a folder a class; found no image")
+        raise ValueError(f"{root}: expected folders of images, one per class; found no image")
     return _of_classes(found, sorted({name for _, name, _ in found}), colour, str(root))
 
 
@@ -46,22 +46,22 @@ def read_image_list(
     names: str | Path | Sequence[str] | None = None,
     colour: bool = True,
 ) -> Samples:
-    """Find the images that lists name: a line for each, its file and the number of its class.
+    """Find the images in lists with one line per image: its file and the number of its class.
 
-    So are those of ImageNet-LT and Places-LT: ``train/n01440764/n01440764_190.JPEG 0``. Spaces in
-    names of files are part of them.
+    ImageNet-LT and Places-LT have such lists: ``train/n01440764/n01440764_190.JPEG 0``. Names of
+    files may contain spaces.
 
     Args:
-        path: folder that the files of the lists are below.
-        train: list of the images that train.
-        validation: of those that validate; None draws a share of those that train.
-        test: of those that test; None draws a share.
-        names: of the classes, or a file with a name a line; None calls them by their numbers.
+        path: folder that contains the files of the lists.
+        train: list of the training images.
+        validation: list of the validation images; None draws a share of the training images.
+        test: list of the test images; None draws a share of the training images.
+        names: of the classes, or a file with one name per line; None uses their numbers.
         colour: three channels; False makes one of grey values.
 
     Raises:
-        ValueError: naming the list and the line: not a file and the number of a class; files that
-            are missing.
+        ValueError: a line, which is named, is not a file and the number of a class, or files are
+            missing.
     """
     found = []
     for part, given in enumerate((train, validation, test)):
@@ -85,17 +85,18 @@ def read_image_list(
 
 
 def read_tiny_imagenet(path: str | Path) -> Samples:
-    """Find Tiny-ImageNet's images as they are downloaded: 200 classes, 500 and 50 images of each.
+    """Find Tiny-ImageNet's images as downloaded: 200 classes with 500 training and 50 test images.
 
     ``train/CLASS/images/NAME.JPEG``, and ``val/images/NAME.JPEG`` with their classes in
-    ``val/val_annotations.txt`` (name, class, and a box, with tabs between). Those in ``test`` have
-    no classes. The images of ``val`` test, as is usual; a share of ``train`` validates.
+    ``val/val_annotations.txt`` (name, class, and a box, with tabs between). Images in ``test`` have
+    no classes. As usual, the images of ``val`` are the test part; a share of ``train`` is the
+    validation part.
 
     Args:
         path: the folder ``tiny-imagenet-200``.
 
     Raises:
-        ValueError: naming the file or folder: missing, or not what it should be.
+        ValueError: a file or folder, which is named, is missing or unexpected.
     """
     root = Path(path)
     said = root / "val" / TINY_VALIDATION
@@ -106,7 +107,9 @@ def read_tiny_imagenet(path: str | Path) -> Samples:
         for file in sorted((root / "train" / name / "images").glob("*.JPEG"))
     ]
     if not found:
-        raise ValueError(f"{root}: expected train/CLASS/images/NAME.JPEG; is it tiny-imagenet-200?")
+        raise ValueError(
+            f"{root}: expected train/CLASS/images/NAME.JPEG; set path to tiny-imagenet-200"
+        )
     for number, line in enumerate(_lines(said), 1):
         name, _, rest = line.partition("\t")
         kind = rest.partition("\t")[0]

@@ -1,4 +1,4 @@
-"""Images in folders, a folder a class."""
+"""Images in folders, one folder per class."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 def read_images(path: str | Path, size: int | tuple[int, int], colour: bool = True) -> Samples:
     """Read ``CLASS/IMAGE.png``, or ``train/CLASS/IMAGE.png`` with ``val`` and ``test``.
 
-    All images are held in memory at the given size, a byte a value, upright as their camera says.
+    All images are held in memory at the given size, one byte per value, turned upright by their
+    camera data.
 
     Args:
         path: the folder.
-        size: (height, width) that images are brought to, or one number for both.
+        size: (height, width) to which images are resized, or one number for both.
         colour: three channels; False makes one of grey values.
 
     Raises:
-        ValueError: a size that is none; or naming the folder or file: nothing there, or no image.
+        ValueError: an invalid size; or a folder or file, which is named, is empty or no image.
     """
     root = Path(path)
     height, width = _sides(size)
@@ -35,7 +36,7 @@ def read_images(path: str | Path, size: int | tuple[int, int], colour: bool = Tr
         if file.suffix.lower() in ENDINGS
     ]
     if not found:
-        raise ValueError(f"{root}: expected folders of images, a folder a class; found no image")
+        raise ValueError(f"{root}: expected folders of images, one per class; found no image")
     names = sorted({name for _, name, _ in found})
     images, checksum = [], 0
     for file, _, _ in found:

@@ -1,4 +1,4 @@
-"""Images of NUS-WIDE with 81 concepts."""
+"""NUS-WIDE's images, labelled with 81 concepts."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def read_nus_wide(
 ) -> Samples:
     r"""Read ``ImageList/NAMEImagelist.txt``, ``Groundtruth/TrainTestLabels`` and the images.
 
-    The labels of a concept are ``Labels_CONCEPT_NAME.txt``, a line of 0 or 1 an image of the list,
-    and the concepts are those of ``Concepts81.txt`` (https://github.com/NExTplusplus/NUS-WIDE).
-    A number below 0 is unknown: the published ``Labels_lake_Train.txt`` has one. Names of images
+    The labels of a concept are in ``Labels_CONCEPT_NAME.txt``, with a line of 0 or 1 for each image
+    of the list; ``Concepts81.txt`` lists the concepts (https://github.com/NExTplusplus/NUS-WIDE). A
+    number below 0 means unknown: the published ``Labels_lake_Train.txt`` has one. Names of images
     have ``\`` between folders.
 
     Args:
         path: folder of the data set.
-        train: NAME of what trains.
-        validation: of what validates; None draws a share of the training samples.
-        test: of what tests; None draws a share of them, too.
+        train: NAME of the training part.
+        validation: of the validation part; None draws a share of the training samples.
+        test: of the test part; None draws a share of the training samples.
         images: folder of the images; None is ``Flickr``, ``images`` or ``Images`` below `path`.
-        keep_empty: False leaves images out that have no concept.
+        keep_empty: whether to keep images without a concept.
 
     Raises:
-        ValueError: naming the file: not there, damaged, or of another length than the list; images
-            that are missing.
+        ValueError: the file, which is named, is missing, damaged, or of another length than the
+            list; images are missing.
     """
     root = Path(path)
     names = read_lines(
@@ -72,10 +72,10 @@ def parse_labels(lines: list[str], count: int, where: str) -> NDArray[np.int8]:
     Args:
         lines: of the file.
         count: of the images.
-        where: it is, as messages begin.
+        where: beginning of messages.
 
     Raises:
-        ValueError: another number of lines, or what is neither 0 nor 1.
+        ValueError: another number of lines, or a value other than 0 and 1.
     """
     if len(lines) != count:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Which labels does a slice show? Slices of a segmentation data set, with labels for targets."""
+"""Slices of a segmentation data set, with the labels that each slice shows as targets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from segcal.io.volumes import put_on, read_labels, read_volume
 
 AXES = ("z", "y", "x")
 PERCENTILES = (0.5, 99.5)
-"""Intensities of a volume that become black and white, where no window is given."""
+"""Percentiles of a volume's intensities that become black and white if no window is given."""
 SIDES = {"Tr": UNSAID, "Ts": 2}
-"""Endings of the folders, and the part their cases are."""
+"""Endings of the folders, with the part of their cases."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SliceCase:
         image: its first channel.
         label: its label map.
         group: number of the patient.
-        part: what its slices are for, -1 where it is not said.
+        part: of its slices; -1 if the data set does not say.
     """
 
     name: str
@@ -45,15 +45,15 @@ class SliceCase:
 
 
 def find_slice_cases(root: Path, patient: str | None = None) -> list[SliceCase]:
-    """Find the cases of a data set in nnU-Net's raw layout; those of ``imagesTs`` are for testing.
+    """Find the cases of a data set in nnU-Net's raw layout; cases in ``imagesTs`` are test cases.
 
     Args:
-        root: folder of ``imagesTr``, ``labelsTr``, and maybe ``imagesTs``, ``labelsTs``.
+        root: folder of ``imagesTr``, ``labelsTr``, and optionally ``imagesTs``, ``labelsTs``.
         patient: regular expression whose match at the beginning of a case's name is its patient;
-            None takes every case for a patient of its own.
+            None treats every case as a patient of its own.
 
     Raises:
-        ValueError: naming the folder: nothing there, or a label map without an image.
+        ValueError: the folder, which is named, is empty, or a label map has no image.
     """
     found: list[tuple[str, Path, Path, int]] = []
     for side, part in SIDES.items():
@@ -98,22 +98,22 @@ def presence_of_labels(
     patient: str | None = None,
     progress: Callable[[str], None] = lambda case: None,
 ) -> Samples:
-    """Cut the volumes of a data set into slices, and say of each which labels it shows.
+    """Cut the volumes of a data set into slices, each with the labels that it shows.
 
-    Slices of a patient are a group. Where no case is for testing, nothing is said of parts.
+    Slices of a patient form a group. If there are no test cases, no parts are given.
 
     Args:
         root: see :func:`find_slice_cases`, with ``dataset.json``.
-        size: height and width of the slices; of oblong ones, sides are stretched alike to it.
+        size: height and width to which slices are resized; oblong slices are stretched to a square.
         axis: along which slices follow each other, as the file stores them: z is the last.
-        min_voxels: voxels of a label that a slice must hold to show it. Fewer, but not none,
-            make it unknown, as do slices with the ignore label that do not show it.
-        window: intensities that become black and white; None takes those of each volume.
+        min_voxels: number of voxels of a label that a slice must have to show it. With fewer, but
+            not none, the label is unknown, as in slices with the ignore label that do not show it.
+        window: intensities that become black and white; None derives them from each volume.
         patient: see :func:`find_slice_cases`.
-        progress: called with the name of every case that is done.
+        progress: called with the name of every finished case.
 
     Raises:
-        ValueError: naming the file: something that does not fit.
+        ValueError: a file, which is named, does not fit.
     """
     if axis not in AXES or size < 1 or min_voxels < 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Samples with their classes or labels, and which of them train, validate and test."""
+"""Samples with their classes or labels, and their split into training, validation and test."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from segcal.classify.readers.decoding import ImageFiles
 
 PARTS = ("train", "validation", "test")
-"""What samples are for; a part is an index of this."""
+"""Names of the parts; the number of a part is an index of this list."""
 UNSAID = -1
-"""Part of samples of which the data set does not say what they are for."""
+"""Part of samples for which the data set names no part."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,12 @@ class Samples:
             ``(N, L)`` int64, 0 where a text has ended; or images that stay in their files.
         targets: classes ``(N,)`` int64; or labels ``(N, T)`` int8 of 0, 1, and -1 where unknown.
         names: of the classes or labels.
-        parts: ``(N,)`` as the data set has them, -1 where it does not say; None says nothing.
-        groups: ``(N,)``; samples of a group (slices of a patient) are never parted.
-        checksum: of the files they come from, where libraries decode these with small differences;
-            None where the inputs are what the files hold.
-        vectors: of words ``(W, D)`` float32 by their numbers, NaN of those without; None has none.
+        parts: ``(N,)`` given by the data set, -1 where unknown; None if it gives none.
+        groups: ``(N,)``; samples of a group (slices of a patient) always stay together.
+        checksum: of the files, if libraries may decode them with small differences; None if the
+            inputs are exactly the content of the files.
+        vectors: of words ``(W, D)`` float32 by their numbers, NaN for words without a vector; None
+            for no vectors.
     """
 
     inputs: NDArray[Any] | ImageFiles
@@ -54,10 +55,10 @@ class Samples:
         """Return the samples if they are consistent.
 
         Args:
-            source: what messages begin with.
+            source: beginning of messages.
 
         Raises:
-            ValueError: what is not.
+            ValueError: samples that are not consistent.
         """
         n, count = len(self.inputs), len(self.names)
         twice = [name for name, times in Counter(self.names).items() if times > 1]
@@ -96,7 +97,7 @@ class Samples:
 
 
 def _not_finite(inputs: NDArray[Any] | ImageFiles) -> bool:
-    """Whether values that are in memory are not all finite."""
+    """Whether some values in memory are not finite."""
     if isinstance(inputs, ImageFiles) or inputs.dtype.kind != "f":
         return False
     return not np.isfinite(inputs).all()
@@ -111,25 +112,25 @@ def split(
     fold: tuple[int, int] | None = None,
     test_from: str = "train",
 ) -> NDArray[np.int64]:
-    """Part of every sample ``(N,)``; what the data set itself says stays.
+    """Part of every sample ``(N,)``; parts that the data set gives are kept.
 
-    Where it names no test samples a share is taken at random, then of the rest for validation.
-    Groups are not parted. Of classes, each gives its share (rounded down; nothing of one with too
-    few samples); labels are not balanced.
+    If the data set names no test samples, a share is drawn at random, and then a share for
+    validation. Groups stay together. Every class gives its share (rounded down, so nothing if it
+    has too few samples); labels are not balanced.
 
     Args:
-        samples: to part.
-        validation: share of all samples that are to be parted.
-        test: as before.
+        samples: to split.
+        validation: share of all samples that are to be split.
+        test: share, likewise.
         seed: of the choice.
-        fold: number of the fold that tests, from 0, and of how many, in place of the share and of
-            what the data set says. Folds of a seed have no sample in common.
-        test_from: the part whose samples test, where the data set names none: ``train``, with those
-            of which it does not say what they are for, or ``validation``.
+        fold: number of the fold that tests, from 0, and number of folds; replaces the share and the
+            parts of the data set. Folds of a seed have no sample in common.
+        test_from: the part from which test samples are drawn if the data set names none: ``train``,
+            which includes samples without a given part, or ``validation``.
 
     Raises:
-        ValueError: a part without a sample; no validation samples to test; a group that the data
-            set itself parts.
+        ValueError: a part without a sample; no validation samples to draw test samples from; a
+            group that the data set itself splits.
     """
     rng = np.random.default_rng(seed)
     own = None if fold is not None else samples.parts
@@ -140,8 +141,8 @@ def split(
     if fold is None and test_from == "validation" and 2 not in said:
         if 1 not in said:
             raise ValueError(
-                "data.split.test_from: the data set does not say what validates, so none of it can "
-                "test; leave it at train"
+                "data.split.test_from: the data set names no validation samples to test with; set "
+                "it to train"
             )
         open_, shares = np.flatnonzero(parts == 1), {2: test}
     drawn = {part: share for part, share in shares.items() if part not in said}
@@ -182,7 +183,7 @@ def split(
 
 
 def _strata(samples: Samples, index: NDArray[np.int64]) -> list[list[NDArray[np.int64]]]:
-    """Units that stay together, by what is to be split evenly."""
+    """Units that stay together, in strata that are each split evenly."""
     if samples.groups is not None:
         order = np.argsort(samples.groups[index], kind="stable")
         begins = np.flatnonzero(np.diff(samples.groups[index][order])) + 1

@@ -1,7 +1,7 @@
-"""Images that stay on disk: which files, and what is cut out of them, decoded when wanted.
+"""Images that stay on disk: a list of files and boxes, decoded on demand.
 
-A reader that finds more images than memory holds gives the files to :func:`streamed` and returns
-what comes of it; its name stands in :data:`segcal.classify.experiment.STREAMED`.
+A reader of a data set that may exceed memory passes its files to :func:`streamed` and returns the
+result; its name is listed in :data:`segcal.classify.experiment.STREAMED`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from segcal.classify.readers.samples import Samples
 __all__ = ["streamed"]
 
 MOST_NAMED = 3
-"""Missing files that a message names."""
+"""Number of missing files that a message names."""
 
 
 def streamed(
@@ -35,27 +35,27 @@ def streamed(
     colour: bool = True,
     source: str = "images",
 ) -> Samples:
-    """Samples of images that are decoded when they are wanted.
+    """Samples of images that are decoded on demand.
 
-    All files must be there; what they hold is seen when they are decoded. Their checksum is that of
-    their names below the folder that they share, so that they may be copied elsewhere, and that a
-    damaged one may be brought anew for a training that has met it.
+    All files must exist; their content is checked when they are decoded. The checksum covers their
+    names below their common folder, so that they may be copied elsewhere, and a damaged file may be
+    replaced without training again.
 
     Args:
-        files: N images; one with several boxes is there several times.
-        targets: as of :class:`Samples`: classes ``(N,)``, or labels ``(N, T)`` of 0, 1, and -1
+        files: N images; an image with several boxes occurs several times.
+        targets: as in :class:`Samples`: classes ``(N,)``, or labels ``(N, T)`` of 0, 1, and -1
             where unknown.
         names: of the classes or labels.
-        boxes: ``(N, 4)`` left, upper, right, lower edge in pixels of what is cut out of each
-            image, NaN for all of it; None takes all images whole.
-        parts: ``(N,)`` 0 train, 1 validation, 2 test, -1 where the data set does not say; None
-            says nothing.
-        groups: ``(N,)`` samples of a group are never parted: those of one photograph, say.
+        boxes: ``(N, 4)`` left, upper, right, lower edge in pixels of the part to cut out of each
+            image, NaN for the whole image; None takes all images whole.
+        parts: ``(N,)`` 0 train, 1 validation, 2 test, -1 where unknown; None if the data set gives
+            no parts.
+        groups: ``(N,)`` samples of a group, e.g. of one photograph, always stay together.
         colour: three channels; False makes one of grey values.
-        source: what messages begin with: the folder, or the file of the annotations.
+        source: beginning of messages: the folder, or the file of the annotations.
 
     Raises:
-        ValueError: naming the first files that are missing; boxes without an area; what
+        ValueError: files are missing (the first are named); boxes without an area; samples that
             :meth:`Samples.check` refuses.
     """
     if not len(files):
@@ -88,15 +88,15 @@ def _edges(
 
 
 def _checksum(paths: NDArray[np.bytes_], edges: NDArray[np.float32] | None, source: str) -> int:
-    """Of the names of files, in the order of the samples, and their boxes; all must be there."""
+    """Checksum of the names of files, in the order of the samples, and of their boxes."""
     unique, inverse = np.unique(paths, return_inverse=True)
     is_file = os.path.isfile  # of a million files
     if missing := [os.fsdecode(path) for path in unique if not is_file(path)]:
         more = ", ..." if len(missing) > MOST_NAMED else ""
         raise ValueError(
             f"{source}: {len(missing)} of {len(unique)} image files are missing: "
-            f"{', '.join(missing[:MOST_NAMED])}{more}; bring them there, or leave them out of what "
-            "lists them"
+            f"{', '.join(missing[:MOST_NAMED])}{more}; copy them there, or remove "
+            "them from the list"
         )
     above = os.path.commonpath({os.path.dirname(path) for path in unique})  # noqa: PTH120
     sum_ = 0

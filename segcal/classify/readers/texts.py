@@ -1,8 +1,8 @@
-"""Texts: in folders, in a table, or the documentation of installed packages.
+"""Texts from folders, from a table, or from the documentation of installed packages.
 
-A word becomes the remainder of its checksum: nothing is learned from texts, and a vocabulary of a
-fixed size has some words that share a number. Words that a file has vectors of have numbers of
-their own beyond those.
+A word becomes the remainder of its checksum. No vocabulary is learned from texts, and since the
+numbers are limited, some words share a number. Words with a vector in a file have separate numbers
+above these.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from segcal.classify.readers.vectors import read_vectors
 WORD = re.compile(r"[^\W\d_]{2,}")
 PACKAGES = ("matplotlib", "monai", "nibabel", "numpy", "pandas", "scipy", "torch")
 CHOICE = 2
-"""Texts that are read for one that is taken."""
+"""Number of texts that are read for each text that is taken."""
 SHORTEST = 12
-"""Words of a docstring that counts."""
+"""Smallest number of words of a docstring that is used."""
 ALIKE = 0.5
-"""Texts that share this part of their different words are near-duplicates."""
+"""Texts that share this fraction of their distinct words are near-duplicates."""
 
 
 def words(
@@ -45,10 +45,10 @@ def words(
     """Numbers of the words of texts ``(N, length)``, from 1; 0 after the end.
 
     Args:
-        texts: N texts; words are runs of two letters or more, without case.
-        vocabulary: numbers that there are, 0 included.
-        length: words of a text that count, the first ones.
-        known: numbers of words that have some of their own.
+        texts: N texts; words are runs of two letters or more, in lower case.
+        vocabulary: number of numbers, including 0.
+        length: number of first words of a text that are used.
+        known: numbers of words that have separate numbers.
     """
     rows = []
     known = known or {}
@@ -63,10 +63,10 @@ def words(
 
 
 def near_duplicates(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Groups ``(N,)`` of texts that are alike, or both alike a third one.
+    """Groups ``(N,)`` of texts that are similar, directly or through other texts.
 
-    Alike are texts whose sets of words have a Jaccard index, the size of the intersection by that
-    of the union, of a half or more. Where one of them trains, the other cannot test.
+    Two texts are similar if the Jaccard index of their sets of words (size of the intersection over
+    size of the union) is at least one half. If one of them trains, the other cannot test.
 
     Args:
         numbers: of words, ``(N, L)``, as :func:`words` gives them.
@@ -98,18 +98,18 @@ def read_texts(
     """Read texts and their classes.
 
     Args:
-        path: a folder with a folder a class (below folders with train, validation or test as a
-            word of their names, if they say what texts are for, as 20 Newsgroups has them); or a
-            CSV file.
-        vocabulary: see :func:`words`.
-        length: see there.
-        text: column of a CSV file.
-        target: column of the class of a CSV file.
-        vectors: a text file of vectors of words that a network begins with, such as
+        path: a folder with one folder per class (optionally below folders with train, validation or
+            test as a word of their names, as in 20 Newsgroups); or a CSV file.
+        vocabulary: size of the vocabulary, see :func:`words`.
+        length: number of words of a text, see :func:`words`.
+        text: column of the text in a CSV file.
+        target: column of the class in a CSV file.
+        vectors: a text file of initial word vectors for a network, such as
             ``glove.6B.100d.txt``: see :func:`segcal.classify.readers.vectors.read_vectors`.
 
     Raises:
-        ValueError: naming the file: not readable, no texts, or rows without text or class.
+        ValueError: the file, which is named, is not readable, has no texts, or rows without text or
+            class.
     """
     root = Path(path)
     if root.is_dir():
@@ -126,21 +126,21 @@ def read_docstrings(
     most: int = 400,
     seed: int = 0,
 ) -> Samples:
-    """Read the documentation of functions and classes of installed packages: which is it of?
+    """Read the documentation of functions and classes; the class of a text is its package.
 
-    Sources are parsed, nothing is imported or run. The names of the packages are taken out. Nearly
-    the same text often stands at several functions: such texts are one group, so that none of them
-    tests what another has trained.
+    Sources are parsed; nothing is imported or run. The names of the packages are removed. Several
+    functions often have nearly the same text: such texts form a group, so that none of them tests
+    what another has trained.
 
     Args:
-        packages: the classes.
-        vocabulary: see :func:`words`.
-        length: see there.
-        most: texts of a package, chosen at random.
+        packages: installed packages, the classes.
+        vocabulary: size of the vocabulary, see :func:`words`.
+        length: number of words of a text, see :func:`words`.
+        most: largest number of texts of a package, chosen at random.
         seed: of that choice.
 
     Raises:
-        ValueError: a package that is not there or has no documentation.
+        ValueError: a package that is not installed or has no documentation.
     """
     rng = np.random.default_rng(seed)
     taken_out = re.compile("|".join(map(re.escape, packages)), re.IGNORECASE)
@@ -172,7 +172,7 @@ def _samples(
             f"vocabulary, length: expected at least 2 and 1, got {vocabulary}, {length}"
         )
     if not found:
-        raise ValueError(f"{source}: expected texts in a folder a class; found none")
+        raise ValueError(f"{source}: expected texts in one folder per class; found none")
     names = sorted({name for _, name in found})
     known: dict[str, int] = {}
     rows = None
@@ -197,7 +197,7 @@ def _folder_texts(root: Path) -> tuple[list[tuple[str, str]], NDArray[np.int64] 
 
 
 def _part(name: str) -> int:
-    """Part that a word of the name says: ``20news-bydate-train``, but not ``trains``."""
+    """Part named by a word of the name: ``20news-bydate-train``, but not ``trains``."""
     return next((PARTS[w] for w in re.findall("[a-z]+", name.lower()) if w in PARTS), UNSAID)
 
 
@@ -209,7 +209,7 @@ def _table_texts(path: Path, text: str, target: str) -> list[tuple[str, str]]:
 
 
 def _docstrings(folder: Path, rng: np.random.Generator, enough: int) -> set[str]:
-    """Different docstrings of a package, from files at random until there are `enough`."""
+    """Distinct docstrings of a package, from randomly chosen files until there are `enough`."""
     files = sorted(folder.rglob("*.py"))
     found: set[str] = set()
     for i in rng.permutation(len(files)):

@@ -21,7 +21,7 @@ from segcal.classify.readers.streamed import streamed
 INDEX = "attribute_index.json"
 """Numbers of the attributes, by name."""
 FOLDERS = ("VG_100K", "VG_100K_2", ".")
-"""Of Visual Genome's images, which come in two archives."""
+"""Folders of Visual Genome's images, which come in two archives."""
 
 
 class Instance(NamedTuple):
@@ -31,7 +31,7 @@ class Instance(NamedTuple):
         image: its number in Visual Genome.
         box: left, upper, right and lower edge.
         positive: attributes that it has.
-        negative: attributes that it has not.
+        negative: attributes that it does not have.
     """
 
     image: int
@@ -49,21 +49,21 @@ def read_vaw(
 ) -> Samples:
     """Read ``data/NAME.json`` and images of Visual Genome.
 
-    A sample is an object, cut out by its box; an attribute is 1 where it is listed as positive, 0
-    where as negative, else unknown, as is what is listed as both. The format is that of
-    https://github.com/adobe-research/vaw_dataset. Objects of one image are never parted. The
-    two-way loss's paper trains on train and val (229076) and tests on test (31819).
+    A sample is an object, cut out by its box. An attribute is 1 if it is listed as positive, 0 if
+    listed as negative, and unknown if listed as neither or both. The format is described at
+    https://github.com/adobe-research/vaw_dataset. Objects of one image stay in one part. The paper
+    of the two-way loss trains on train and val (229076) and tests on test (31819).
 
     Args:
-        path: folder of the data set; the files are in its ``data``, or in itself.
+        path: folder of the data set; the files are in its folder ``data``, or in itself.
         images: folder with Visual Genome's ``VG_100K`` and ``VG_100K_2``, or with all images.
-        train: NAME of the files of what trains.
-        validation: of what validates; None draws a share of the training images.
-        test: of what tests; None draws a share of them, too.
+        train: NAME of the files of the training part.
+        validation: of the validation part; None draws a share of the training images.
+        test: of the test part; None draws a share of the training images.
 
     Raises:
-        ValueError: naming the file: not there, damaged, or with attributes that
-            ``attribute_index.json`` has not; images that are missing.
+        ValueError: the file, which is named, is missing, damaged, or has attributes that
+            ``attribute_index.json`` lacks; images are missing.
     """
     root = Path(path)
     instances: list[Instance] = []
@@ -95,10 +95,10 @@ def parse_instances(content: Any, where: str) -> list[Instance]:
 
     Args:
         content: of the JSON file.
-        where: it is, as messages begin.
+        where: beginning of messages.
 
     Raises:
-        ValueError: keys that are missing, or a box that is none.
+        ValueError: keys are missing, or a box is invalid.
     """
     if not isinstance(content, list):
         raise ValueError(f"{where}: expected a list of instances, got {type(content).__name__}")
@@ -124,7 +124,7 @@ def parse_instances(content: Any, where: str) -> list[Instance]:
 
 
 def _names(root: Path, instances: list[Instance]) -> list[str]:
-    """Names of the attributes in the published order; without it, in that of the alphabet."""
+    """Names of the attributes in the published order; without it, in alphabetical order."""
     used = {a for one in instances for a in one.positive | one.negative}
     for file in (root / "data" / INDEX, root / INDEX):
         if file.is_file():

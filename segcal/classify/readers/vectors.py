@@ -1,4 +1,4 @@
-"""Vectors of words, as GloVe, word2vec and fastText have them in text files."""
+"""Word vectors from text files, as GloVe, word2vec and fastText publish them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 
 def read_vectors(path: Path, wanted: Container[str]) -> dict[str, NDArray[np.float32]]:
-    """Vectors of those of some words that a file has, in its order.
+    """Vectors of the wanted words that a file has, in the order of the file.
 
     A line is a word and its numbers, with spaces between: ``the 0.418 0.24968 -0.41242 ...``. The
-    first line may say how many words and numbers there are, as word2vec's does. A word may hold
-    spaces itself (some of ``glove.840B`` do); of a word that is there twice the first counts.
+    first line may give the number of words and of numbers, as in word2vec's files. A word may
+    contain spaces (some in ``glove.840B`` do); if a word is repeated, the first vector counts.
 
     Args:
         path: of the file, not compressed.
         wanted: the words.
 
     Raises:
-        ValueError: naming the file and the line: a vector of another length, or no numbers; no
-            word that is wanted.
+        ValueError: a vector of another length or without numbers (the message names file and line),
+            or no wanted word in the file.
     """
     found: dict[str, NDArray[np.float32]] = {}
     try:

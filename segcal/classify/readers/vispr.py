@@ -1,4 +1,4 @@
-"""Images of VISPR (Visual Privacy) with the private attributes that they show."""
+"""VISPR's (Visual Privacy) images, labelled with the private attributes that they show."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def read_vispr(
     validation: PartNames = None,
     test: PartNames = "test2017",
 ) -> Samples:
-    """Read ``NAME.txt``, the annotations that it lists, the images these name, ``attributes.tsv``.
+    """Read ``NAME.txt``, the annotations that it lists with their images, and ``attributes.tsv``.
 
     An image has the attributes that its annotation lists and no others (``a0_safe`` is one of the
-    68). The format is that which the data set's own program reads
-    (https://github.com/tribhuvanesh/vpa, ``vispr/tools``): a list of annotations a part; in each of
-    them ``image_path`` and ``labels``; the attributes with an ``idx`` in a table. The two-way
-    loss's paper trains on train and val (14167) and tests on test (8000).
+    68). The format is the one that the data set's own program reads
+    (https://github.com/tribhuvanesh/vpa, ``vispr/tools``): a list of annotations for each part;
+    ``image_path`` and ``labels`` in every annotation; a table of attributes with their ``idx``. The
+    paper of the two-way loss trains on train and val (14167) and tests on test (8000).
 
     Args:
-        path: folder of the data set, which all paths in its files are relative to.
-        train: NAME of the list of what trains, or several.
-        validation: of what validates; None draws a share of the training samples.
-        test: of what tests; None draws a share of them, too.
+        path: folder of the data set; paths in its files are relative to it.
+        train: NAME of the list of the training part, or several names.
+        validation: of the validation part; None draws a share of the training samples.
+        test: of the test part; None draws a share of the training samples.
 
     Raises:
-        ValueError: naming the file: not there, damaged, or with an attribute that the table has
-            not; images that are missing, or in two parts.
+        ValueError: the file, which is named, is missing, damaged, or has an attribute that the
+            table lacks; images are missing, or in two parts.
     """
     root = Path(path)
     names = parse_attributes(read_text(root / ATTRIBUTES), str(root / ATTRIBUTES))
@@ -63,14 +63,14 @@ def read_vispr(
 
 
 def parse_attributes(table: str, where: str) -> tuple[str, ...]:
-    """Names of the attributes, in the order of their ``idx``; those without one are left out.
+    """Names of the attributes, in the order of their ``idx``; attributes without one are left out.
 
     Args:
-        table: what the file holds.
-        where: it is, as messages begin.
+        table: content of the file.
+        where: beginning of messages.
 
     Raises:
-        ValueError: columns that are missing, or numbers that are none.
+        ValueError: columns are missing, or numbers are invalid.
     """
     rows = list(csv.DictReader(table.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     try:
@@ -88,10 +88,10 @@ def parse_image(content: Any, names: tuple[str, ...], where: str) -> tuple[str, 
     Args:
         content: of the JSON file.
         names: of all attributes.
-        where: it is, as messages begin.
+        where: beginning of messages.
 
     Raises:
-        ValueError: keys that are missing, or an attribute of another name.
+        ValueError: keys are missing, or an attribute is unknown.
     """
     image, labels = fields(content, {"image_path": str, "labels": list}, where)
     if new := [str(label) for label in labels if label not in names]:

@@ -1,4 +1,4 @@
-"""Images of PASCAL VOC with the classes of the objects in them."""
+"""PASCAL VOC's images, labelled with the classes of the objects in them."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ def read_voc(
     """Read ``ImageSets/Main/NAME.txt``, ``Annotations/*.xml`` and ``JPEGImages/*.jpg``.
 
     The layout and the convention are those of the development kits of VOC2007 and VOC2012
-    (http://host.robots.ox.ac.uk/pascal/VOC/voc2007/htmldoc/index.html): an image whose only objects
-    of a class are marked difficult is neither positive nor negative of it. The two-way loss's paper
-    trains on trainval of 2007 (5011) and tests on test (4952), which comes in an archive of its
-    own; of 2012, whose test set has no annotations, it trains on train (5717) and tests on val
-    (5823).
+    (http://host.robots.ox.ac.uk/pascal/VOC/voc2007/htmldoc/index.html): if all objects of a class
+    in an image are marked difficult, the image is neither positive nor negative for the class. For
+    2007 the paper of the two-way loss trains on trainval (5011) and tests on test (4952), which
+    comes in a separate archive; for 2012, whose test set has no annotations, it trains on train
+    (5717) and tests on val (5823).
 
     Args:
         path: folder of a year, e.g. ``VOCdevkit/VOC2007``.
-        train: NAME of the list of what trains, or several.
-        validation: of what validates; None draws a share of the training samples.
-        test: of what tests; None draws a share of them, too.
-        difficult: what a class is whose objects in an image are all difficult.
+        train: NAME of the list of the training part, or several names.
+        validation: of the validation part; None draws a share of the training samples.
+        test: of the test part; None draws a share of the training samples.
+        difficult: target of a class whose objects in an image are all difficult.
 
     Raises:
-        ValueError: naming the file: not there or damaged; images that are missing, or in two parts.
+        ValueError: the file, which is named, is missing or damaged; images are missing, or in two
+            parts.
     """
     check_choice("difficult", difficult, get_args(Difficult))
     root = Path(path)
@@ -77,10 +78,10 @@ def parse_objects(annotation: Element, where: str) -> dict[str, bool]:
 
     Args:
         annotation: root of the XML file.
-        where: it is, as messages begin.
+        where: beginning of messages.
 
     Raises:
-        ValueError: no annotation of VOC's, or an object without a name.
+        ValueError: no annotation of VOC, or an object without a name.
     """
     if annotation.tag != "annotation":
         raise ValueError(f"{where}: expected <annotation>, got <{annotation.tag}>")

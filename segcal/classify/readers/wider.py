@@ -1,4 +1,4 @@
-"""People in images of WIDER Attribute, with what they wear and are."""
+"""People in images of WIDER Attribute, labelled with attributes such as their clothes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from segcal.classify.readers.streamed import streamed
 
 FILES = ("wider_attribute_trainval.json", "wider_attribute_test.json")
 FOLDERS = ("", "Anno/", "Annotations/", "wider_attribute_annotation/")
-"""Where these may lie; the archive has no folder."""
+"""Possible folders of the files; the archive has no folder."""
 MEANINGS = {1: 1, -1: 0, 0: -1}
-"""Positive, negative and unspecified, and the targets that they are."""
+"""Positive, negative and unspecified, with their targets."""
 
 
 class Person(NamedTuple):
@@ -48,18 +48,18 @@ def read_wider(
     """Read ``wider_attribute_trainval.json``, ``wider_attribute_test.json`` and ``Image/``.
 
     A sample is a person, cut out by the box; an attribute is 1 (positive), 0 (negative, -1 in the
-    file) or unknown (unspecified, 0 in the file). The format is that of the data set's Readme.txt
-    (http://mmlab.ie.cuhk.edu.hk/projects/WIDERAttribute.html). People of one image are never
-    parted. The papers train on train and val and test on test.
+    file) or unknown (unspecified, 0 in the file). The format is described in the data set's
+    Readme.txt (http://mmlab.ie.cuhk.edu.hk/projects/WIDERAttribute.html). People of one image stay
+    in one part. The papers train on train and val and test on test.
 
     Args:
         path: folder of the data set.
-        train: what trains: folders of ``Image/``, with which the names of the files begin.
-        validation: what validates; None draws a share of the training images.
-        test: what tests; None draws a share of them, too.
+        train: the training part: folders of ``Image/``, with which the names of the files begin.
+        validation: the validation part; None draws a share of the training images.
+        test: the test part; None draws a share of the training images.
 
     Raises:
-        ValueError: naming the file: not there or damaged; images that are missing.
+        ValueError: the file, which is named, is missing or damaged; images are missing.
     """
     root = Path(path)
     parts = dict(part_numbers(train, validation, test))
@@ -90,10 +90,10 @@ def parse_people(content: Any, where: str) -> tuple[tuple[str, ...], list[Person
 
     Args:
         content: of the JSON file.
-        where: it is, as messages begin.
+        where: beginning of messages.
 
     Raises:
-        ValueError: keys that are missing, a box that is none, or attributes other than 1, -1, 0.
+        ValueError: keys are missing, a box is invalid, or attributes are not 1, -1 or 0.
     """
     images, numbered = fields(content, {"images": list, "attribute_id_map": dict}, where)
     try:

@@ -109,7 +109,7 @@ def test_files_are_bounded_and_named(tmp_path, monkeypatch):
     file.write_text('{"a": 1, "deep": {"outline": [1], "b": 2}}')
     assert read_json(file, leave_out=("outline",)) == {"a": 1, "deep": {"b": 2}}
     file.write_text('{"a": ')
-    with pytest.raises(ValueError, match=r"a\.json: not JSON \(.*bring the file anew"):
+    with pytest.raises(ValueError, match=r"a\.json: not JSON \(.*download the file again"):
         read_json(file)
     file.write_text("[" * 100_000)
     with pytest.raises(ValueError, match="not JSON"):

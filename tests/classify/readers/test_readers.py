@@ -76,7 +76,7 @@ def test_declared_numbers_and_categories(tmp_path):
     first = [0, 1.5, 1, 1, 0, 0, 1, 0]  # of what is not named
     assert read_arff(path, 1).inputs.tolist() == [first, [0, 1.5, 1, 0, 1, 0, 0, 1]]
     path.write_text(path.read_text().replace("{3 2,", "{3 4,"))
-    with pytest.raises(ValueError, match="line 10: '4' is no value that its column has"):
+    with pytest.raises(ValueError, match="line 10: '4' is no declared value of its column"):
         read_arff(path, 1)
 
 
@@ -108,9 +108,9 @@ def test_labels_in_the_first_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "labels", "message"),
     [
-        (ARFF, 4, "labels 4 of 4 columns leave none"),
+        (ARFF, 4, "labels 4 of 4 columns leave no features"),
         (ARFF, ["angry"], "has no column angry"),
-        (ARFF, None, r"no -C n of MEKA's is in @relation, and no music\.xml of Mulan's beside it"),
+        (ARFF, None, r"@relation has no -C n of MEKA, and no music\.xml of Mulan is beside"),
         (ARFF, [], "music.arff: labels: expected names, .* got 0 of 4"),
         (ARFF, ["happy", "happy"], "expected names, each once"),
         (ARFF, ["tempo", "key", "happy", "sad"], "that leave features; got 4 of 4"),
@@ -123,7 +123,11 @@ def test_labels_in_the_first_columns(tmp_path):
         (ARFF.replace("0,?", "0"), 2, "music.arff: line 8: expected 4 values, got 3"),
         (ARFF.replace("0,?", "0,?,1"), 2, "music.arff: line 8: expected 4 values, got 5"),
         (ARFF.replace("-3", "low"), 2, "music.arff: line 8: .*'low'"),
-        (ARFF.replace("0,?", "0,2"), 2, "music.arff: line 8: '2' is no value that its column has"),
+        (
+            ARFF.replace("0,?", "0,2"),
+            2,
+            "line 8: '2' is no declared value of its column",
+        ),
         (ARFF.replace("-3", "'-3"), 2, "music.arff: line 8: cannot be read from "),
         (ARFF.replace("-3,4e1,0,?", "{0 1, 4 1}"), 2, "line 8: expected columns 0 to 3, each once"),
         (ARFF.replace("-3,4e1,0,?", "{0 1, 0 1}"), 2, "line 8: expected columns 0 to 3, each once"),
@@ -201,7 +205,7 @@ def test_csv(tmp_path):
     path.write_text("x,l,m\n1,0,1\n2,,0\n")
     read = read_csv(path, ["l", "m"])
     assert (read.names, read.targets.tolist()) == (("l", "m"), [[0, 1], [-1, 0]])
-    for target, message in (("k", "has no column k"), ("m", "m: 1 rows have none, .* row 1")):
+    for target, message in (("k", "has no column k"), ("m", "m: 1 rows have no value, .* row 1")):
         path.write_text("x,l,m\n1,0,\n2,1,0\n")
         with pytest.raises(ValueError, match=message):
             read_csv(path, target)
@@ -227,7 +231,7 @@ def test_only_what_is_empty_is_missing(tmp_path):
     assert read_texts(path).names == ("None", "null")
     for rows, column in ((",a\nmoon,b", "text"), ("moon,a\nsun,", "label")):
         path.write_text(f"text,label\n{rows}\n")
-        with pytest.raises(ValueError, match=f"{column}: 1 rows have none"):
+        with pytest.raises(ValueError, match=f"{column}: 1 rows have no value"):
             read_texts(path)
 
 
@@ -248,7 +252,7 @@ def test_columns_without_a_name_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"t\.csv: .*line 4: expected 3 values .* got 2"):
         read_csv(path, ["y", "z"])
     path.write_text("x,y,y\n1,0,1\n")  # the second would be a feature
-    with pytest.raises(ValueError, match=r"t\.csv: .*a column is there twice: y"):
+    with pytest.raises(ValueError, match=r"t\.csv: .*a column is repeated: y"):
         read_csv(path, "y")
 
 

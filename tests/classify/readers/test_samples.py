@@ -159,5 +159,5 @@ def test_test_samples_of_those_that_validate():
     said = split(replace(samples, parts=np.repeat([0, 1, 2], [20, 10, 10])), **given,
                  test_from="validation")  # fmt: skip
     assert np.bincount(said).tolist() == [20, 10, 10]
-    with pytest.raises(ValueError, match="test_from: the data set does not say what validates"):
+    with pytest.raises(ValueError, match="test_from: the data set names no validation samples"):
         split(replace(samples, parts=None), **given, test_from="validation")

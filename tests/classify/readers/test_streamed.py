@@ -84,7 +84,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path):
     paths[2].write_text("no image")
     files = streamed(paths, np.arange(4) % 2, "ab", boxes=[[NAN] * 4] * 3 + [[9, 0, 12, 4]]).inputs
     for number in (1, 2):
-        with pytest.raises(ValueError, match=rf"{number}\.png: not an image .*bring it anew"):
+        with pytest.raises(ValueError, match=rf"{number}\.png: not an image .*copy it again"):
             files.decode(number)
     with pytest.raises(ValueError, match=r"3\.png: the box \[9.0, .* lies outside of its 8 x 8"):
         files.decode(3)
@@ -150,7 +150,7 @@ def test_lists_of_files(tmp_path):
         ("train/b/1.png 1\ntrain/b/1.png -1\n", None, r"train\.txt: line 2: .*png -1'"),
         ("\n", None, r"train\.txt: expected images to train"),
         ("train/b/1.png 3\n", "abc", "names: 3 of classes up to number 3"),
-        ("train/b/9.png 0\ntrain/b/1.png 1\n", None, r"1 of 2 .* missing: .*train/b/9\.png; bring"),
+        ("train/b/9.png 0\ntrain/b/1.png 1\n", None, r"1 of 2 .* missing: .*train/b/9\.png; copy"),
     ):
         (tmp_path / "train.txt").write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -186,5 +186,5 @@ def test_tiny_imagenet_as_it_is_downloaded(tmp_path):
     said.unlink()
     with pytest.raises(ValueError, match=r"val_annotations\.txt: cannot be read"):
         read_tiny_imagenet(tmp_path)
-    with pytest.raises(ValueError, match="is it tiny-imagenet-200"):
+    with pytest.raises(ValueError, match="set path to tiny-imagenet-200"):
         read_tiny_imagenet(tmp_path / "val")
