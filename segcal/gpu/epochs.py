@@ -10,7 +10,7 @@ import torch
 
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.gpu.findings import Findings
-from segcal.gpu.training import train
+from segcal.gpu.training import NETWORK, train
 from segcal.io.yaml import config_root, read_yaml
 
 EPOCHS = 4
@@ -28,6 +28,7 @@ def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
         return
     size, depth, epochs = (32, 2, 2) if tiny else (192, 10, EPOCHS)
     config = read_yaml(config_root() / "experiments" / "acdc" / "unet.yaml")
+    network = NETWORK if tiny else config["network"]
     losses = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -35,9 +36,8 @@ def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
         write_phantom_dataset(folder / "data", train=VOLUMES, test=0, seed=0, settings=settings)
         for where, on_device in (("in the GPU's memory", True), ("in the host's memory", False)):
             records = train(
-                folder, "crac", device.type, size, epochs, network=config["network"],
-                on_device=on_device,
-            )  # fmt: skip
+                folder, "crac", device.type, size, epochs, network=network, on_device=on_device
+            )
             seconds = min(record["seconds"] for record in records[1:])
             losses[where] = [record["train"] for record in records]
             per_slice = seconds / (VOLUMES // 2 * depth)
