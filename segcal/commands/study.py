@@ -51,7 +51,7 @@ Minutes = Annotated[
     typer.Option(
         "--minutes",
         min=0,
-        help="Stop after so many minutes, each training behind the epoch that it is in, and end "
+        help="Stop after so many minutes, each training after the epoch that it is in, and end "
         "with exit code 130. The same command goes on from there.",
     ),
 ]

@@ -11,7 +11,7 @@ NEVER = math.inf
 
 
 class OutOfTimeError(Exception):
-    """Time was up: the training stopped behind an epoch, whose checkpoint it can go on from."""
+    """Time was up: the training stopped after an epoch, from whose checkpoint it can go on."""
 
 
 def is_past(until: float) -> bool:
