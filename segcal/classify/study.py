@@ -36,6 +36,7 @@ from segcal.training.checkpoints import LAST_NAME
 from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import load as load_file
 from segcal.training.experiments import read_content
+from segcal.training.time_limit import NEVER, OutOfTimeError, is_past
 
 KIND = "studies"
 """Folder of the shipped studies."""
@@ -309,14 +310,19 @@ def lacking(found: Sequence[Trial]) -> dict[str, str]:
     return wrong
 
 
-def run_trial(trial: Trial) -> None:
+def run_trial(trial: Trial, until: float = NEVER) -> None:
     """Train and test, continuing from where it stopped; write ``result.json``.
+
+    Args:
+        trial: what is trained.
+        until: time, as of ``time.time``, after which no epoch but the first begins.
 
     Raises:
         ValueError: another training is in its folder.
         FloatingPointError: the loss is no longer finite.
+        OutOfTimeError: that time has come before the end.
     """
-    done = ClassificationRun(trial.experiment, resume=True).run()
+    done = ClassificationRun(trial.experiment, resume=True).run(until=until)
     device = trial.experiment.training.device
     evaluated = evaluate_classifier(done.folder, device=device)
     last = evaluate_classifier(done.folder, device=device, checkpoint=LAST_NAME)
@@ -340,23 +346,46 @@ def run_trial(trial: Trial) -> None:
     )
 
 
-def run_trials(todo: Sequence[Trial], processes: int) -> Iterator[tuple[Trial, str]]:
+def run_trials(
+    todo: Sequence[Trial], processes: int, until: float = NEVER
+) -> Iterator[tuple[Trial, str]]:
     """Run trainings; yield each when it has ended, with the reason if it failed.
 
     Args:
         todo: trainings to run.
         processes: number of trainings at the same time, with one thread each.
+        until: time, as of ``time.time``, at which trainings stop after their epoch and no other
+            begins, except as many as run at the same time.
+
+    Raises:
+        OutOfTimeError: after all that have ended: time was up before the end of some.
     """
+    left = 0
+    for trial, why in _outcomes(todo, processes, until):
+        if why is None:
+            left += 1
+        else:
+            yield trial, why
+    if left:
+        raise OutOfTimeError(f"{left} trainings are not done")
+
+
+def _outcomes(
+    todo: Sequence[Trial], processes: int, until: float
+) -> Iterator[tuple[Trial, str | None]]:
+    """Trainings, as they end, with why they failed, or "", or None if there was no time."""
+    jobs = [(trial, place < processes, until) for place, trial in enumerate(todo)]
     if processes == 1:
-        for trial in todo:
-            yield trial, _run_safely(trial)
+        for job in jobs:
+            yield job[0], _run_safely(*job)
         return
     with ProcessPoolExecutor(
         processes, get_context("spawn"), torch.set_num_threads, (1,)
     ) as executor:
-        futures = {executor.submit(_run_safely, trial): trial for trial in todo}
+        futures = {executor.submit(_run_safely, *job): job[0] for job in jobs}
         try:
             for future in as_completed(futures):
+                why: str | None
                 try:
                     why = future.result()
                 except BrokenProcessPool:
@@ -366,11 +395,16 @@ def run_trials(todo: Sequence[Trial], processes: int) -> Iterator[tuple[Trial, s
             executor.shutdown(cancel_futures=True)
 
 
-def _run_safely(trial: Trial) -> str:
+def _run_safely(trial: Trial, begins: bool, until: float) -> str | None:
+    """Run one, which `begins` even if time is up, and return what :func:`_outcomes` yields."""
+    if not begins and is_past(until):
+        return None
     told = trial.experiment.folder / FAILURE_NAME
     try:
         told.unlink(missing_ok=True)
-        run_trial(trial)
+        run_trial(trial, until)
+    except OutOfTimeError:
+        return None
     except (ValueError, FloatingPointError) as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - out of memory, a full disk, a network's own

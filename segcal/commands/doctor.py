@@ -41,11 +41,11 @@ def doctor(
 
     Example: segcal doctor --gpu -o gpu.json
 
-    With --gpu, eight parts run one after the other, each in a process of its own, so that a failed
+    With --gpu, nine parts run one after the other, each in a process of its own, so that a failed
     part does not end the others: equality with the readable version in plain PyTorch, tests,
-    compilations, times and memory, two processes, a training compared with the CPU's, steps of
-    nnU-Net, and compute-sanitizer. segcal nnunet doctor finds what would stop a training with
-    nnU-Net.
+    compilations, times and memory, two processes, a training compared with the CPU's, epochs of
+    the published U-Net, steps of nnU-Net, and compute-sanitizer. segcal nnunet doctor finds what
+    would stop a training with nnU-Net.
 
     segcal's kernels have never run on a GPU: they are tested by an interpreter and by compiling
     them. Please report what this command finds, whether right or wrong.

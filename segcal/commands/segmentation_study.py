@@ -21,6 +21,7 @@ from rich.text import Text
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.experiment import OPTIONS
+from segcal.training.time_limit import OutOfTimeError
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.evaluation.api import Runner
@@ -46,6 +47,7 @@ class Options:
         report: folder of the report; None takes ``report`` in the study's folder.
         dry_run: only check and list.
         report_only: train nothing.
+        until: time, as of ``time.time``, at which trainings stop.
     """
 
     config: str
@@ -56,6 +58,7 @@ class Options:
     report: Path | None
     dry_run: bool
     report_only: bool
+    until: float
 
 
 def run_study(content: Mapping[str, Any], options: Options) -> None:
@@ -88,13 +91,13 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
         todo = [c for c, s in before.items() if s.state != "done" and not options.report_only]
         runner = runner_of(options.engine, options.scheduler)  # type: ignore[arg-type]
     say(console, f"{len(found)} cells, {len(todo)} of them to do")
-    interrupted = False
+    stopped = ""
     if todo:
         with user_errors(OPTIONS), in_use(study.folder):
-            interrupted = _run(console, todo, before, hosts, options, runner)
+            stopped = _run(console, todo, before, hosts, options, runner)
     after = statuses(found)
     _report(console, study, options, after)
-    _end(console, after, interrupted=interrupted)
+    _end(console, after, stopped)
 
 
 def _hosts(names: set[str]) -> dict[str, Host]:
@@ -118,21 +121,25 @@ def _run(
     hosts: Mapping[str, Host],
     options: Options,
     runner: Runner,
-) -> bool:
-    """Run what is to be done; return whether it was interrupted."""
+) -> str:
+    """Run what is to be done; return what stopped it, or nothing."""
     from segcal.study.running import run_cells
 
     progress = _Progress(todo, before, hosts, options.processes)
     try:
         with progress.shown():
-            for cell, why in run_cells(todo, hosts, processes=options.processes, runner=runner):
+            for cell, why in run_cells(
+                todo, hosts, processes=options.processes, runner=runner, until=options.until
+            ):
                 if why:
                     say(console, f"FAILED {cell.name}: {why}", "red")
                 elif not console.is_terminal:
                     say(console, progress.line(cell))
     except KeyboardInterrupt:
-        return True
-    return False
+        return "Interrupted"
+    except OutOfTimeError:
+        return "Time is up"
+    return ""
 
 
 class _Progress:
@@ -310,10 +317,10 @@ def _report(
     say(console, f"Written to {folder}: {', '.join(files)}")
 
 
-def _end(console: Console, found: Mapping[StudyCell, Status], *, interrupted: bool) -> None:
+def _end(console: Console, found: Mapping[StudyCell, Status], stopped: str) -> None:
     """Say how it ended, by the exit code, too."""
-    if interrupted:
-        say(console, "Interrupted: the same command goes on from there.", "red")
+    if stopped:
+        say(console, f"{stopped}: the same command goes on from there.", "red")
         raise typer.Exit(130)
     failed = {cell.name: s.why for cell, s in found.items() if s.state == "failed"}
     for name, why in failed.items():

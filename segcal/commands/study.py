@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from segcal.commands.evaluate import table_forms
 from segcal.commands.experiment import OPTIONS, SetOptions
 from segcal.commands.progress import progress_bar
 from segcal.commands.running_options import Engine, Scheduler
+from segcal.training.time_limit import NEVER, OutOfTimeError
 
 if TYPE_CHECKING:  # torch is imported when there is work to do
     from segcal.classify.study import Trial
@@ -42,6 +44,15 @@ Processes = Annotated[
         min=1,
         help="Number of trainings at the same time. If there are several, each has a core, and "
         "all share a GPU if there is one; small networks train faster side by side.",
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        min=0,
+        help="Stop after so many minutes, each training after the epoch that it is in, and end "
+        "with exit code 130. The same command goes on from there.",
     ),
 ]
 Formats = Annotated[
@@ -89,6 +100,7 @@ def study(
     dry_run: Dry = False,
     engine: Runs = Engine.processes,
     scheduler: Scheduler = None,
+    minutes: Minutes = None,
 ) -> None:
     """Train every loss with every seed on every data set, and report how the losses compare.
 
@@ -104,7 +116,8 @@ def study(
     --set sets.emotions.changes.data.args.path=emotions.arff.gz
 
     What has been trained is not trained again: the same command continues a study that was stopped,
-    or even killed.
+    or even killed. --minutes 8 cuts it into slices: repeat the command
+    until its exit code is not 130.
 
     In a study of segmentation, patients are divided into patients that train, that validate
     (repairs are fitted to them), and that only test. The study's folder gets results/cells.csv (a
@@ -116,10 +129,12 @@ def study(
     calibration over the epochs (with training.test_curves for the test samples, too), the
     multipliers of CALS, reliability, and retrieval of samples by several labels at once.
 
-    Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage.
+    Exit code 0: all trained. 1: some training failed, the rest is there. 2: wrong usage. 130:
+    interrupted, or --minutes are over.
     """
     from segcal.commands.segmentation_study import Options, run_study
 
+    until = NEVER if minutes is None else time.time() + 60 * minutes
     with user_errors(OPTIONS):
         forms = table_forms(formats or ["markdown,latex"])
         content = _content(config, settings or [])
@@ -133,14 +148,22 @@ def study(
         run_study(
             {"kind": kind, **content},
             Options(
-                config, processes, engine.value, scheduler, forms, output, dry_run, report_only
+                config,
+                processes,
+                engine.value,
+                scheduler,
+                forms,
+                output,
+                dry_run,
+                report_only,
+                until,
             ),
         )
         return
     if dry_run:
         _say_plan(config, settings or [])
         return
-    _classification(config, settings or [], output, processes, forms, report_only)
+    _classification(config, settings or [], output, processes, forms, report_only, until)
 
 
 def _content(config: str, settings: Sequence[str]) -> dict[str, Any]:
@@ -200,6 +223,7 @@ def _classification(
     processes: int,
     forms: Sequence[str],
     report_only: bool,
+    until: float,
 ) -> None:
     from segcal.classify.study import check, load_study, report_study, trials
     from segcal.classify.study_report import FILES
@@ -217,33 +241,37 @@ def _classification(
             check(found)
         todo = [] if report_only else [trial for trial in found if trial.result() is None]
     say(console, f"{len(found)} trainings, {len(todo)} of them to do")
-    failed, interrupted = _train(console, todo, processes)
+    failed, stopped = _train(console, todo, processes, until)
     with user_errors():
         files = report_study(chosen, found, folder, name=config, failed=failed, forms=forms)
     if not files:
         say(console, "Nothing has been trained with these settings: no report.", "red")
-        raise typer.Exit(130 if interrupted else 1)
+        raise typer.Exit(130 if stopped else 1)
     say(console, f"Written to {folder}: {', '.join(files)}")
-    if interrupted:
-        say(console, "Interrupted: the report covers the trainings that were done.", "red")
+    if stopped:
+        say(console, f"{stopped}: the report covers the trainings that were done.", "red")
         say(console, "The same command goes on from there.")
         raise typer.Exit(130)
     if failed:
         raise typer.Exit(1)
 
 
-def _train(console: Console, todo: Sequence[Trial], processes: int) -> tuple[dict[str, str], bool]:
-    """Train what is to be trained; return why some failed, and whether it was interrupted."""
+def _train(
+    console: Console, todo: Sequence[Trial], processes: int, until: float
+) -> tuple[dict[str, str], str]:
+    """Train what is to be trained; return why some failed, and what stopped the rest, or ""."""
     from segcal.classify.study import run_trials
 
     failed: dict[str, str] = {}
     try:
         with progress_bar("Training", len(todo)) as advance:
-            for trial, why in run_trials(todo, processes):
+            for trial, why in run_trials(todo, processes, until):
                 if why:
                     failed[trial.name] = why
                     say(console, f"FAILED {trial.name}: {why}", "red")
                 advance(trial.name)
     except KeyboardInterrupt:
-        return failed, True
-    return failed, False
+        return failed, "Interrupted"
+    except OutOfTimeError:
+        return failed, "Time is up"
+    return failed, ""

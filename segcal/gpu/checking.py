@@ -47,6 +47,7 @@ PARTS = (
     GpuPart("timing", "time, launches and memory beside cross-entropy and MONAI", 120),
     GpuPart("processes", "multipliers learned on two processes equal those of one", 45),
     GpuPart("training", "a short training gives the same results as on the CPU", 75),
+    GpuPart("epochs", "an epoch of the published U-Net, slices on the GPU and off it", 60),
     GpuPart("nnunet", "steps of nnU-Net's default network, with AMP and torch.compile", 120),
     GpuPart("sanitizer", "NVIDIA's compute-sanitizer finds nothing", 90),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from segcal.training.epoch_log import EpochLog
 
 RECIPES = ("crac", "confidence")
 EPOCHS = 3
+NETWORK = {
+    "target": "monai.networks.nets.UNet",
+    "args": {"channels": [8, 16, 32], "strides": [2, 2], "num_res_units": 1},
+}
 TOLERANCE = 0.02
 """Relative tolerance of losses and multipliers after some epochs, which differ by rounding."""
 
@@ -34,7 +39,7 @@ def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
         write_phantom_dataset(folder / "data", train=4, test=0, seed=0, settings=settings)
         for recipe in RECIPES[: 1 if tiny else None]:
             logs = {
-                where: _train(folder, recipe, where, size, 1 if tiny else EPOCHS)
+                where: train(folder, recipe, where, size, 1 if tiny else EPOCHS)
                 for where in ("cpu", device.type)
             }
             findings.note(recipe, [_numbers(record) for record in logs[device.type]])
@@ -42,7 +47,27 @@ def run(findings: Findings, device: torch.device, *, tiny: bool) -> None:
                 _compare(findings, f"{recipe}, epoch {ours['epoch']}", ours, theirs)
 
 
-def _train(folder: Path, recipe: str, device: str, size: int, epochs: int) -> list[dict[str, Any]]:
+def train(
+    folder: Path,
+    recipe: str,
+    device: str,
+    size: int,
+    epochs: int,
+    *,
+    network: Mapping[str, Any] = NETWORK,
+    on_device: bool | str = "auto",
+) -> list[dict[str, Any]]:
+    """The log of a training on the phantoms in ``folder/data``.
+
+    Args:
+        folder: that gets the training, too.
+        recipe: the loss.
+        device: ``cpu`` or ``cuda``.
+        size: of slices.
+        epochs: how many.
+        network: what is trained.
+        on_device: see :class:`segcal.adapters.monai.experiment.VolumeData`.
+    """
     from segcal.adapters.monai.experiment import load_experiment
     from segcal.adapters.monai.training import SegmentationRun
     from segcal.training.devices import processes
@@ -54,12 +79,10 @@ def _train(folder: Path, recipe: str, device: str, size: int, epochs: int) -> li
             "data": {
                 "root": str(folder / "data"),
                 "size": [size, size],
+                "on_device": on_device,
                 "split": {"validation": 0.5},
             },
-            "network": {
-                "target": "monai.networks.nets.UNet",
-                "args": {"channels": [8, 16, 32], "strides": [2, 2], "num_res_units": 1},
-            },
+            "network": dict(network),
             "recipe": recipe,
             "optimizer": {"target": "torch.optim.Adam", "args": {"lr": 0.001}},
             "training": {"epochs": epochs, "batch_size": 4, "device": device},

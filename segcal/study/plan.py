@@ -379,12 +379,17 @@ class Host(Protocol):
         """
         ...
 
-    def train(self, cell: StudyCell) -> TrainedCell:
+    def train(self, cell: StudyCell, until: float) -> TrainedCell:
         """Train to the end, continuing from where it stopped.
+
+        Args:
+            cell: what is trained.
+            until: time, as of ``time.time``, at which to stop.
 
         Raises:
             ValueError: something does not fit.
             FloatingPointError: the loss is no longer finite.
+            OutOfTimeError: that time has come before the end.
         """
         ...
 

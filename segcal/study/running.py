@@ -32,6 +32,7 @@ from segcal.study.plan import RESULTS, Host, Part, StudyCell
 from segcal.study.preparing import check_source, classes_of, prepare
 from segcal.training.beginning import OutputInUseError
 from segcal.training.epoch_log import EpochLog
+from segcal.training.time_limit import NEVER, OutOfTimeError, is_past
 
 __all__ = [
     "Status", "check", "collect_results", "epochs_done", "in_use", "result_of", "run_cell",
@@ -46,7 +47,7 @@ PARTS: tuple[Part, ...] = ("fit", "test")
 ELSEWHERE = {
     "summary": None,
     "output": None,
-    "data": ("root", "images", "labels", "cache"),
+    "data": ("root", "images", "labels", "cache", "on_device"),
     "training": ("device", "workers", "val_batch_size"),
 }
 """Settings that may differ from those of a finished cell, since they do not change its result."""
@@ -191,28 +192,40 @@ def run_cells(
     *,
     processes: int = 1,
     runner: Runner = run,
+    until: float = NEVER,
 ) -> Iterator[tuple[StudyCell, str]]:
     """Run cells; yield each cell in order, when it has ended, with the reason if it failed.
+
+    Trainings that run when time is up stop after their epoch, and the others do not begin. As many
+    as run at the same time are always begun, so that each call brings a study further.
 
     Args:
         todo: cells to run.
         hosts: by name.
         processes: number of cells at the same time, with one thread each if there are several.
         runner: see :func:`segcal.evaluation.api.runner_of`.
+        until: time, as of ``time.time``, at which trainings stop.
 
     Raises:
         ValueError: data that cannot be prepared.
+        OutOfTimeError: after all that have ended: time was up before the end of some.
     """
     for cell in todo:  # here, so that no two processes write the same
         prepare(cell)
-    one = partial(_run_safely, hosts=dict(hosts))
-    for index, why in runner(one, list(todo), lost=_lost, jobs=processes):
-        yield todo[index], why
+    one = partial(_run_safely, hosts=dict(hosts), first=processes, until=until)
+    left = 0
+    for index, why in runner(one, list(enumerate(todo)), lost=_lost, jobs=processes):
+        if why is None:
+            left += 1
+        else:
+            yield todo[index], why
+    if left:
+        raise OutOfTimeError(f"{left} cells are not done")
 
 
-def _lost(cell: StudyCell, why: str) -> str:
+def _lost(numbered: tuple[int, StudyCell], why: str) -> str:
     with suppress(OSError):
-        _fail(cell, why)
+        _fail(numbered[1], why)
     return why
 
 
@@ -221,11 +234,18 @@ def _fail(cell: StudyCell, why: str, more: str = "") -> None:
     write_text(cell.folder / FAILURE_NAME, f"{why}\n\n{more}")
 
 
-def _run_safely(cell: StudyCell, hosts: Mapping[str, Host]) -> str:
-    """Run a cell, and return the reason if it failed."""
+def _run_safely(
+    numbered: tuple[int, StudyCell], hosts: Mapping[str, Host], first: int, until: float
+) -> str | None:
+    """Run a cell; return why it failed, or "", or None if there was no time for all of it."""
+    number, cell = numbered
+    if number >= first and is_past(until):
+        return None
     try:
         (cell.folder / FAILURE_NAME).unlink(missing_ok=True)
-        run_cell(cell, hosts[cell.host])
+        run_cell(cell, hosts[cell.host], until)
+    except OutOfTimeError:
+        return None
     except Exception as error:  # noqa: BLE001 - a network's own, out of memory, a full disk
         why = str(error)
         if not isinstance(error, ValueError | FloatingPointError):
@@ -237,21 +257,23 @@ def _run_safely(cell: StudyCell, hosts: Mapping[str, Host]) -> str:
     return ""
 
 
-def run_cell(cell: StudyCell, host: Host) -> None:
+def run_cell(cell: StudyCell, host: Host, until: float = NEVER) -> None:
     """Train, predict and measure, continuing from where it stopped; write ``result.json``.
 
     Args:
         cell: whose data set has been prepared.
         host: of its network.
+        until: time, as of ``time.time``, at which its training stops.
 
     Raises:
         ValueError: something does not fit.
         FloatingPointError: the loss is no longer finite.
+        OutOfTimeError: the training was stopped.
     """
     cell.folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(cell.folder)
     experiment = host.resolve(cell, classes_of(cell.source)).model_dump(mode="json")
-    trained = host.train(cell)
+    trained = host.train(cell, until)
     started = perf_counter()
     for part in PARTS:
         host.predict(cell, part)

@@ -35,6 +35,7 @@ from segcal.training.devices import Ranks, choose_device
 from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import Experiment
 from segcal.training.results import Criterion, HeldOutPass, Trained, Validation
+from segcal.training.time_limit import NEVER, OutOfTimeError, is_past
 
 __all__ = ["TrainingRun"]
 
@@ -247,20 +248,26 @@ class TrainingRun(ABC, Generic[Kind]):
         patience = self.experiment.training.early_stop
         return patience is not None and self.epoch - 1 - self._improved >= patience
 
-    def run(self, advance: Callable[[str], None] = lambda state: None) -> Trained:
+    def run(
+        self, advance: Callable[[str], None] = lambda state: None, *, until: float = NEVER
+    ) -> Trained:
         """Train to the end.
 
         Args:
             advance: called after every step with a text on the state of the training.
+            until: time, as of ``time.time``, after which no epoch but the first begins.
 
         Raises:
             FloatingPointError: loss or logits are no longer finite.
+            OutOfTimeError: that time has come; a run with ``resume`` goes on.
         """
         self.advance = advance
         self._drawn = time.monotonic()
         try:
             while self.epochs_left and not self.out_of_patience:
                 self._run_epoch()
+                if self.epochs_left and not self.out_of_patience and self._all_past(until):
+                    raise OutOfTimeError(f"{self.folder}: {self.epochs_left} epochs are left")
         finally:  # also of a training that was interrupted or diverged
             if self.ranks.first:
                 self._draw()
@@ -320,6 +327,12 @@ class TrainingRun(ABC, Generic[Kind]):
                 f"{self.folder / LAST_NAME}: the processes find different checkpoints; the output "
                 "must lie on a file system that all machines share"
             )
+
+    def _all_past(self, until: float) -> bool:
+        """Whether time is up for one of the processes and so for all."""
+        if until == NEVER:
+            return False
+        return bool(sum_over_ranks(torch.tensor([is_past(until)], dtype=torch.float64)) > 0)
 
     @property
     def _progress(self) -> float:

@@ -14,6 +14,7 @@ from segcal.adapters.monai.data import (
     Unit,
     ValidationBatches,
     crop_transforms,
+    kept_on,
     resample,
     units,
 )
@@ -116,6 +117,28 @@ def test_labels_are_not_mixed(volume):
         else:
             with pytest.raises(ValueError, match=r"a transform interpolates between labels"):
                 samples[0, 0]
+
+
+def test_what_is_put_on_a_gpu(monkeypatch):
+    """What is the same in every epoch and takes a quarter of the free memory, augmented there."""
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    free = {"bytes": 4 * 10 * 24 * 6}  # of ten samples of 24 voxels, float32 and int16
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free["bytes"], 10**12))
+
+    def place(device=gpu, workers=0, channels=1, **parts):
+        return kept_on(data(**parts), 10, channels, workers, device)
+
+    assert place() == place(augment=FLIPS) == place(workers=3) == gpu
+    assert place(augment=FLIPS, workers=3) is None  # which the workers do
+    assert place(channels=2) == place(on_device=False) == place(device=cpu) == cpu
+    assert place(augment=FLIPS, on_device=False) is place(device=cpu, augment=FLIPS) is None
+    assert place(crop="random") is place(cache=0.5) is None
+    free["bytes"] = 0
+    assert place() == cpu
+    assert place(on_device=True) == place(on_device=True, augment=FLIPS, workers=3) == gpu
+    for parts in ({"crop": "random"}, {"cache": 0.5}):
+        with pytest.raises(ValueError, match="on_device: true needs crop: center and cache: 1"):
+            data(on_device=True, **parts)
 
 
 def test_foreground_crops_hold_foreground():

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from segcal.adapters.monai.checkpoints import read_training
 from segcal.adapters.monai.experiment import load_experiment
 from segcal.adapters.monai.inference import Predictor, predict_cases
+from segcal.adapters.monai.training import SegmentationRun
 from segcal.binning import equal_width_statistics
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
@@ -25,6 +26,7 @@ from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
 from segcal.metrics.iou import confusion_matrix, mean_dice, mean_iou
 from segcal.schedule import generalisation_gap
 from segcal.training.epoch_log import EpochLog
+from segcal.training.time_limit import OutOfTimeError
 from tests.adapters.monai_experiments import apart_main, rank_main, run, write_config
 from tests.conftest import close
 from tests.ranks import in_two_processes
@@ -617,16 +619,31 @@ def test_torchrun(tmp_path, phantom):
     assert len(EpochLog(tmp_path / "run").records()) == 1
 
 
-@pytest.mark.parametrize("size", [[32, 32], [40, 24]])
-def test_what_is_cut_once_trains_as_what_is_cut_anew(phantom, tmp_path, size):
-    """Slices of which nothing is random stay in memory, but not where volumes are read anew."""
-    folders = {}
-    for cache in (1.0, 0.9):
-        folders[cache] = tmp_path / str(cache)
-        path = write_config(tmp_path, phantom, data={"size": size}, output=str(folders[cache]))
-        run(path, f"data.cache={cache}")
-    assert_same_state(*(folder / "checkpoint_last.pt" for folder in folders.values()))
-    once, anew = (EpochLog(folder).records() for folder in folders.values())
-    for record in (*once, *anew):
+def stopped_after_each_epoch(path, folder, *settings):
+    """Train as if time were always up, and go on until the end."""
+    stops = 0
+    while True:
+        experiment = load_experiment(path, [*settings, f"output={folder}"])
+        try:
+            SegmentationRun(experiment, resume=True).run(until=0.0)
+        except OutOfTimeError:
+            stops += 1
+        else:
+            return stops
+
+
+@pytest.mark.parametrize(("size", "augment"), [([32, 32], []), ([40, 24], AUGMENT)])
+def test_what_is_cut_once_trains_as_what_is_cut_anew(phantom, tmp_path, size, augment):
+    """Samples that are kept on a device give the same training, in one go and epoch by epoch."""
+    parts = {"data": {"size": size, "augment": augment}, "training": {"epochs": 3}}
+    folders = {name: tmp_path / name for name in ("anew", "kept", "slices")}
+    path = write_config(tmp_path, phantom, **parts)
+    run(path, "data.cache=0.9", f"output={folders['anew']}")
+    run(path, "data.on_device=true", f"output={folders['kept']}")
+    assert stopped_after_each_epoch(path, folders["slices"], "data.on_device=true") == 2
+    for name in ("kept", "slices"):
+        assert_same_state(*(folders[n] / "checkpoint_last.pt" for n in ("anew", name)))
+    anew, *others = (EpochLog(folder).records() for folder in folders.values())
+    for record in (*anew, *others[0], *others[1]):
         del record["seconds"]
-    assert once == anew
+    assert others == [anew, anew]

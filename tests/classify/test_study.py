@@ -6,6 +6,7 @@ import json
 import multiprocessing
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +28,9 @@ from segcal.classify.study import (
     trials,
 )
 from segcal.classify.study_report import TrialResult, write_study
+from segcal.training.epoch_log import EpochLog
 from segcal.training.experiments import read_content, shipped
+from segcal.training.time_limit import OutOfTimeError
 from tests.classify.classifiers import write_classes, write_config, write_labels
 from tests.conftest import close
 from tests.forks import forked
@@ -277,6 +280,18 @@ def test_more_epochs_go_on_and_fewer_are_refused(study):
     assert "more than training.epochs 2" in next(run_trials(found[:1], 1))[1]
 
 
+def test_a_study_goes_on_where_time_was_up(study):
+    whole, slices = (trials(load_study(study, [f"output={study.parent / n}"]))[:2] for n in "ab")
+    assert [why for _, why in run_trials(whole, 1)] == [""] * 2
+    epochs = []
+    while left := [trial for trial in slices if trial.result() is None]:
+        with suppress(OutOfTimeError):
+            assert [why for _, why in run_trials(left, 1, until=0.0)] == [""]
+        epochs.append([len(EpochLog(t.experiment.folder).records()) for t in slices])
+    assert epochs == [[1, 0], [2, 0], [2, 1], [2, 2]]
+    assert [t.result()["outcomes"] for t in slices] == [t.result()["outcomes"] for t in whole]
+
+
 def test_an_unfinished_study_says_what_is_missing(study, tmp_path):
     found = trials(load_study(study))
     assert [why for _, why in run_trials(found[:3], 1)] == [""] * 3
@@ -305,7 +320,7 @@ def test_a_training_that_fails_does_not_stop_the_others(study):
 def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
     found = trials(load_study(study))[:2]
 
-    def full(trial):
+    def full(trial, until):
         if trial == found[0]:
             raise torch.OutOfMemoryError("2 GiB more")
 
@@ -315,7 +330,7 @@ def test_memory_that_ends_does_not_stop_the_others(study, monkeypatch):
     assert whys[1] == ""
     told = (found[0].experiment.folder / "failed.txt").read_text()
     assert "in full" in told  # the traceback
-    monkeypatch.setattr("segcal.classify.study.run_trial", lambda trial: None)
+    monkeypatch.setattr("segcal.classify.study.run_trial", lambda trial, until: None)
     assert [why for _, why in run_trials(found[:1], 1)] == [""]
     assert not (found[0].experiment.folder / "failed.txt").exists()
 

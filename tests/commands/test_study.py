@@ -59,6 +59,16 @@ def test_a_study_is_run_reported_and_gone_on_with(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_a_study_in_slices_of_time(tmp_path):
+    """Which leave nothing that a study in one go has not, either."""
+    config = write_study(tmp_path, recipes=["dice_ce"])
+    said = segcal("study", config, "--minutes", 0, code=130)
+    assert "Time is up: the same command goes on from there" in said
+    assert "No report yet: nothing has been trained" in said
+    said = segcal("study", config, "--minutes", 0)
+    assert "dice_ce, seed 0: val dsc" in said
+
+
 def test_a_failing_cell_is_told_and_ends_with_1(tmp_path):
     sgd = {"target": "torch.optim.SGD", "args": {"lr": 1e30}}
     recipes = {"far": {"recipe": "ce", "changes": {"optimizer": sgd}}, "dice_ce": None}

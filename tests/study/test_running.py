@@ -29,6 +29,7 @@ from segcal.study.running import (
     statuses,
 )
 from segcal.training.beginning import OutputInUseError
+from segcal.training.time_limit import OutOfTimeError
 from tests.alike import TABLES, differences, shares
 from tests.conftest import close
 from tests.forks import forked, said
@@ -217,6 +218,32 @@ def test_killed_and_run_again_equals_undisturbed(done, tmp_path, place, times):
     assert [p.name for p in left] == [".segcal-study.lock"]
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_out_of_time_and_run_again_equals_undisturbed(done, tmp_path, processes):
+    """Each slice brings as many trainings one epoch further as run at the same time."""
+
+    def in_order(function, items, *, lost, jobs):  # the engine's processes take seconds
+        yield from enumerate(map(function, items))
+
+    found = [replace(cell, output=tmp_path) for cell in done]
+    epochs = []
+    for _ in range(10):
+        try:
+            assert set(run_all(found, processes=processes, runner=in_order, until=0.0)) <= {
+                cell.name for cell in found
+            }
+        except OutOfTimeError:
+            epochs.append([epochs_done(cell, HOSTS["monai"]) for cell in found])
+            found = [c for c, s in statuses(found).items() if s.state == "to do"]
+        else:
+            break
+    assert epochs == ([[1, 0], [2, 0], [1]] if processes == 1 else [[1, 1]])
+    for cell, other in ((replace(c, output=tmp_path), c) for c in done):
+        assert not differences(numbers_of(cell), numbers_of(other), **TABLES)
+        assert not differences(log_of(cell), log_of(other), **TABLES)
+        assert not differences(result_of(cell), result_of(other), **TABLES)
+
+
 def test_a_second_run_into_the_folder_is_refused(tmp_path):
     refused = pytest.raises(OutputInUseError, match=r"uses it \(process \d+ on")
     with in_use(tmp_path), refused, in_use(tmp_path):
@@ -228,10 +255,10 @@ def test_a_second_run_into_the_folder_is_refused(tmp_path):
 class Breaks(MonaiHost):
     """A host whose first network runs out of memory."""
 
-    def train(self, cell):
+    def train(self, cell, until):
         if cell.recipe == "dice_ce":
             raise MemoryError("2 GiB more")
-        return super().train(cell)
+        return super().train(cell, until)
 
 
 def test_a_cell_that_fails_does_not_stop_the_others(tmp_path):

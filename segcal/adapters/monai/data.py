@@ -7,6 +7,7 @@ not depend on workers, processes or an interruption.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -234,26 +235,52 @@ def take_slice(item: Item, axis: str, place: int) -> Item:
     return {key: value.select(1 + AXES.index(axis), place) for key, value in item.items()}
 
 
-def is_fixed(data: VolumeData) -> bool:
-    """Whether all crops stay in memory, because nothing in them is random.
+SHARE_OF_GPU = 0.25
+"""Of the free memory of a GPU: larger data sets are not kept there unless the user asks for it."""
+
+
+def kept_on(
+    data: VolumeData, samples: int, channels: int, workers: int, device: torch.device
+) -> torch.device | None:
+    """Where samples are kept that are cut once for all epochs; None where they are cut anew.
 
     Cutting small slices again in every epoch would take longer than the network does.
+
+    Args:
+        data: how they are cut.
+        samples: how many there are, of training and validation.
+        channels: of an image.
+        workers: processes that load data; where there are some, augmentation is left to them.
+        device: that trains.
     """
-    return data.crop == "center" and not data.augment and data.cache == 1
+    if data.crop != "center" or data.cache < 1:
+        return None
+    if data.on_device is True:
+        return device
+    size = samples * math.prod(data.size) * (4 * channels + 2)  # float32 images, int16 labels
+    if (
+        data.on_device == "auto"
+        and device.type == "cuda"
+        and not (data.augment and workers)
+        and size <= SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
+    ):
+        return device
+    return None if data.augment else torch.device("cpu")
 
 
-def together(items: Iterable[Item], count: int) -> Item:
+def together(items: Iterable[Item], count: int, device: torch.device | None = None) -> Item:
     """Items of one shape, stacked one by one, so that memory holds them once.
 
     Args:
         items: what is stacked.
         count: how many there are.
+        device: where; None leaves them where they are.
     """
     found: Item = {}
     for i, item in enumerate(items):
         for key, value in item.items():
             if i == 0:
-                found[key] = value.new_empty((count, *value.shape))
+                found[key] = value.new_empty((count, *value.shape), device=device)
             found[key][i] = value
     return found
 
@@ -275,37 +302,77 @@ class Crops(Dataset[Item]):
         self.units = listed
         self.data = data
         self.transform = transform
-        self.kept: Item | None = None
-        if is_fixed(data):
-            self.kept = together(
-                (self._cut(number, 0) for number in range(len(listed))), len(listed)
-            )
 
     def __getitem__(self, key: tuple[int, int]) -> Item:
-        """Cut a sample, or take the sample that was cut in advance.
+        """Cut a sample.
 
         Raises:
             ValueError: `transform` interpolates between labels.
         """
-        if self.kept is not None:
-            return {name: value[key[0]] for name, value in self.kept.items()}
-        return self._cut(*key)
+        number, seed = key
+        return self.finish(self.whole(number), seed)
 
-    def _cut(self, number: int, seed: int) -> Item:
+    def whole(self, number: int) -> Item:
+        """The slice or volume that a sample is cut out of."""
         unit = self.units[number]
-        item = self.volumes[unit.case]
+        item: Item = self.volumes[unit.case]
         if self.data.units == "slices":
             item = take_slice(item, self.data.axis, unit.place)
+        return item
+
+    def finish(self, item: Item, seed: int, start: int = 0) -> Item:
+        """Transform an item, from a step on.
+
+        Raises:
+            ValueError: `transform` interpolates between labels.
+        """
         self.transform.set_random_state(seed)
-        item = self.transform(item)
-        label = item["label"]
+        done: Item = self.transform(item, start=start)
+        label = done["label"]
         if label.is_floating_point() and not bool((label == label.round()).all()):
             raise ValueError(
                 "data.augment: a transform interpolates between labels, which gives values that "
                 "are no labels; let it take the nearest label, e.g. keys: [image, label], mode: "
                 "[bilinear, nearest]"
             )
-        return item
+        return done
+
+
+class KeptBatches(Dataset[Item]):
+    """Batches of training samples that were cut once and lie in the memory of a device.
+
+    They equal batches of `crops`. Augmentation, if there is any, is done where the samples lie,
+    with the seed of each sample.
+
+    Args:
+        crops: training samples that are not cut at random.
+        device: where they are kept.
+    """
+
+    def __init__(self, crops: Crops, device: torch.device) -> None:
+        self.crops = crops
+        steps, plain = crops.transform, Plain()
+        self.start = steps.get_index_of_first(lambda step: isinstance(step, Copy))  # augmentation
+        count = len(crops.units)
+        cut = (plain(steps(crops.whole(i), end=self.start)) for i in range(count))
+        self.device = device
+        self.kept = together(cut, count, device)
+
+    def __getitem__(self, keys: list[tuple[int, int]]) -> Item:
+        """A batch, ``(N, C, *S)`` and ``(N, 1, *S)``, by the keys of its samples.
+
+        Raises:
+            ValueError: a transform interpolates between labels.
+        """
+        chosen = torch.tensor([number for number, _ in keys], device=self.device)
+        batch = {name: value.index_select(0, chosen) for name, value in self.kept.items()}
+        if self.start is None:
+            return batch
+        items = (
+            self.crops.finish({name: value[i] for name, value in batch.items()}, seed, self.start)
+            for i, (_, seed) in enumerate(keys)
+        )
+        return together(items, len(keys))
 
 
 @dataclass(frozen=True)
@@ -376,6 +443,7 @@ class ValidationBatches(Dataset[Item]):
         data: says how they are cut.
         batch_size: slices at once.
         padding: label that padding gets.
+        device: where all batches are kept; None cuts them anew in every epoch.
     """
 
     def __init__(
@@ -385,6 +453,7 @@ class ValidationBatches(Dataset[Item]):
         data: VolumeData,
         batch_size: int,
         padding: int,
+        device: torch.device | None = None,
     ) -> None:
         self.volumes = volumes
         self.data = data
@@ -404,7 +473,10 @@ class ValidationBatches(Dataset[Item]):
                 (case, range(start, min(start + batch_size, n)))
                 for start in range(0, n, batch_size)
             ]
-        self.kept = [self._cut(*batch) for batch in self.batches] if is_fixed(data) else None
+        self.kept: list[Item] | None = None
+        if device is not None:
+            cut = (self._cut(*batch) for batch in self.batches)
+            self.kept = [{k: v.to(device) for k, v in batch.items()} for batch in cut]
 
     def __len__(self) -> int:
         return len(self.batches)

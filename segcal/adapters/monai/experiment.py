@@ -91,6 +91,10 @@ class VolumeData(Strict):
             ``image`` and ``label``; the published trainings have none.
         cache: share of the volumes that each process keeps in memory; the other volumes are read
             again for each of their slices.
+        on_device: whether the samples of training and validation are put into the memory of the
+            GPU once, and augmented there, which needs `crop` center and `cache` 1. ``auto`` does so
+            if they take at most a quarter of the memory that is free there, and if there is no
+            augmentation that training.workers could do; true does so on any device.
     """
 
     root: Path | None = None
@@ -112,6 +116,7 @@ class VolumeData(Strict):
     spacing_mm: tuple[float | None, float | None, float | None] | None = None
     augment: tuple[Component, ...] = ()
     cache: float = Field(default=1.0, ge=0, le=1)
+    on_device: bool | Literal["auto"] = "auto"
 
     @model_validator(mode="after")
     def _consistent(self) -> VolumeData:
@@ -131,6 +136,8 @@ class VolumeData(Strict):
             raise ValueError(f"spacing_mm: expected positive voxel sizes, got {self.spacing_mm}")
         if self.crop == "center" and (self.foreground or self.per_volume > 1):
             raise ValueError("foreground and per_volume need crop: random")
+        if self.on_device is True and (self.crop != "center" or self.cache < 1):
+            raise ValueError("on_device: true needs crop: center and cache: 1")
         if self.units == "slices" and self.per_volume > 1:
             raise ValueError("per_volume needs units: patches; every slice is taken once")
         return self
@@ -211,7 +218,7 @@ class SegmentationExperiment(Experiment):
 
     must_be_same: ClassVar[Mapping[str, Sequence[str]]] = {
         **Experiment.must_be_same,
-        "data": ("cache", "root", "images", "labels"),  # their cases are compared
+        "data": ("cache", "on_device", "root", "images", "labels"),  # their cases are compared
         "inference": (),
         "training": (
             *Experiment.must_be_same["training"],

@@ -17,6 +17,7 @@ from segcal.recipes import build
 from segcal.study.plan import Part, StudyCell, TrainedCell
 from segcal.training.beginning import RUN_NAME
 from segcal.training.epoch_log import EpochLog
+from segcal.training.time_limit import NEVER
 
 __all__ = ["MonaiHost"]
 
@@ -45,10 +46,18 @@ class MonaiHost:
         build_network(experiment, 1, objective.num_heads * classes)
         return experiment
 
-    def train(self, cell: StudyCell) -> TrainedCell:
-        """Train to the end, starting from the last checkpoint if there is one."""
+    def train(self, cell: StudyCell, until: float = NEVER) -> TrainedCell:
+        """Train to the end, starting from the last checkpoint if there is one.
+
+        Args:
+            cell: what is trained.
+            until: time, as of ``time.time``, after which no epoch but the first begins.
+
+        Raises:
+            OutOfTimeError: that time has come before the end.
+        """
         run = SegmentationRun(_experiment(cell), resume=True)
-        done = run.run()
+        done = run.run(until=until)
         records = EpochLog(done.folder).records()
         runs = read_json(done.folder / RUN_NAME)["runs"]
         return TrainedCell(

@@ -12,7 +12,7 @@ computed on each process's share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -31,9 +31,12 @@ from segcal.adapters.monai.checkpoints import KEYS
 from segcal.adapters.monai.data import (
     Crops,
     EpochBatches,
+    Item,
+    KeptBatches,
     ValidationBatches,
     cached,
     crop_transforms,
+    kept_on,
     units,
 )
 from segcal.adapters.monai.dataset import check_cases, find_cases
@@ -132,17 +135,25 @@ class SegmentationRun(TrainingRun[SegmentationExperiment]):
             self._check_batch(1)  # the last of an epoch, of which some norms know no deviation
         transform = crop_transforms(data, len(self.classes), self.cases.ignore_index)
         volumes = {side: cached(cases, data, settings.workers) for side, cases in sides.items()}
+        samples = len(listed) + len(units(grids["val"], data))
+        kept = kept_on(data, samples, self.cases.channels, settings.workers, self.device)
         loading: dict[str, Any] = {
-            "num_workers": settings.workers,
-            "pin_memory": self.device.type == "cuda",
+            "num_workers": settings.workers if kept is None else 0,
+            "pin_memory": self.device.type == "cuda" and kept in (None, torch.device("cpu")),
             "generator": torch.Generator(),  # of its own: the network's draws are not shifted
         }
         crops = Crops(volumes["train"], listed, data, transform)
-        _try_first(crops)
-        self.train_loader = DataLoader(crops, batch_sampler=self.sampler, **loading)
+        if kept is None:
+            _try_first(lambda: crops[0, 0])
+            self.train_loader = DataLoader(crops, batch_sampler=self.sampler, **loading)
+        else:
+            stack = KeptBatches(crops, kept)
+            _try_first(lambda: stack[[(0, 0)]])
+            self.train_loader = DataLoader(stack, batch_size=None, sampler=self.sampler, **loading)
         batches = ValidationBatches(
-            volumes["val"], grids["val"], data, settings.val_batch_size, self.cases.ignore_index
-        )
+            volumes["val"], grids["val"], data, settings.val_batch_size, self.cases.ignore_index,
+            kept,
+        )  # fmt: skip
         if len(batches) < ranks.size:
             raise ValueError(
                 f"validation: {len(batches)} batches for {ranks.size} processes; use fewer "
@@ -308,19 +319,19 @@ def deterministic() -> Iterator[None]:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
 
-def _try_first(crops: Crops) -> None:
+def _try_first(cut: Callable[[], Item]) -> None:
     """Cut a sample before training begins.
 
     Raises:
         ValueError: `data.augment` fails on it.
     """
     try:
-        crops[0, 0]
+        cut()
     except (KeyError, RuntimeError, TypeError) as error:
         why = error.__cause__ or error
         raise ValueError(
             f"data.augment: fails on the first sample ({type(why).__name__}: {why}); its keys are "
-            "image and label"
+            "image and label, which are on the GPU unless data.on_device is false"
         ) from error
 
 

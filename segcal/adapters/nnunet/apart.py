@@ -12,12 +12,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from segcal.adapters.nnunet.patching import Aggregation, replaced
 from segcal.adapters.nnunet.running import Budget, predict, train
+from segcal.training.time_limit import NEVER, OutOfTimeError
 
 Step = Literal["plan", "train", "predict"]
 SHOWN = 3
@@ -32,6 +34,7 @@ def run_apart(
     log: Path,
     threads: int = 1,
     budget: Mapping[str, Any] | None = None,
+    until: float = NEVER,
 ) -> None:
     """Run a step and wait for it.
 
@@ -43,9 +46,11 @@ def run_apart(
         log: file for the output of the step.
         threads: of torch.
         budget: of a training, see :class:`segcal.adapters.nnunet.running.Budget`.
+        until: time, as of ``time.time``, at which the step is ended if it still runs.
 
     Raises:
         RuntimeError: the step failed; the message shows the end of its log.
+        OutOfTimeError: it was ended by `until`.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("nnUNet_")}
     environment |= {f"nnUNet_{name}": str(path.resolve()) for name, path in folders.items()}
@@ -64,10 +69,12 @@ def run_apart(
             if process.stdin is not None:
                 process.stdin.write(json.dumps(job) + "\n")
                 process.stdin.flush()
-            code = process.wait()
-        except BaseException:  # Ctrl-C, say
+            code = process.wait(None if until == NEVER else max(0.0, until - time.time()))
+        except BaseException as error:  # Ctrl-C, say
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise OutOfTimeError(f"nnU-Net's {step} was ended, see {log}") from None
             raise
         finally:
             if process.stdin is not None:

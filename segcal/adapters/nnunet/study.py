@@ -24,6 +24,7 @@ from segcal.recipes import build, load_objective
 from segcal.study.plan import Part, StudyCell, TrainedCell
 from segcal.training.beginning import versions_of
 from segcal.training.devices import DEVICES, choose_device
+from segcal.training.time_limit import NEVER
 
 __all__ = ["NnunetExperiment", "NnunetHost"]
 
@@ -91,8 +92,16 @@ class NnunetHost:
         build(cell.variant.recipe, classes, **terms)
         return experiment
 
-    def train(self, cell: StudyCell) -> TrainedCell:
-        """Train to the end from the last checkpoint; the seconds count from this start."""
+    def train(self, cell: StudyCell, until: float = NEVER) -> TrainedCell:
+        """Train to the end from the last checkpoint; the seconds count from this start.
+
+        Args:
+            cell: what is trained.
+            until: time, as of ``time.time``, at which the training is ended wherever it is.
+
+        Raises:
+            OutOfTimeError: that time has come before the end.
+        """
         experiment, fold = _experiment(cell), self.log(cell)
         _plan(cell, experiment)
         started = perf_counter()
@@ -105,6 +114,7 @@ class NnunetHost:
                 [str(NUMBER), CONFIGURATION, "0", "-tr", experiment.trainer, "-device", device,
                  *goes_on],
                 folders=_folders(cell), log=cell.folder / SAID, threads=torch.get_num_threads(),
+                until=until,
                 budget={
                     "epochs": experiment.epochs, "iterations": experiment.iterations,
                     "val_iterations": experiment.val_iterations, "seed": experiment.seed,
