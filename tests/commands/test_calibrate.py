@@ -80,7 +80,7 @@ def test_a_separable_fit_is_pointed_out(tmp_path):
     path = tmp_path / "c.json"
     done = run("fit", perfect.predictions, perfect.labels, "--method", "temperature", "-o", path)
     assert done.exit_code == 0, done.output
-    assert "Note: Temperature: temperature 0.05 is the bound" in done.output
+    assert "Note: Temperature: temperature 0.05 is at the bound" in done.output
     assert json.loads(path.read_text())["state"]["facts"]["notes"]
 
 
