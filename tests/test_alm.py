@@ -247,7 +247,7 @@ def test_an_extra_state_of_another_type_is_refused(other):
 def test_a_state_of_another_version_is_refused(monkeypatch):
     state = CRaC(4).state_dict()
     monkeypatch.setattr("segcal.term.STATE_VERSION", 3)
-    with pytest.raises(ValueError, match=r"of this version: 2, here 3; .* CRaC anew"):
+    with pytest.raises(ValueError, match=r"of this version: 2, here 3\. .* CRaC anew"):
         CRaC(4).load_state_dict(state)
 
 

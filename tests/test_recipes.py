@@ -74,7 +74,7 @@ def test_overrides():
     assert build("crac", num_classes=3, crac={"ignore_index": 7}).terms["crac"].ignore_index == 7
     with pytest.raises(ValueError, match="ignore_index is 7 in the config but 9 here"):
         build("crac", num_classes=3, ignore_index=9, crac={"ignore_index": 7})
-    with pytest.raises(ValueError, match=r"is called 'crak', and no YAML file.*crac"):
+    with pytest.raises(ValueError, match=r"is called 'crak', and it is no YAML file.*crac"):
         build("crak", num_classes=3)
 
 

@@ -55,7 +55,7 @@ def svls(
             floating, which are smoothed likewise (:func:`segcal.tensors.check_shares`).
         kernel_size: odd size of the patch, one number or one per spatial axis.
         sigma: standard deviation of the Gaussian, in voxels; shifts weight among the neighbours.
-        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`).
+        padding: labels outside the image, as in :func:`segcal.neighbourhood.class_proportions`.
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; every channel is
             smoothed as two classes, 0 and 1, and compared with its sigmoid.
         ignore_index: label to leave out of the loss and of the neighbourhoods.

@@ -85,7 +85,7 @@ def soft_brier(
         probs: probabilities ``(N, K, *S)``.
         labels: integer ``(N, *S)``.
         kernel_size: odd size of the patch, one number or one per spatial axis.
-        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`).
+        padding: labels outside the image, as in :func:`segcal.neighbourhood.class_proportions`.
         mask: bool like `labels`, the voxels to count; None counts all.
         ignore_index: label to leave out of the score and of the neighbourhoods.
 

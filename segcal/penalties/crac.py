@@ -105,7 +105,8 @@ class CRaC(AugmentedLagrangian):
             available.
         target: in probability space, ``tau`` or ``smoothed``.
         kernel_size: odd size of the patch, one number or one per spatial axis.
-        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`).
+        padding: labels outside the image, as in
+            :func:`segcal.neighbourhood.class_proportions`.
         bands: largest distance of every band but the last, in voxels, ascending; a distance is the
             largest of the distances along the axes, so that the band up to 1 is the outer region of
             a patch of size 3. None takes the inner and the outer region.

@@ -76,8 +76,8 @@ def nacl(
         kernel_size: odd size of the patch, one number or one per spatial axis.
         kernel: weights of the patch, listed in :func:`segcal.neighbourhood.class_proportions`.
         sigma: standard deviation of the Gaussian kernels, in voxels.
-        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`); the published
-            code has ``background``, MONAI ``zeros``.
+        padding: labels outside the image, as in :func:`segcal.neighbourhood.class_proportions`; the
+            published code has ``background``, MONAI ``zeros``.
         image: intensities ``(N, C, *S)``, for the kernels that weigh by intensities.
         bandwidth: bandwidth of the kernels that weigh by intensities, in units of the intensities.
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap. tau_k is the
@@ -134,7 +134,7 @@ class NACL(Term):
         kernel_size: odd size of the patch, one number or one per spatial axis.
         kernel: weights of the patch, listed in :func:`segcal.neighbourhood.class_proportions`.
         sigma: standard deviation of the Gaussian kernels, in voxels.
-        padding: labels beyond the border of the image (:mod:`segcal.neighbourhood`).
+        padding: labels outside the image, as in :func:`segcal.neighbourhood.class_proportions`.
         bandwidth: bandwidth of the kernels that weigh by intensities, in units of the intensities.
         per_channel: labels are ``(N, K, *S)`` of 0 and 1 that may overlap.
         ignore_index: label to leave out of the penalty and of neighbourhoods.

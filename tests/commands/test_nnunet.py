@@ -59,7 +59,7 @@ def test_recipes_lists_every_trainer(monkeypatch):
         ("MMCE", "Dice + cross-entropy + 0.1 mmce"),
     ):
         assert loss in rows[f"nnUNetTrainer{name}"]
-    assert "nnUNetTrainerCRaC_CE is cross-entropy + crac." in done.output
+    assert "nnUNetTrainerCRaC_CE is cross-entropy + crac." in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("option", ["--continue_prediction", "--c", "--continue"])

@@ -27,7 +27,7 @@ STATISTICS = BinStatistics(np.array([2, 3]), np.array([0.5, 2.5]), np.array([1, 
 
 
 def runs():
-    run = TrialResult("set", "ce", 0, False, ("a",), {}, (), {}, {}, "nll", 0.1, [])
+    run = TrialResult("set", "ce", 0, False, ("a",), {}, 0, (), {}, {}, "nll", 0.1, [])
     return {name: [(run, {"metrics": {"ece": 0.1, "nll": None}})] for name in NAMES}
 
 
