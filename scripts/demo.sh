@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The main job on generated data: stock nnU-Net, nnU-Net trained to be calibrated, and the stock model
 # repaired, on the CPU, in minutes.
-# Usage: bash scripts/demo.sh [FOLDER]   (default: demo)
+# Usage: bash scripts/demo.sh [FOLDER [EPOCHS]]   (default: demo 12; an epoch or two only show the steps)
 set -euo pipefail
 out="$(realpath -m "${1:-$(dirname "$0")/../demo}")"
 cd "$(dirname "$0")/.."
+epochs="${2:-12}"
 . scripts/venv.sh
 
 if [ -e "$out" ]; then
@@ -33,7 +34,7 @@ quietly plan_small python scripts/small_plans.py 900 2d --patch 64,64 --batch 12
 for trainer in nnUNetTrainer nnUNetTrainerConfidence; do
   echo "3/6 Training $trainer"
   quietly "train_$trainer" segcal nnunet train 900 2d_small 0 -tr "$trainer" -device cpu \
-    --epochs 12 --iterations 40 --val-iterations 10 --seed 0 --calibrate
+    --epochs "$epochs" --iterations 40 --val-iterations 10 --seed 0 --calibrate
   echo "4/6 Predicting with $trainer"
   quietly "predict_$trainer" segcal nnunet predict -i "$data/imagesTs" -o "$out/$trainer" -d 900 \
     -c 2d_small -f 0 -tr "$trainer" -device cpu -npp 1 -nps 1

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,6 +134,32 @@ def test_python_runs(page, phantoms):
         code = compile(block.text, f"{page.name}, block {number}", "exec")
         if not block.skipped:
             exec(code, namespace)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_commands_of_the_readme_run(tmp_path):
+    """All of its blocks after the two commands, one after the other in one shell."""
+    venv = tmp_path / "venv"  # ours, as if it had just been installed
+    venv.mkdir()
+    for part in Path(sys.prefix).iterdir():
+        if part.name != ".installed":
+            (venv / part.name).symlink_to(part)
+    (venv / ".installed").touch()
+    installing, both, *others = (block.text for block in blocks(ROOT / "README.md", "bash"))
+    assert (installing.split()[0], both.count("bash scripts/")) == ("pip", 2 + 1)
+    commands = ["set -euo pipefail", f"bash {ROOT}/scripts/demo.sh demo 1", *others]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("nnUNet_")} | {
+        "SEGCAL_VENV": str(venv),
+        "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(commands)], cwd=tmp_path, env=environment, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for page in ("demo/report_posterior", "demo/trust", "report"):
+        assert (tmp_path / page / "index.html").exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
