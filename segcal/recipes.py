@@ -91,7 +91,8 @@ class Recipe(Strict):
     names of all terms begin with the name of their head (``probability/svls``). ``schedule``
     changes weights during training, by the name of the term. With ``temperature`` the last layer of
     the trained network is divided by the temperature that fits validation best
-    (:mod:`segcal.posthoc.folding`).
+    (:mod:`segcal.posthoc.folding`). ``calibrator`` names a post-hoc method, which the training
+    commands then fit to the validation cases; the prediction commands apply it.
     """
 
     summary: str = ""
@@ -103,6 +104,7 @@ class Recipe(Strict):
     args: dict[str, dict[str, Any]] = Field(default={})
     schedule: dict[str, Schedule] = Field(default={})
     temperature: bool = False
+    calibrator: str | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Recipe:
@@ -110,6 +112,8 @@ class Recipe(Strict):
             raise ValueError("multilabel: cannot be combined with base, penalties or probability")
         if self.multilabel and self.temperature:
             raise ValueError("temperature: cannot be combined with multilabel")
+        if self.calibrator is not None and self.calibrator not in (known := names("posthoc")):
+            raise ValueError(f"calibrator: {self.calibrator!r} is none of {', '.join(known)}")
         for name in self.schedule:
             self.full_names(name)
         return self

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from segcal.adapters.nnunet.patching import Aggregation, RefusedError
+from segcal.commands.calibrating import MethodOption, chosen_method
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Train and predict with nnU-Net v2, with its trainers or segcal's (segcal nnunet recipes "
     "lists these).\n\n"
-    "Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerConfidence --npz",
+    "Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerConfidence",
 )
 PASS_ON = {
     "allow_extra_args": True,
@@ -54,24 +55,20 @@ def train(
         ),
     ] = None,
     calibrate: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--calibrate",
             help="At the end, fit a calibrator to the fold's validation cases, or to the cases "
-            'under "calib" in splits_final.json, and write it to fold_X/calibrator.json.',
-        ),
-    ] = False,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="Method that --calibrate fits (default: class_region, a temperature per predicted "
-            "class and region); segcal methods lists them."
+            'under "calib" in splits_final.json, and write it to fold_X/calibrator.json, with '
+            "which segcal nnunet predict calibrates. The probabilities of these cases are kept, as "
+            "with --npz. Default: if the trainer's recipe says so (nnUNetTrainerConfidence).",
+            show_default=False,
         ),
     ] = None,
+    method: MethodOption = None,
 ) -> None:
     """Run nnUNetv2_train; all options that it takes are passed on.
 
-    Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerCRaC --npz --calibrate
+    Example: segcal nnunet train 27 2d 0 -tr nnUNetTrainerConfidence
 
     The options below work for every trainer, nnU-Net's own included. Use "-h" for nnU-Net's own
     help. With segcal's trainers the fold's folder gets segcal_log.jsonl: for every epoch, the terms
@@ -83,16 +80,16 @@ def train(
     options, on the CPU, it then equals an uninterrupted training, to rounding. Processes that load
     data end within seconds after their training.
 
-    To calibrate a training that has ended, use --val --calibrate. Then predict with its calibrator:
-    segcal nnunet predict ... -f X --calibrator model
+    To calibrate a training that has ended, use --val --calibrate.
     """
     from segcal.adapters.nnunet import running
 
-    fitted = method or "class_region" if calibrate else None
-    budget = running.Budget(epochs, iterations, val_iterations, save_every, seed, fitted)
     with user_errors():
-        if method and not calibrate:
-            raise ValueError("--method: chooses what --calibrate fits; give --calibrate, too")
+        fitted = chosen_method(calibrate, method, running.calibrator_of_recipe(context.args))
+        budget = running.Budget(
+            epochs, iterations, val_iterations, save_every, seed, fitted,
+            must_calibrate=bool(calibrate),
+        )  # fmt: skip
         running.check_train(context.args, budget)
     with _refusals():  # what else fails in there keeps its traceback
         running.train(context.args, budget)
@@ -137,9 +134,12 @@ PerFoldOption = Annotated[
 CalibratorOption = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE|model",
-        help="Calibrate with this file that segcal calibrate fit wrote; 'model' takes the "
-        "calibrator.json in the model's folder, or in the folder of its only fold (-f).",
+        metavar="FILE|model|none",
+        help="Calibrate with this file that segcal calibrate fit wrote. 'model' takes the "
+        "calibrator.json in the model's folder, or in the folder of its only fold (-f), and "
+        "refuses to predict if it does not fit. 'none' does not calibrate. Default: the model's, "
+        "if there is one that fits.",
+        show_default=False,
     ),
 ]
 AnyModelOption = Annotated[
@@ -171,11 +171,13 @@ def predict(
     A model with two heads (nnUNetTrainerTwoHeads...) takes label maps from its decision head, and
     probabilities and logits from its probability head, which is also the head that is calibrated.
 
-    With --calibrator calibrator.json (from segcal calibrate fit), probabilities are calibrated, a
-    model with one head takes its label map from these, and saved logits stay uncalibrated. A
-    calibrator of single folds calibrates each fold before the folds are averaged; a calibrator of
-    an ensemble calibrates the average. A calibrator that was fitted to another model is refused
-    before the first case.
+    A calibrator.json in the folder of the model (from segcal calibrate fit), or of its only fold
+    (from segcal nnunet train), calibrates the probabilities, and so does the one that --calibrator
+    names; --calibrator none leaves them as they are. A model with one head then takes its label map
+    from the calibrated probabilities, and saved logits stay uncalibrated. A calibrator of single
+    folds calibrates each fold before the folds are averaged; a calibrator of an ensemble calibrates
+    the average. One that was fitted to another model is left out with a warning, or refused before
+    the first case if --calibrator named it.
 
     No code that comes with a model is run: checkpoints that hold code are refused, and so are
     networks of packages other than nnU-Net's, unless SEGCAL_NETWORKS=PACKAGE,... names the package.
@@ -245,7 +247,7 @@ def export(
     The copy is shared/Dataset027_ACDC/nnUNetTrainer__nnUNetPlans__2d. Its probabilities are the
     same. Its checkpoints say under "segcal" what trained them, and hold nothing but tensors and
     plain values, so torch.load(weights_only=True) reads them. A calibrator.json of the model, or of
-    its folds, is copied, too, for those who have segcal (predict --calibrator model).
+    its folds, is copied, too, for those who have segcal (segcal nnunet predict applies it).
 
     A stock model has one head, so choose one if the network has two. --head decision predicts the
     same masks, with the probabilities of a training with Dice + cross-entropy; --head probability
@@ -260,7 +262,7 @@ def export(
     typer.echo(f"Written: {target}")
     if calibrators := sorted(target.rglob("calibrator.json")):
         names = ", ".join(str(path.relative_to(target)) for path in calibrators)
-        typer.echo(f"Copied, too: {names}, which segcal nnunet predict --calibrator model applies")
+        typer.echo(f"Copied, too: {names}, which segcal nnunet predict applies")
     folds = " ".join(p.name[5:] for p in sorted(target.glob("fold_*")))
     command = f"nnUNetv2_predict_from_modelfolder -i IMAGES -o PREDICTIONS -m {target} -f {folds}"
     command += "" if checkpoint == "checkpoint_final.pth" else f" -chk {checkpoint}"
@@ -366,6 +368,7 @@ def recipes() -> None:
             )
             loss += f" (weights by schedule: {changes})" if changes else ""
             loss += "; a temperature at the end" if content.temperature else ""
+            loss += "" if content.calibrator is None else f"; {content.calibrator} in prediction"
             table.add_row(trainer, Text(loss), Text(recipe))
     console = open_console()
     console.print(table)

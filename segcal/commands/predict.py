@@ -43,7 +43,8 @@ Output = Annotated[
         "--output",
         "-o",
         help="Folder to write to. Default: predictions/ in the training's folder, or "
-        "predictions_validation/ with --validation; --calibrator appends _calibrated.",
+        "predictions_validation/ with --validation; --calibrator appends _calibrated, or "
+        "_uncalibrated.",
     ),
 ]
 
@@ -76,10 +77,14 @@ def predict(
         ),
     ] = Form.npz,
     calibrator: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
+            metavar="FILE|none",
             help="calibrator.json that segcal calibrate fit made from validation predictions of "
-            "this training. The probabilities that are written are then calibrated.",
+            "this training. The probabilities that are written are then calibrated. 'none' does "
+            "not calibrate. Default: the training's, if there is one that fits; with --validation "
+            "none.",
+            show_default=False,
         ),
     ] = None,
     any_model: Annotated[
@@ -101,33 +106,32 @@ def predict(
     network are brought back to the image's own grid. Then: segcal evaluate predictions labelsTs
     -o report
 
-    To make a calibrator, predict with --validation, then run segcal calibrate fit FOLDER labelsTr
-    -o calibrator.json. It is refused for any network but the one that made those predictions. A
-    calibrator.json in the training's folder is mentioned, but used only if --calibrator names it.
+    A calibrator.json in the training's folder, which segcal train --calibrate writes, calibrates
+    the probabilities. To make one of another method, predict with --validation, then run segcal
+    calibrate fit FOLDER labelsTr -o calibrator.json. It is refused for any network but the one that
+    made those predictions.
     """
     with user_errors(OPTIONS):
+        from segcal.adapters.monai.calibration import VALIDATION, find_calibrator
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.inference import Predictor, check_output, predict_cases
         from segcal.io.files import read_names
-        from segcal.repair.saved import CALIBRATOR_NAME, read_calibrator
+        from segcal.repair.saved import NO_CALIBRATOR
 
         if images is not None and validation:
             raise ValueError("--input and --validation: give only one of the two")
         experiment = load_experiment(config, settings or [])
-        saved = None if calibrator is None else read_calibrator(calibrator)
         predictor = Predictor(experiment, checkpoint.value)
         names = () if listed is None else read_names(listed)
         cases = predictor.cases(images, validation=validation, names=names)
-        name = "predictions_validation" if validation else "predictions"
-        name += "" if saved is None else "_calibrated"
+        asked = None if calibrator in (None, NO_CALIBRATOR) else Path(str(calibrator))
+        name = VALIDATION if validation else "predictions"
+        name += "_calibrated" if asked else "_uncalibrated" if calibrator else ""
         folder = output or experiment.folder / name
         check_output(folder, experiment.data, cases)
-        beside = experiment.folder / CALIBRATOR_NAME
-        if saved is not None:
-            for sentence in predictor.check_calibrator(saved, cases, any_model=any_model):
-                typer.echo(sentence)
-        elif beside.is_file():
-            typer.echo(f"Not calibrated: --calibrator {beside} would do it")
+        saved = None
+        if asked or (calibrator is None and not validation):
+            saved = find_calibrator(predictor, cases, asked, any_model=any_model, say=typer.echo)
         with progress_bar("Predicting", len(cases)) as advance:
             predict_cases(predictor, cases, folder, form.value, calibrator=saved, progress=advance)
     typer.echo(f"Written: {folder}")

@@ -43,7 +43,7 @@ Processes = Annotated[
         "-p",
         min=1,
         help="Number of trainings at the same time. If there are several, each has a core, and "
-        "all share a GPU if there is one; small networks train faster side by side.",
+        "all share a GPU if there is one.",
     ),
 ]
 Minutes = Annotated[

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from segcal.commands.calibrating import MethodOption, chosen_method
 from segcal.commands.console import open_console, say
 from segcal.commands.errors import user_errors
 from segcal.commands.experiment import (
@@ -19,6 +21,9 @@ from segcal.commands.experiment import (
     training_ends,
 )
 from segcal.commands.progress import progress_bar
+
+if TYPE_CHECKING:  # MONAI is imported when there is work to do
+    from segcal.adapters.monai.experiment import SegmentationExperiment
 
 Config = Annotated[
     str,
@@ -39,6 +44,16 @@ def train(
             "--show", help="Print all settings, as a file of your own to start from, and end."
         ),
     ] = False,
+    calibrate: Annotated[
+        bool | None,
+        typer.Option(
+            help="At the end, predict the validation cases into predictions_validation/, fit a "
+            "calibrator to them, and write it to calibrator.json, with which segcal predict "
+            "calibrates. Default: if the recipe says so (confidence).",
+            show_default=False,
+        ),
+    ] = None,
+    method: MethodOption = None,
 ) -> None:
     """Train a MONAI network with a recipe (a sum of losses and penalties), set up in a YAML file.
 
@@ -67,10 +82,12 @@ def train(
     with user_errors(OPTIONS):
         from segcal.adapters.monai.experiment import load_experiment
         from segcal.adapters.monai.training import SegmentationRun
+        from segcal.recipes import load_objective
         from segcal.training.devices import processes
         from segcal.training.experiments import to_yaml
 
         experiment = load_experiment(config, settings or [])
+        fitted = chosen_method(calibrate, method, load_objective(experiment.recipe).calibrator)
     if show:
         typer.echo(to_yaml(experiment), nl=False)
         return
@@ -91,5 +108,32 @@ def train(
     if not ranks.first:
         return
     say_trained(console, done, experiment.training.early_stop)
+    if fitted is not None:
+        _calibrate(console, experiment, fitted, required=bool(calibrate))
     chosen = [part for setting in settings or [] for part in ("--set", setting)]
     say(console, f"Next: {shlex.join(['segcal', 'predict', config, *chosen])}")
+
+
+def _calibrate(
+    console: Console, experiment: SegmentationExperiment, method: str, *, required: bool
+) -> None:
+    """Fit a calibrator to the validation cases and say so; one not `required` may fail."""
+    from segcal.adapters.monai.calibration import calibrate_training, validation_cases
+    from segcal.repair.saved import CALIBRATOR_NAME
+
+    with user_errors(OPTIONS):
+        predictor, cases = validation_cases(experiment)
+        try:
+            with progress_bar("Predicting validation", len(cases)) as advance:
+                saved = calibrate_training(predictor, cases, method, progress=advance)
+        except ValueError as error:
+            if required:
+                raise
+            say(console, f"WARNING: no calibrator was fitted: {error}")
+            return
+    facts = saved.calibrator.facts
+    say(
+        console,
+        f"{method} fitted to {facts['cases']} validation cases, NLL {facts['nll_before']:.4f} -> "
+        f"{facts['nll_after']:.4f}. Written: {experiment.folder / CALIBRATOR_NAME}",
+    )

@@ -18,10 +18,15 @@ from segcal.io.pairing import find_record
 from segcal.posthoc.calibrator import Calibrator
 from segcal.recipes import load_component, names
 
-__all__ = ["CALIBRATOR_NAME", "SavedCalibrator", "model_of", "read_calibrator", "write_calibrator"]
+__all__ = [
+    "CALIBRATOR_NAME", "NO_CALIBRATOR", "SavedCalibrator", "model_of", "read_calibrator",
+    "write_calibrator",
+]  # fmt: skip
 
 CALIBRATOR_NAME = "calibrator.json"
 """File name of a calibrator that lies beside the model it was fitted for."""
+NO_CALIBRATOR = "none"
+"""Value of --calibrator that leaves probabilities as they are."""
 FORMAT = 1
 IDENTITY = ("dataset", "trainer", "plans", "configuration", "checkpoint", "weights")
 """Keys in the record of predictions that identify a model."""

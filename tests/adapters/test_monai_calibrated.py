@@ -99,19 +99,38 @@ def test_what_is_written_is_calibrated(trained, calibrator):
     assert without == find_record(folder / "raw")
 
 
-def test_a_moved_training_is_the_same_and_a_calibrator_in_it_is_mentioned(
+def test_a_moved_training_is_the_same_and_a_calibrator_in_it_is_applied(
     trained, calibrator, tmp_path
 ):
     folder, path = trained
-    file, _ = calibrator
-    shutil.copytree(folder / "runs" / "ce", tmp_path / "ce")
-    shutil.copy(file, tmp_path / "ce" / "calibrator.json")
-    moved = ["predict", path, "--set", f"output={tmp_path / 'ce'}"]
-    said = segcal(*moved)
-    assert f"Not calibrated: --calibrator {tmp_path / 'ce' / 'calibrator.json'} would do it" in said
-    assert "calibrator" not in find_record(tmp_path / "ce" / "predictions")
-    segcal(*moved, "--calibrator", tmp_path / "ce" / "calibrator.json")
-    assert "calibrator" in find_record(tmp_path / "ce" / "predictions_calibrated")
+    file, saved = calibrator
+    moved_to = shutil.copytree(folder / "runs" / "ce", tmp_path / "ce")
+    beside = moved_to / "calibrator.json"
+    moved = ["predict", path, "--set", f"output={moved_to}"]
+    assert "alibrat" not in segcal(*moved)
+    shutil.copy(file, beside)
+    assert f"Calibrated by {beside} (class_region)" in segcal(*moved)
+    assert find_record(moved_to / "predictions")["calibrator"]["cases"] == 1
+    assert "alibrated by" not in segcal(*moved, "--calibrator", "none")
+    assert "alibrated by" not in segcal(*moved, "--validation")  # which calibrators are fitted to
+    for name in ("predictions_uncalibrated", "predictions_validation"):
+        assert "calibrator" not in find_record(moved_to / name)
+    segcal(*moved, "--calibrator", beside)
+    assert "calibrator" in find_record(moved_to / "predictions_calibrated")
+    raw, found = (
+        probabilities(next((moved_to / name).glob("*.npz")))
+        for name in ("predictions_uncalibrated", "predictions")
+    )
+    volume = read_labels(next((moved_to / "predictions").glob("*.nii.gz")))
+    close(found, saved.calibrator.apply(
+        logits_of(raw, regions=False)[None], spacing_mm=volume.geometry.spacing_mm
+    )[0], atol=1e-5)  # fmt: skip
+    said = segcal(*moved, "--checkpoint", "last")  # nobody asked for the one that does not fit
+    assert f"WARNING: {beside} is not applied: " in said
+    assert "checkpoint checkpoint_last.pt, but the calibrator was fitted to checkpoint" in said
+    beside.write_text("{}")
+    assert "not a calibrator" in segcal(*moved, code=2)
+    segcal(*moved, "--calibrator", "none")
     said = segcal(*moved, "--calibrator", file, "--set", "inference.overlap=0.25")
     assert "among those that the calibrator was fitted to" not in said
     assert "overlap 0.25, but the calibrator was fitted with overlap 0.5" in said

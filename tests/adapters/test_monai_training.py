@@ -24,6 +24,7 @@ from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.evaluation.api import evaluate
 from segcal.io.volumes import Geometry, read_labels, read_volume, write_nifti
 from segcal.metrics.iou import confusion_matrix, mean_dice, mean_iou
+from segcal.repair.saved import read_calibrator
 from segcal.schedule import generalisation_gap
 from segcal.training.epoch_log import EpochLog
 from segcal.training.time_limit import OutOfTimeError
@@ -558,6 +559,48 @@ def test_train_predict_evaluate(tmp_path, phantom):
     result = CliRunner().invoke(app, ["predict", str(path)])
     assert result.exit_code == 2
     assert "checkpoint_best.pt: no such file; train first" in result.output
+
+
+def test_a_training_ends_with_the_calibrator_of_its_recipe(tmp_path, phantom):
+    path = write_config(tmp_path, phantom, output=f"{tmp_path}/runs/{{recipe}}")
+    runs = tmp_path / "runs"
+    chosen = ("--set", "recipe=confidence")
+    said = invoke("train", path, *chosen, "--no-calibrate")
+    assert "fitted to" not in said
+    assert not (runs / "confidence" / "calibrator.json").exists()
+    said = invoke("train", path, *chosen, "--resume")  # nothing is left to train
+    assert "class_region fitted to 1 validation cases, NLL" in said
+    saved = read_calibrator(runs / "confidence" / "calibrator.json")
+    assert saved.fitted_on["predictions"] == str(runs / "confidence" / "predictions_validation")
+    assert f"Calibrated by {runs / 'confidence' / 'calibrator.json'}" in invoke(
+        "predict", path, *chosen
+    )
+    assert "fitted to" not in invoke("train", path, "--set", "recipe=ce")
+    said = invoke("train", path, "--set", "recipe=ce", "--resume", "--calibrate", "--method",
+                  "temperature")  # fmt: skip
+    assert "temperature fitted to 1 validation cases" in said
+    for wrong, told in (
+        (["--method", "vector"], "give --calibrate, too"),
+        (["--calibrate", "--method", "unheard"], "--method unheard: expected one of"),
+    ):
+        done = CliRunner().invoke(app, ["train", str(path), *wrong])
+        assert done.exit_code == 2
+        assert told in done.output.replace("\n", " ")
+    assert not (runs / "crac").exists()
+
+
+def test_a_recipes_calibrator_that_cannot_be_fitted_costs_no_training(
+    tmp_path, phantom, monkeypatch
+):
+    def fails(*arguments, **options):
+        raise ValueError("too few voxels")
+
+    monkeypatch.setattr("segcal.adapters.monai.calibration.fit_calibrator", fails)
+    path = write_config(tmp_path, phantom, recipe="confidence", training={"epochs": 1})
+    assert "WARNING: no calibrator was fitted: too few voxels" in invoke("train", path)
+    done = CliRunner().invoke(app, ["train", str(path), "--resume", "--calibrate"])
+    assert done.exit_code == 2
+    assert "too few voxels" in done.output
 
 
 def test_predictions_do_not_replace_data(tmp_path, phantom):

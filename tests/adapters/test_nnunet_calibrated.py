@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from segcal.adapters.nnunet.calibrators import check_continued, find_calibrator
 from segcal.adapters.nnunet.exporting import export, logits_path
 from segcal.adapters.nnunet.fold_calibration import fit_after_validation
 from segcal.adapters.nnunet.patching import Aggregation, RefusedError
+from segcal.adapters.nnunet.running import Budget
 from segcal.adapters.nnunet.sharing import export_model
 from segcal.commands.main import app
 from segcal.io.files import read_json, write_json
@@ -200,24 +202,37 @@ def find(model, asked=None, record=RECORD, channels=3, **options):
     return find_calibrator(Aggregation(calibrator=asked, **options), model, record, channels)
 
 
-def test_one_beside_the_model_is_mentioned_and_not_applied(folder, tmp_path, capsys):
-    assert find(folder) is None
+def test_one_beside_the_model_is_applied_unless_it_does_not_fit(folder, tmp_path, capsys):
+    assert find(folder) is find(folder, "none") is None
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match=r"holds no calibrator.json; segcal calibrate fit"):
         find(folder, "model")
     in_fold = folder / "fold_0" / "calibrator.json"
     shutil.copy(tmp_path / "c.json", in_fold)
-    assert find(folder) is None
+    assert find(folder).method == "class_region"
     said = capsys.readouterr().out
-    assert f"{in_fold} is not applied; add --calibrator model to apply it" in said
+    assert f"Calibrated by {in_fold} (class_region): fold_0; --calibrator none would leave" in said
+    assert find(folder, "none") is None
+    assert find(folder, record={**RECORD, "checkpoint": "checkpoint_best.pth"}) is None
+    said = capsys.readouterr().out
+    assert f"WARNING: {in_fold} is not applied: " in said
+    assert "checkpoint checkpoint_best.pth, but the calibrator was fitted to checkpoint" in said
     assert find(folder, "model").method == "class_region"
     assert "(class_region): fold_0" in capsys.readouterr().out
     two = {**RECORD, "folds": ["fold_0", "fold_1"], "members": 2}
     with pytest.raises(ValueError, match=r"holds no calibrator.json"):
         find(folder, "model", two)  # one fold's is not the model's
+    assert find(folder, record=two) is None
+    said = capsys.readouterr().out
+    assert "Not calibrated: there are calibrators of single folds (fold_0), but none" in said
     shutil.copy(tmp_path / "c.json", folder / "calibrator.json")
     find(folder, "model", two)
     assert "calibrator.json (class_region): each fold" in capsys.readouterr().out
+    assert find(folder, record=two).method == "class_region"
+    in_fold.write_text("{}")
+    (folder / "calibrator.json").unlink()
+    with pytest.raises(ValueError, match="not a calibrator"):
+        find(folder)  # damaged, which is not the same as not fitting
 
 
 @pytest.mark.parametrize(
@@ -300,7 +315,7 @@ def test_predictions_are_gone_on_with_as_they_were_calibrated(tmp_path):
     check_continued(tmp_path, saved)
     write_json(tmp_path / RECORD_NAME, {"average": "logit"})
     check_continued(tmp_path, None)
-    with pytest.raises(RefusedError, match="without --calibrator, not with --calibrator"):
+    with pytest.raises(RefusedError, match="without a calibrator, not with a calibrator"):
         check_continued(tmp_path, saved)
     write_json(tmp_path / RECORD_NAME, {"average": "logit", "calibrator": saved.summary()})
     check_continued(tmp_path, saved)
@@ -350,9 +365,10 @@ def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys,
     alone = []
     for fold in (0, 1):
         output = tmp_path / f"alone_{fold}"
-        running.predict(arguments(images, output, fold), Aggregation(save_logits=True))
+        raw = Aggregation(save_logits=True, calibrator="none")
+        running.predict(arguments(images, output, fold), raw)
         alone.append(np.load(output / "logits" / "case_0.npz")["logits"])
-    assert "is not applied; add --calibrator model to apply it" in capsys.readouterr().out
+    assert "alibrated" not in capsys.readouterr().out
     both, output = Aggregation(calibrator="model"), tmp_path / "both"
     running.predict(arguments(images, output, 0, 1), both)
     assert "WARNING" not in capsys.readouterr().out
@@ -365,7 +381,8 @@ def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys,
     found = np.load(output / "case_0.npz")["probabilities"]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     apart, repaired = tmp_path / "apart", tmp_path / "repaired"  # the other road to the same
-    running.predict(arguments(images, apart, 0, 1), Aggregation(per_fold=True))
+    raw = Aggregation(per_fold=True, calibrator="none")
+    running.predict(arguments(images, apart, 0, 1), raw)
     apply_job(plan_apply(apart, saved, repaired), processes=1)
     by_file = np.load(repaired / "case_0.npz")["probabilities"]
     np.testing.assert_allclose(by_file, found, rtol=1e-4, atol=1e-5)
@@ -378,7 +395,9 @@ def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys,
     go_on = [*arguments(images, output, 0, 1), "--continue_prediction"]
     running.predict(go_on, both)
     assert "0 cases lack a file" in capsys.readouterr().out
-    assert "not without --calibrator" in command(*go_on)
+    running.predict(go_on)  # by default with the model's, as before
+    assert "0 cases lack a file" in capsys.readouterr().out
+    assert "not without a calibrator" in command(*go_on, "--calibrator", "none")
     other = tmp_path / "other.json"
     write_calibrator(other, replace(saved, fitted_on={"predictions": "elsewhere"}))
     assert "cases of elsewhere)" in command(*go_on, "--calibrator", other)
@@ -511,6 +530,58 @@ def test_training_ends_with_a_calibrator(tmp_path, monkeypatch, calib, labels):
     assert ("now looks too good" in log) != calib
     with np.load(fold / "validation" / "case_2.npz") as file:  # half precision ends with logits
         assert file["probabilities"].dtype == np.float32
+
+
+def too_few(trainer, method):
+    raise ValueError("too few voxels")
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_calibrator_that_cannot_be_fitted_costs_no_training(tmp_path, monkeypatch, required):
+    data = Tiny(tmp_path)
+    set_environment(monkeypatch, tmp_path)
+    data.write_references()
+    monkeypatch.setattr(multiprocessing, "get_context", WithoutSpawn())
+    found = trainer("nnUNetTrainerBaseline", "2d", epochs=1)
+    Budget(epochs=1, calibrate="class_region", must_calibrate=required).apply(found)
+    found.run_training()
+    monkeypatch.setattr("segcal.adapters.nnunet.fold_calibration.fit_fold", too_few)
+    with pytest.raises(ValueError, match="too few") if required else nullcontext():
+        found.perform_actual_validation()
+    fold = Path(found.output_folder)
+    assert (fold / "checkpoint_final.pth").is_file()
+    assert not (fold / CALIBRATOR_NAME).exists()
+    log = next(fold.glob("training_log*")).read_text()
+    assert ("WARNING: segcal: no calibrator was fitted: too few voxels" in log) != required
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method"),
+    [
+        ("902 2d 0 -tr nnUNetTrainerConfidence", "class_region"),
+        ("902 2d 0 -tr nnUNetTrainerConfidence_CE --npz", "class_region"),
+        ("902 2d 0 -tr nnUNetTrainerConfidence --val", "class_region"),
+        ("902 2d 0 -tr nnUNetTrainerConfidence --val_best", None),
+        ("902 2d all -tr nnUNetTrainerConfidence", None),
+        ("902 2d 0 -tr nnUNetTrainerCRaC", None),
+        ("902 2d 0 -tr nnUNetTrainer", None),
+        ("902 2d 0", None),
+        ("-h -tr nnUNetTrainerConfidence", None),
+    ],
+)
+def test_a_recipe_may_end_with_a_calibrator(arguments, method):
+    assert running.calibrator_of_recipe(arguments.split()) == method
+
+
+def test_the_command_line_decides_over_the_recipe(monkeypatch):
+    budgets = []
+    monkeypatch.setattr(running, "check_train", lambda arguments, budget: None)
+    monkeypatch.setattr(running, "train", lambda arguments, budget: budgets.append(budget))
+    base = ["nnunet", "train", "902", "2d", "0", "-tr", "nnUNetTrainerConfidence"]
+    for more in ([], ["--no-calibrate"], ["--calibrate"], ["--calibrate", "--method", "vector"]):
+        assert CliRunner().invoke(app, [*base, *more]).exit_code == 0
+    assert [one.calibrate for one in budgets] == ["class_region", None, "class_region", "vector"]
+    assert [one.must_calibrate for one in budgets] == [False, False, True, True]
 
 
 def test_a_calibrator_at_the_end_is_checked_at_the_start(tmp_path, monkeypatch):

@@ -250,6 +250,28 @@ except ValueError as error:
     assert "segcal.penalties.crac.CRaC: takes no margin; it takes num_classes, margin_inner" in out
 
 
+def test_confidence_is_calibrated_by_default(workspace):
+    """The calibrator that the recipe names is fitted by train, and applied by predict."""
+    command = ["-tr", "nnUNetTrainerConfidence"]
+    workspace.run(*TRAIN, *command, "--seed", 1, *BUDGET)
+    fold = workspace.root / "results" / RUN.format("nnUNetTrainerConfidence")
+    saved = read_calibrator(fold / "calibrator.json")
+    assert saved.method == "class_region"
+    assert saved.fitted_on["cases"] == sorted(p.stem for p in fold.glob("validation/*.npz")) != []
+    records, masks = [], []
+    for name, extra in (("by_default", []), ("without", ["--calibrator", "none"])):
+        output = workspace.root / name
+        workspace.run(
+            BIN / "segcal", "nnunet", "predict", "-o", output,
+            *prediction_arguments(workspace), *command, *extra,
+        )  # fmt: skip
+        records.append(json.loads((output / "segcal_predict.json").read_text()))
+        masks.append(read_volume(output / "phantom_007.nii.gz").array)
+    assert records[0]["calibrator"]["method"] == "class_region"
+    assert "calibrator" not in records[1]
+    np.testing.assert_array_equal(*masks)
+
+
 def prediction_arguments(workspace):
     return ["-i", workspace.data / "imagesTs", "-d", 901, "-c", "2d_small", "-f", 0,
             "-device", "cpu", "-npp", 1, "-nps", 1]  # fmt: skip
@@ -268,9 +290,11 @@ def stock(workspace):
 
 
 def test_predictions_are_nnunets_and_can_be_evaluated(workspace, stock):
-    arguments = [*prediction_arguments(workspace), "-tr", "nnUNetTrainerCRaC"]
+    uncalibrated = ["-tr", "nnUNetTrainerCRaC", "--calibrator", "none"]
+    arguments = [*prediction_arguments(workspace), *uncalibrated]
     ours, extras = workspace.root / "ours", ["--save-logits", "--per-fold"]
     workspace.run_as_users_do(BIN / "segcal", "nnunet", "predict", "-o", ours, *extras, *arguments)
+    assert "calibrator" not in json.loads((ours / "segcal_predict.json").read_text())
     names = sorted(p.name for p in ours.glob("*.npz"))
     assert names == ["phantom_007.npz", "phantom_008.npz"]
     for name in names:

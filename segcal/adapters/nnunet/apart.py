@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from segcal.adapters.nnunet.patching import Aggregation, replaced
 from segcal.adapters.nnunet.running import Budget, predict, train
+from segcal.repair.saved import NO_CALIBRATOR
 from segcal.training.time_limit import NEVER, OutOfTimeError
 
 Step = Literal["plan", "train", "predict"]
@@ -113,7 +114,7 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(job["threads"])
-        predict(job["arguments"], Aggregation())
+        predict(job["arguments"], Aggregation(calibrator=NO_CALIBRATOR))
 
 
 def _end_with(pipe: int) -> None:

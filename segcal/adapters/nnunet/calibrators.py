@@ -13,7 +13,7 @@ import torch
 from segcal.adapters.nnunet.patching import Aggregation, RefusedError
 from segcal.io.label_sets import read_label_set
 from segcal.io.pairing import find_record
-from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, read_calibrator
+from segcal.repair.saved import CALIBRATOR_NAME, NO_CALIBRATOR, SavedCalibrator, read_calibrator
 
 OF_MODEL = "model"
 """Value of --calibrator that means the calibrator in the folder of the model."""
@@ -22,35 +22,70 @@ OF_MODEL = "model"
 def find_calibrator(
     aggregation: Aggregation, model: Path, record: Mapping[str, Any], channels: int
 ) -> SavedCalibrator | None:
-    """Find the calibrator that is asked for, and check that it belongs to the model.
+    """Find the calibrator of a prediction, check that it belongs to the model, and print which.
 
     Args:
-        aggregation: names the calibrator.
+        aggregation: names the calibrator, or leaves it to the folder of the model.
         model: folder of the trained model.
         record: of the predictions that are to be made.
         channels: of the network.
 
     Returns:
-        None if no calibrator is asked for; a calibrator in the folder of the model is then
-        mentioned.
+        None if none is to be applied, or if the one in the folder of the model, which nobody asked
+        for, does not fit these predictions; that is then printed.
 
     Raises:
-        ValueError: a file that cannot be read, or was fitted to another model or another number of
-            networks.
+        ValueError: a file that cannot be read; a calibrator that was asked for and was fitted to
+            another model or another number of networks.
     """
     folds, asked = record["folds"], aggregation.calibrator
-    beside = beside_model(model, folds)
-    if asked is None:
-        if beside is not None:
-            print(f"{beside} is not applied; add --calibrator {OF_MODEL} to apply it")
+    if asked == NO_CALIBRATOR:
         return None
-    if asked == OF_MODEL and beside is None:
+    path = beside_model(model, folds) if asked in (None, OF_MODEL) else Path(str(asked))
+    if path is None and asked is None:
+        _say_of_folds(model, folds)
+        return None
+    if path is None:
         raise ValueError(
             f"{model}: holds no {CALIBRATOR_NAME}; segcal calibrate fit {model} LABELS -o "
             f"{model / CALIBRATOR_NAME} writes one"
         )
-    path = beside if asked == OF_MODEL and beside is not None else Path(asked)
     saved = read_calibrator(path)
+    try:
+        _check(path, saved, aggregation, model, record, channels)
+    except ValueError as error:
+        if asked is not None:
+            raise
+        print(f"WARNING: {path} is not applied: {error}")
+        return None
+    how = f"the mean of {len(folds)} folds" if saved.of_mean else "each fold"
+    print(
+        f"Calibrated by {path} ({saved.method}): {how if len(folds) > 1 else folds[0]}"
+        + ("" if asked else f"; --calibrator {NO_CALIBRATOR} would leave it out")
+    )
+    return saved
+
+
+def _say_of_folds(model: Path, folds: Sequence[str]) -> None:
+    """Say what would calibrate several folds, of which each has a calibrator of its own."""
+    own = [fold for fold in folds if (model / fold / CALIBRATOR_NAME).is_file()]
+    if own:
+        print(
+            f"Not calibrated: there are calibrators of single folds ({', '.join(own)}), but none "
+            f"of all that predict here; segcal calibrate fit {model} LABELS -o "
+            f"{model / CALIBRATOR_NAME} fits one to the validation of all folds"
+        )
+
+
+def _check(
+    path: Path,
+    saved: SavedCalibrator,
+    aggregation: Aggregation,
+    model: Path,
+    record: Mapping[str, Any],
+    channels: int,
+) -> None:
+    """Raise ValueError unless a calibrator fits a prediction; print what differs a little."""
     saved.check_labels(read_label_set(model / "dataset.json"), channels, str(model))
     _check_alone(path, saved, channels)
     if not aggregation.any_model:
@@ -61,9 +96,6 @@ def find_calibrator(
             f"{path}: was fitted to the mean of {saved.members} networks, which does not fit a "
             "single fold; leave out --per-fold, or fit a calibrator to single folds"
         )
-    how = f"the mean of {len(folds)} folds" if saved.of_mean else "each fold"
-    print(f"Calibrated by {path} ({saved.method}): {how if len(folds) > 1 else folds[0]}")
-    return saved
 
 
 def beside_model(model: Path, folds: Sequence[str]) -> Path | None:
@@ -111,13 +143,13 @@ def check_continued(output: Path, saved: SavedCalibrator | None) -> None:
     now = None if saved is None else json.loads(json.dumps(saved.summary(), default=str))
     if not record or before == now:
         return
-    was, asked = (
-        "without --calibrator" if one is None else f"with --calibrator ({_shown(one)})"
+    was, would = (
+        "without a calibrator" if one is None else f"with a calibrator ({_shown(one)})"
         for one in (before, now)
     )
     raise RefusedError(
-        f"{output}: was predicted {was}, not {asked}; continue in the same way, or predict into "
-        "another folder"
+        f"{output}: was predicted {was}, not {would}; continue in the same way (--calibrator), or "
+        "predict into another folder"
     )
 
 

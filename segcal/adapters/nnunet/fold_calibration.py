@@ -20,7 +20,7 @@ CALIBRATION = "calibration"
 """Folder of a fold for predictions of the cases under "calib"."""
 
 
-def fit_after_validation(trainer: Any, method: str) -> None:
+def fit_after_validation(trainer: Any, method: str, *, required: bool = True) -> None:
     """Let nnU-Net's trainer keep the probabilities of its validation, then fit a calibrator.
 
     It is fitted to the cases that ``splits_final.json`` lists under "calib", which are then
@@ -29,13 +29,21 @@ def fit_after_validation(trainer: Any, method: str) -> None:
     Args:
         trainer: nnU-Net's, not yet trained.
         method: name of a post-hoc config.
+        required: raise the error of a fit that fails; False writes it into the log and keeps the
+            training without a calibrator.
     """
     validate = trainer.perform_actual_validation
 
     def perform_actual_validation(save_probabilities: bool = False) -> None:
         validate(True)
-        if trainer.local_rank == 0:
+        if trainer.local_rank:
+            return
+        try:
             fit_fold(trainer, method)
+        except ValueError as error:
+            if required:
+                raise
+            trainer.print_to_log_file(f"WARNING: segcal: no calibrator was fitted: {error}")
 
     trainer.perform_actual_validation = perform_actual_validation
 
@@ -65,7 +73,7 @@ def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
     trainer.print_to_log_file(
         f'segcal: {method} fitted to {facts["cases"]} cases of "{"calib" if cases else "val"}", '
         f"NLL {facts['nll_before']:.4f} -> {facts['nll_after']:.4f}, written to "
-        f"{fold / CALIBRATOR_NAME}; segcal nnunet predict --calibrator takes it"
+        f"{fold / CALIBRATOR_NAME}, which segcal nnunet predict -f {fold.name[5:]} applies"
     )
     if not cases:
         trainer.print_to_log_file(

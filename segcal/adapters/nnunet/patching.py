@@ -16,8 +16,9 @@ class Aggregation:
         average: what is averaged over all three, ``logit`` as in nnU-Net, or ``prob``.
         save_logits: also write the logits, in the geometry of the probabilities.
         per_fold: also write what each fold predicts alone.
-        calibrator: file of a calibrator, or ``model`` for the calibrator in the folder of the
-            model; None leaves probabilities as they are.
+        calibrator: file of a calibrator; ``model`` for the calibrator in the folder of the model,
+            which must have one; ``none`` leaves probabilities as they are. None applies the
+            calibrator in the folder of the model if there is one that fits.
         any_model: apply the calibrator even if it was fitted to another model.
     """
 

@@ -19,9 +19,10 @@ from typing import Any
 
 from segcal.adapters.nnunet.discovery import ensure_env, require_paths
 from segcal.adapters.nnunet.patching import Aggregation, replaced
+from segcal.adapters.nnunet.settings import WITHOUT_DICE
 from segcal.io.files import check_writable, read_json
 from segcal.io.pairing import RECORD_NAME
-from segcal.recipes import names
+from segcal.recipes import load_recipe, names
 
 RANK_STRIDE = 1_000_003
 """Distance between the seeds of processes that train together."""
@@ -41,6 +42,7 @@ class Budget:
             uninterrupted training exactly.
         calibrate: post-hoc method that is fitted to the fold's validation at the end; None fits
             none.
+        must_calibrate: whether a fit that fails is an error, or only a warning in the log.
         validate: whether to predict the validation cases at the end of the training, as nnU-Net
             does.
     """
@@ -51,6 +53,7 @@ class Budget:
     save_every: int | None = None
     seed: int | None = None
     calibrate: str | None = None
+    must_calibrate: bool = True
     validate: bool = True
 
     def apply(self, trainer: Any) -> None:
@@ -84,7 +87,7 @@ class Budget:
         elif self.calibrate is not None:
             from segcal.adapters.nnunet.fold_calibration import fit_after_validation
 
-            fit_after_validation(trainer, self.calibrate)
+            fit_after_validation(trainer, self.calibrate, required=self.must_calibrate)
 
 
 def seed_everything(seed: int) -> None:
@@ -102,7 +105,7 @@ def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
 
     Raises:
         ValueError: nnU-Net's path variables are not set, or nothing can be written into its
-            results; the post-hoc method is unknown, or would be fitted to unsuitable predictions.
+            results; a post-hoc method would be fitted to unsuitable predictions.
     """
     if _asks_for_help(arguments):
         return
@@ -111,8 +114,6 @@ def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
     method = None if budget is None else budget.calibrate
     if method is None:
         return
-    if method not in names("posthoc"):
-        raise ValueError(f"--method {method}: expected one of {', '.join(names('posthoc'))}")
     if "all" in arguments:
         raise ValueError(
             "--calibrate: with fold 'all' the network is trained on the cases it validates on, "
@@ -121,6 +122,28 @@ def check_train(arguments: Sequence[str], budget: Budget | None = None) -> None:
         )
     if any(argument.startswith("--val_") for argument in arguments):
         raise ValueError("--calibrate: uses the final checkpoint; leave out --val_best")
+
+
+def calibrator_of_recipe(arguments: Sequence[str]) -> str | None:
+    """The post-hoc method that the recipe of a training's trainer names; None if there is none.
+
+    Where there would be nothing to fit it to, that is with fold ``all``, or where the final
+    checkpoint is not validated, it is None as well.
+
+    Args:
+        arguments: of ``nnUNetv2_train``.
+    """
+    if _asks_for_help(arguments) or "all" in arguments:
+        return None
+    if any(argument.startswith("--val_") for argument in arguments):
+        return None
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-tr", default="")
+    known, _ = parser.parse_known_args([str(a) for a in arguments])
+    # not by the trainers' classes: nnU-Net, which they import, then reads variables still to be set
+    of_trainers = {f"nnUNetTrainer{one.trainer}": one for one in map(load_recipe, names("recipes"))}
+    recipe = of_trainers.get(known.tr.removesuffix(WITHOUT_DICE))
+    return None if recipe is None or not recipe.trainer else recipe.calibrator
 
 
 def check_predict(
