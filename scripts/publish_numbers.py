@@ -166,6 +166,10 @@ def changes(metric: str, recipe: str = "confidence") -> dict[str, Decimal]:
     return {group: value(cell) for group, cell in row.items() if cell != "-"}
 
 
+AS_USED = "confidence + class_region"
+"""The row of `confidence` as segcal's commands train and predict it."""
+
+
 def kept() -> tuple[int, int, dict[str, Decimal]]:
     """Comparisons in which `confidence` kept Dice, all of them, and the losses in the others."""
     goals = table(METHOD, "verdict")
@@ -177,7 +181,7 @@ def kept() -> tuple[int, int, dict[str, Decimal]]:
 def trainer(kept_dice: str) -> Iterator[str]:
     """What README and the guide to nnU-Net say of the recommended trainer."""
     good, of, lost = kept()
-    errors = list(changes("ECE near").values())
+    errors = list(changes("ECE near", AS_USED).values())
     others = f" (on the other{' one' if len(lost) == 1 else 's'} it lost {span(lost.values(), 3)})"
     yield (
         f"n {word(good)} of {word(of)} comparisons {kept_dice} kept the Dice of Dice + "
@@ -215,8 +219,13 @@ def costs() -> Iterator[str]:
 
 def guide_to_nnunet() -> Iterator[str]:
     yield from trainer("`nnUNetTrainerConfidence`")
-    likelihoods = list(changes("NLL all").values())
+    likelihoods = list(changes("NLL all", AS_USED).values())
     yield true(max(likelihoods) < 0, f"and the negative log-likelihood by {span(likelihoods, 0)} %")
+    stock = [list(changes(metric).values()) for metric in ("ECE near", "NLL all")]
+    yield true(
+        max(map(max, stock)) < 0,
+        f"these numbers are {span(stock[0], 0)} % and {span(stock[1], 0)} %",
+    )
 
 
 def guide_to_repair() -> Iterator[str]:
@@ -243,12 +252,24 @@ def which_method() -> Iterator[str]:
         )
     ranks = table(METHOD, "ranks")
     ranks = ranks[ranks["field"] == "repaired"].drop(columns="field").map(value)
-    ahead = ranks.loc["dice_ce + class_region"] - ranks.loc["confidence + class_region"]
+    ahead = ranks.loc["dice_ce + class_region"] - ranks.loc[AS_USED]
     yield true(
         bool((ahead >= ranks.loc["critical difference"]).all()),
         "it is ahead of repaired Dice + cross-entropy in Dice, ECE near the foreground and "
         "negative log-likelihood (NLL), beyond chance",
     )
+    wins, of = map(int, table(METHOD, "verdict").loc[AS_USED, "beats repair"].split(" of "))
+    yield true(
+        all(
+            error <= changes(metric, "dice_ce + class_region")[group]
+            for metric in ("ECE near", "NLL all")
+            for group, error in changes(metric, AS_USED).items()
+            if group.endswith("dynunet")
+        ),
+        f"In {word(wins)} of {word(of)} comparisons, among them all with DynUNet, both ECE near "
+        "the foreground and NLL were lower than with `dice_ce + class_region`",
+    )
+    yield f"its ECE near the foreground would be {span(with_temperature(), 0)} % lower"
     lost = [
         change("DSC", recipe, f"{name}, nnunet_2d")
         for recipe, name in (
@@ -299,6 +320,18 @@ def which_method() -> Iterator[str]:
         "times torch's cross-entropy"
     )
     yield true(max(shares()) < 1, "of a training step that is a share below one per cent")
+
+
+def with_temperature() -> list[float]:
+    """Change of ECE near the foreground, per cent, by `confidence` with a temperature, DynUNets."""
+    found = []
+    for path in sorted(RESULTS.glob("*_cells.csv")):
+        rows = results(path.stem.removesuffix("_cells")).query("network == 'dynunet'")
+        means = rows.groupby(["recipe", "repair"])["ece_dilated5"].mean()
+        if ("confidence", "temperature") in means:
+            before, after = means["dice_ce", "raw"], means["confidence", "temperature"]
+            found.append(100 * (after / before - 1))
+    return found
 
 
 def wins(mark: str, heading: str, recipes: Sequence[str], metrics: Sequence[str]) -> list[int]:
