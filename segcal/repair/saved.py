@@ -193,7 +193,10 @@ def other_model(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str
     """
     for key in IDENTITY:
         a, b = ours.get(key), theirs.get(key)
-        if a is not None and b is not None and a != b:
+        if isinstance(a, Mapping) and isinstance(b, Mapping):  # by fold, of which both know some
+            for fold in [fold for fold in a if fold in b and a[fold] != b[fold]]:
+                return f"{key} {a[fold]} of {fold}", f"{key} {b[fold]}"
+        elif a is not None and b is not None and a != b:
             return f"{key} {a}", f"{key} {b}"
     return None
 

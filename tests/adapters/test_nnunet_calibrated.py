@@ -36,6 +36,7 @@ from segcal.repair.saved import (
     read_calibrator,
     write_calibrator,
 )
+from segcal.training.checkpoints import weights_digest
 from tests.adapters.nnunet_data import CLASSES, NAME, SPLIT, Tiny, set_environment, trainer
 from tests.adapters.nnunet_data import REGIONS as HEART
 from tests.adapters.test_nnunet_prediction import (
@@ -48,6 +49,7 @@ from tests.adapters.test_nnunet_prediction import (
 )
 from tests.forks import WithoutSpawn
 
+FINAL = "checkpoint_final.pth"
 KNOWN = set(IDENTITY) - {"weights"}
 """Of a model that nnU-Net trained, whose checkpoints are told apart by their folders."""
 
@@ -198,6 +200,10 @@ def folder(tmp_path):
     return model
 
 
+def digest_in(fold):
+    return weights_digest(torch.load(fold / FINAL, weights_only=False)["network_weights"])
+
+
 def find(model, asked=None, record=RECORD, channels=3, **options):
     return find_calibrator(Aggregation(calibrator=asked, **options), model, record, channels)
 
@@ -250,6 +256,23 @@ def test_another_model_is_refused(folder, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         find(folder, path, {**RECORD, **changes})
     assert find(folder, path, {**RECORD, **changes}, any_model=True) is not None
+
+
+def test_a_fold_that_was_trained_again_is_another_model(folder, tmp_path, capsys):
+    saved = saved_for(model={**RECORD, "weights": {"fold_0": "old", "fold_1": "same"}})
+    path = folder / "fold_0" / "calibrator.json"
+    write_calibrator(path, saved)
+    assert find(folder, record={**RECORD, "weights": {"fold_0": "old"}}) is not None
+    assert find(folder, record=RECORD) is not None  # nothing is known
+    again = {**RECORD, "weights": {"fold_0": "new"}}
+    capsys.readouterr()
+    assert find(folder, record=again) is None
+    said = capsys.readouterr().out
+    assert f"{path} is not applied: " in said
+    assert "weights new, but the calibrator was fitted to weights old of fold_0" in said
+    with pytest.raises(ValueError, match="weights new, but"):
+        find(folder, "model", again)
+    assert find(folder, record={**RECORD, "weights": {"fold_2": "new"}}) is not None
 
 
 def test_another_average_is_said(folder, tmp_path, capsys):
@@ -389,6 +412,12 @@ def test_a_trained_model_predicts_with_its_calibrator(trained, tmp_path, capsys,
     record = read_json(output / RECORD_NAME)
     assert record["calibrator"] == saved.summary()
     assert record["members"] == 2
+    assert record["weights"] == {
+        name: weights_digest(
+            torch.load(model / name / FINAL, weights_only=False)["network_weights"]
+        )
+        for name in ("fold_0", "fold_1")
+    }
     assert record["dataset"] == NAME
     for folder in (model, model / "fold_0" / "validation", model / "fold_1"):
         assert {key: model_of(folder)[key] for key in KNOWN} == {key: record[key] for key in KNOWN}
@@ -521,6 +550,7 @@ def test_training_ends_with_a_calibrator(tmp_path, monkeypatch, calib, labels):
     assert saved.fitted_on["saved_logits"] == calib
     assert saved.channels == tuple(k for k in labels if labels is CLASSES or k != "background")
     assert saved.members == 1
+    assert saved.model["weights"] == {"fold_0": digest_in(fold)}
     assert {key: saved.model[key] for key in KNOWN} == {key: model_of(fold)[key] for key in KNOWN}
     assert saved.model["sums"] == ("float32" if calib else "float16")
     log = next(fold.glob("training_log*")).read_text()

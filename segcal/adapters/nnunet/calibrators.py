@@ -160,6 +160,7 @@ def _shown(summary: Mapping[str, Any]) -> str:
 def for_trainer(saved: SavedCalibrator, trainer: str) -> SavedCalibrator:
     """The calibrator for a copy of the model that names another trainer, without private paths."""
     model = {**saved.model, "trainer": trainer} if saved.model else {}
+    model.pop("weights", None)  # of two heads only one is copied
     fitted_on = {
         key: Path(value).name if key in ("predictions", "references") else value
         for key, value in saved.fitted_on.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from nnunetv2.utilities.label_handling.label_handling import convert_labelmap_to
 
 from segcal.adapters.nnunet.exporting import export
 from segcal.adapters.nnunet.final_validation import predictor_of
+from segcal.adapters.nnunet.prediction import digest_of
 from segcal.adapters.nnunet.sources import calibration_cases_of
 from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, write_calibrator
 
@@ -66,6 +68,10 @@ def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         saved = fit_calibrator(predictions, references, method=method)
+    network = trainer.network.module if trainer.is_ddp else trainer.network
+    # so that a fold that is trained again does not take the calibrator of the one before
+    model = {**saved.model, "weights": {fold.name: digest_of(network)}}
+    saved = replace(saved, model=model)
     for text in sorted({str(warning.message) for warning in noted}):
         trainer.print_to_log_file(f"WARNING: segcal: {text}")
     write_calibrator(fold / CALIBRATOR_NAME, saved)

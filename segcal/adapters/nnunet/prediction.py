@@ -19,7 +19,7 @@ import torch
 from nnunetv2.inference import predict_from_raw_data
 from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 from nnunetv2.inference.sliding_window_prediction import compute_gaussian
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from segcal import __version__
@@ -33,6 +33,7 @@ from segcal.io.files import write_json
 from segcal.io.pairing import DECISION_HEAD, RECORD_NAME
 from segcal.posthoc.links import logits_of
 from segcal.repair.saved import SavedCalibrator
+from segcal.training.checkpoints import weights_digest
 
 
 class AveragingPredictor(nnUNetPredictor):
@@ -60,6 +61,7 @@ class AveragingPredictor(nnUNetPredictor):
         self.fold_names: tuple[str, ...] = ()
         self.checkpoint_name = ""
         self.configuration_name = ""
+        self.weights: dict[str, str] = {}
         self.saved: SavedCalibrator | None = None
 
     def initialize_from_trained_model_folder(
@@ -84,6 +86,8 @@ class AveragingPredictor(nnUNetPredictor):
         self.checkpoint_name = checkpoint_name
         model = Path(model_training_output_dir)
         self.configuration_name = _configuration_of(model / self.fold_names[0] / checkpoint_name)
+        digests = map(weights_digest, self.list_of_parameters)
+        self.weights = dict(zip(self.fold_names, digests, strict=True))
         heads = self.label_manager.num_segmentation_heads
         try:
             self.saved = find_calibrator(self.aggregation, model, self.record(), heads)
@@ -95,6 +99,7 @@ class AveragingPredictor(nnUNetPredictor):
         self.fold_names = (name,)
         self.checkpoint_name = "checkpoint_final.pth"
         self.configuration_name = configuration_name
+        self.weights = {name: digest_of(self.network)}
 
     @torch.inference_mode()
     def predict_logits_from_preprocessed_data(self, data: Tensor) -> Tensor:
@@ -248,6 +253,7 @@ class AveragingPredictor(nnUNetPredictor):
             "plans": self.plans_manager.plans_name,
             "configuration": self.configuration_name,
             "checkpoint": self.checkpoint_name,
+            "weights": self.weights,
             "folds": list(self.fold_names),
             "members": len(self.fold_names),
             "heads": self.heads,
@@ -270,6 +276,11 @@ class AveragingPredictor(nnUNetPredictor):
             write_json(output / fold / RECORD_NAME, {**record, "folds": [fold], "members": 1})
             write_json(output / fold / "dataset.json", self.dataset_json)
             write_json(output / fold / "plans.json", self.plans_manager.plans)
+
+
+def digest_of(network: nn.Module) -> str:
+    """Digest of the weights as nnU-Net's checkpoint holds them, also of a compiled network."""
+    return weights_digest(getattr(network, "_orig_mod", network).state_dict())
 
 
 def _configuration_of(checkpoint: Path) -> str:
