@@ -425,6 +425,8 @@ def applied_twice(low: float, high: float, num_classes: int, *, regions: bool = 
 
     The second softmax of K classes gives at least ``1 / (e + K - 1)`` and at most ``e / (e + K -
     1)``, the second sigmoid 1/2 to .7311; a single one makes most voxels more confident than that.
+    A network that is undecided everywhere, as at the beginning of a training, does not get near the
+    upper bound of the softmax.
 
     Args:
         low: smallest probability of a case.
@@ -437,6 +439,8 @@ def applied_twice(low: float, high: float, num_classes: int, *, regions: bool = 
     if regions:
         least, most, name = 0.5, math.e / (1 + math.e), "sigmoid"
     if low < least - PROBABILITY_TOLERANCE or high > most + PROBABILITY_TOLERANCE:
+        return ""
+    if not regions and high < (1 / num_classes + most) / 2:
         return ""
     return (
         f"all probabilities lie between {least:.4f} and {most:.4f}, as if the {name} were applied "

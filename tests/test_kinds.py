@@ -106,7 +106,10 @@ def test_what_one_softmax_gives_is_not_suspected():
     for k in (2, 3, 14):
         assert not applied_twice(0.0, 1.0, k)
         assert not applied_twice(1 / k, 1.0, k)
-        assert applied_twice(1 / k, 1 / k, k)
+        assert not applied_twice(1 / k, 1 / k, k)  # of a network that has learned nothing yet
+        surest = torch.tensor([0.8, *[0.2 / (k - 1)] * (k - 1)])
+        twice = torch.softmax(surest, 0)
+        assert applied_twice(float(twice.min()), float(twice.max()), k)
 
 
 def test_a_file_of_masks_is_noted():

@@ -50,17 +50,7 @@ SETTINGS = {
     "(ECP) with weight 0.1", "(0.2 million weights, trained",
 }  # fmt: skip
 """Versions, and what was chosen before anything was measured."""
-NOT_KEPT = {
-    "from 0.040 to 0.024 at the same DSC (0.841;",
-    "(DSC 0.62)",
-    "DSC 0.83 (stock 0.82) and ECE 0.021 near the foreground (stock 0.041), but 0.020 over all "
-    "voxels (stock 0.003). This was one seed",
-    "were 2.6 to 3.4 times as large on patches",
-    "were 0.7 to 1.1 times as large",
-    "scattered by 1 to 4 %",
-}
-"""Measured once, and not kept in data/results. Nothing new may be added here."""
-CONSTANTS = MEANING | SETTINGS | NOT_KEPT
+CONSTANTS = MEANING | SETTINGS
 
 
 def prose(page: Path) -> str:
