@@ -19,9 +19,9 @@ are whole cells. Channel 0 is the top label, whose edge is not divided, channel 
 What is counted
 ---------------
 ``packed`` is int64 ``(zones, 1 + K, F + 1, 2)``, contiguous. A zone is a set of voxels that lie in
-the same scopes, so every voxel is counted once per channel, however many scopes it is in. The two
-words of a cell lie side by side, because looking up a cell in these megabytes takes most of the
-time, and both words are then read together::
+the same scopes, so every voxel is counted once per channel, however many scopes it is in. Looking
+up a cell takes most of the time. So the two words of a cell lie side by side, to be read together,
+and one channel is counted after the other, whose cells then stay in a fast cache::
 
     [..., PACKED_COUNTS]      n + 2^32 h, for n predictions of which h are right
     [..., PACKED_DISTANCES]   sum of round(2^40 v) - cell * floor(2^40 / F)
@@ -47,14 +47,13 @@ adds in the order of the pieces, whichever thread did them.
 
 How
 ---
-Voxels are processed in blocks of 2048, whose intermediate results stay in a fast cache. Each class
-takes two loops over the block. The first does arithmetic alone, without branches, calls or
-scattered writes, all in float64 (classes and cells too), so that it becomes vector instructions;
-the second adds to the cells, which cannot become vector instructions. Rounding is done by adding
-2^52 and subtracting it again, because doubles from 2^52 on are integers. Hence no loop here may be
-compiled with ``fastmath``, which would cancel the two. Named tuples are unpacked before a loop:
-looking up their arrays within it keeps it from becoming vector instructions, and the pass takes
-four times as long.
+Voxels are processed in blocks of 2048, whose intermediate results stay in a fast cache. Each
+channel takes two loops over the block. The first does arithmetic alone, without branches, calls or
+scattered writes, so that it becomes vector instructions; the second adds to the cells, which cannot
+become vector instructions. Rounding is done by adding 2^52 and subtracting it again, because
+doubles from 2^52 on are integers. Hence no loop here may be compiled with ``fastmath``, which would
+cancel the two. Named tuples are unpacked before a loop: looking up their arrays within it keeps it
+from becoming vector instructions, and the pass takes four times as long.
 """
 
 from __future__ import annotations
@@ -92,39 +91,7 @@ TOP = 0
 """Channel of the top label; class k has the channel k + 1."""
 
 COUNTED, WRONG_VALUE, WRONG_LABEL = 0, 1, 2
-"""Result of :func:`count_cells` for a piece."""
-
-
-class _Grid(NamedTuple):
-    """The cells."""
-
-    bins: int
-    per: int
-    """Cells of a bin, S."""
-    step: int
-    """Units from one cell to the next."""
-    threshold: np.float32
-    edge: float
-    """Cell that the threshold lies in."""
-    above: int
-    """Number of the cell for values of the edge above the threshold, F."""
-
-
-class _Block(NamedTuple):
-    """Intermediate results of the voxels of a block, float64 ``(BLOCK,)``."""
-
-    top: NDArray[np.float64]
-    """Largest probability so far."""
-    best: NDArray[np.float64]
-    """Class of the largest probability, the lowest of equal ones."""
-    own: NDArray[np.float64]
-    """Probability of the label."""
-    square: NDArray[np.float64]
-    """Sum of the squared probabilities."""
-    cells: NDArray[np.float64]
-    """Cell of a probability of the class at hand."""
-    distance: NDArray[np.float64]
-    """Units of this probability from the cell's lower edge."""
+"""Result of :func:`count_class` and :func:`count_top` for a piece."""
 
 
 class Sought(NamedTuple):
@@ -180,20 +147,60 @@ def _units_above(value, cell, step):
 @njit(forceinline=True)
 def _add(packed, z, channel, cell, hit, distance):
     """Add a prediction to a cell."""
-    cell = np.int64(cell)
-    packed[z, channel, cell, PACKED_COUNTS] += 1 + (hit << HIT_SHIFT)
-    packed[z, channel, cell, PACKED_DISTANCES] += np.int64(distance)
+    packed[z, channel, cell, PACKED_COUNTS] += 1 + (np.int64(hit) << HIT_SHIFT)
+    packed[z, channel, cell, PACKED_DISTANCES] += distance
 
 
 @compiled
-def count_cells(p, y, zone, threshold, bins, packed, extremes, sums):
-    """Add a piece to `packed`, `extremes` and `sums`, which the top of this module describes.
+def count_class(p, y, zone, k, threshold, bins, packed):
+    """Add the probabilities of class k of a piece to `packed`, described at the top of this module.
 
     Args:
-        p: probabilities ``(K, n)``, float32 or float64, contiguous.
-        y: labels int32 ``(n,)``; only used where the zone is not -1.
+        p: probabilities ``(n,)`` of the class, float32 or float64, contiguous.
+        y: labels uint8 or int32 ``(n,)``; only used where the zone is not -1.
         zone: int8 ``(n,)``, -1 for voxels that do not count (their probabilities are checked).
+        k: the class.
         threshold: threshold of TACE.
+        bins: M.
+        packed: int64 ``(zones, 1 + K, F + 1, 2)``.
+
+    Returns:
+        COUNTED, or WRONG_VALUE where a value is no probability; `packed` is invalid then.
+    """
+    n = len(p)
+    above = packed.shape[2] - 1
+    per, step = above // bins, UNITS // above
+    edge, least = cell_of(threshold, bins, per), np.float32(threshold)
+    cells, distance = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
+    for first in range(0, n, BLOCK):
+        size = min(BLOCK, n - first)
+        good = True
+        for i in range(size):  # vector instructions, see above
+            v = np.float64(p[first + i])
+            good &= (v >= -PROBABILITY_TOLERANCE) & (v <= 1.0 + PROBABILITY_TOLERANCE)
+            cell = cell_of(v, bins, per)
+            distance[i] = np.int32(_units_above(v, cell, step))
+            cells[i] = np.int32(above if (cell == edge) & (np.float32(v) > least) else cell)
+        if not good:  # or NaN
+            return WRONG_VALUE
+        for i in range(size):
+            z = zone[first + i]
+            if z >= 0:
+                _add(packed, z, 1 + k, cells[i], y[first + i] == k, distance[i])
+    return COUNTED
+
+
+@compiled
+def count_top(p, y, zone, bins, packed, extremes, sums):
+    """Add the top labels of a piece to `packed`, their `extremes`, and the losses to `sums`.
+
+    The squared error ``sum_k (p_k - [y = k])^2`` is ``sum_k p_k^2 - 2 p_y + 1``.
+
+    Args:
+        p: probabilities ``(K, n)``, float32 or float64, contiguous; :func:`count_class` checks all
+            of them, this function checks the largest of each voxel.
+        y: labels uint8 or int32 ``(n,)``; only used where the zone is not -1.
+        zone: int8 ``(n,)``, -1 for voxels that do not count.
         bins: M.
         packed: int64 ``(zones, 1 + K, F + 1, 2)``.
         extremes: float64 ``(zones, F + 1, 2)``.
@@ -201,87 +208,49 @@ def count_cells(p, y, zone, threshold, bins, packed, extremes, sums):
 
     Returns:
         COUNTED; WRONG_VALUE where a value is no probability, or WRONG_LABEL where a label is no
-        class. After an error `packed`, `extremes` and `sums` are invalid.
+        class. What was added to is invalid then.
     """
     k, n = p.shape
     fine = packed.shape[2] - 1
-    per = fine // bins
-    edge = cell_of(threshold, bins, per)
-    grid = _Grid(bins, per, UNITS // fine, np.float32(threshold), edge, fine)
-    block = _Block(
-        np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
-        np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK),
-    )  # fmt: skip
+    per, step = fine // bins, UNITS // fine
+    value, best = np.empty(BLOCK, p.dtype), np.empty(BLOCK, np.int32)
+    square = np.empty(BLOCK)
+    cells, distance = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
     part = np.empty_like(sums)
     for first in range(0, n, BLOCK):
         size = min(BLOCK, n - first)
-        block.top[:size] = -1.0
-        block.best[:size] = 0
-        block.own[:size] = 0.0
-        block.square[:size] = 0.0
+        _find_largest(p, first, size, TOP, value, best)
+        square[:size] = 0.0
         for c in range(k):
-            if not _look_at_class(p, y, first, size, c, grid, block):
-                return WRONG_VALUE
             for i in range(size):
-                z = zone[first + i]
-                if z >= 0:
-                    hit = np.int64(y[first + i] == c)
-                    _add(packed, z, 1 + c, block.cells[i], hit, block.distance[i])
+                v = np.float64(p[c, first + i])
+                square[i] += v * v
+        good = True
+        for i in range(size):
+            v = np.float64(value[i])
+            good &= (v >= -PROBABILITY_TOLERANCE) & (v <= 1.0 + PROBABILITY_TOLERANCE)
+            cell = cell_of(v, bins, per)
+            distance[i] = np.int32(_units_above(v, cell, step))
+            cells[i] = np.int32(cell)
+        if not good:
+            return WRONG_VALUE
         part[:] = 0.0
-        if not _add_top(y, zone, first, size, k, grid, block, packed, extremes, part):
-            return WRONG_LABEL
+        for i in range(size):
+            z = zone[first + i]
+            if z < 0:
+                continue
+            label = np.int64(y[first + i])
+            if label < 0 or label >= k:
+                return WRONG_LABEL
+            _add(packed, z, TOP, cells[i], best[i] == label, distance[i])
+            ends = extremes[z, cells[i]]
+            ends[0] = min(ends[0], np.float64(value[i]))
+            ends[1] = min(ends[1], -np.float64(value[i]))
+            own = np.float64(p[label, first + i])
+            part[z, NLL] -= np.log(max(own, NLL_FLOOR))
+            part[z, BRIER] += square[i] - 2 * own + 1
         sums += part
     return COUNTED
-
-
-@njit(forceinline=True)
-def _look_at_class(p, y, first, size, c, grid, block):
-    """Find the cells of a class's probabilities; return whether all are probabilities (not NaN)."""
-    top, best, own, square, cells, distance = block
-    bins, per, step, threshold, edge, above = grid
-    good = True
-    for i in range(size):  # vector instructions, see above
-        v = np.float64(p[c, first + i])
-        good &= (v >= -PROBABILITY_TOLERANCE) & (v <= 1.0 + PROBABILITY_TOLERANCE)
-        more = v > top[i]
-        top[i] = v if more else top[i]
-        best[i] = c if more else best[i]
-        own[i] = v if y[first + i] == c else own[i]
-        square[i] += v * v
-        cell = cell_of(v, bins, per)
-        distance[i] = _units_above(v, cell, step)
-        cells[i] = above if (cell == edge) & (np.float32(v) > threshold) else cell
-    return good
-
-
-@njit(forceinline=True)
-def _add_top(y, zone, first, size, k, grid, block, packed, extremes, part):
-    """Add the top labels of a block to the cells and their extremes, and its losses to `part`.
-
-    The squared error ``sum_k (p_k - [y = k])^2`` is ``sum_k p_k^2 - 2 p_y + 1``.
-
-    Returns:
-        whether every label that counts is one of the `k` classes.
-    """
-    top, best, own, square, cells, distance = block
-    for i in range(size):
-        cells[i] = cell_of(top[i], grid.bins, grid.per)
-        distance[i] = _units_above(top[i], cells[i], grid.step)
-    for i in range(size):
-        z = zone[first + i]
-        if z < 0:
-            continue
-        label = y[first + i]
-        if label < 0 or label >= k:
-            return False
-        hit = np.int64(best[i] == label)
-        _add(packed, z, TOP, cells[i], hit, distance[i])
-        ends = extremes[z, np.int64(cells[i])]
-        ends[0] = min(ends[0], top[i])
-        ends[1] = min(ends[1], -top[i])
-        part[z, NLL] -= np.log(max(own[i], NLL_FLOOR))
-        part[z, BRIER] += square[i] - 2 * own[i] + 1
-    return True
 
 
 @compiled
@@ -296,7 +265,7 @@ def count_values(p, y, zone, channel, threshold, bins, sought, found):
     Args:
         p: ``(1, n)`` of one class, or ``(K, n)`` of all classes for the top label; float32,
             contiguous.
-        y: labels int32 ``(n,)``, as for :func:`count_cells`.
+        y: labels ``(n,)``, as for :func:`count_class`.
         zone: int8 ``(n,)``, -1 for voxels that do not count.
         channel: channel of `packed`.
         threshold: threshold of TACE; in the channel of a class, values not above it are left out.
@@ -313,13 +282,19 @@ def count_values(p, y, zone, channel, threshold, bins, sought, found):
     value = np.empty(BLOCK, np.float32)
     best = np.empty(BLOCK, np.int32)
     cells = np.empty(BLOCK, np.int32)
+    chosen = np.empty(BLOCK + 1, np.int32)
+    place = sought.place
     for first in range(0, n, BLOCK):
         size = min(BLOCK, n - first)
         _find_largest(p, first, size, channel, value, best)
         for i in range(size):
             cell = cell_of(np.float64(value[i]), bins, per)
             cells[i] = np.int32(above if of_class & (cell == edge) else cell)
-        _note(y, zone, first, size, least, value, best, cells, sought, found)
+        number = 0
+        for i in range(size):  # each is written, and kept by counting it: no branch
+            chosen[number] = i
+            number += place[cells[i]] >= 0
+        _note(y, zone, first, chosen[:number], least, value, best, cells, sought, found)
 
 
 @njit(forceinline=True)
@@ -337,15 +312,15 @@ def _find_largest(p, first, size, channel, value, best):
 
 
 @njit(forceinline=True)
-def _note(y, zone, first, size, least, value, best, cells, sought, found):
-    """List or count the predictions of a block; the end of a list shows if it is too long."""
+def _note(y, zone, first, chosen, least, value, best, cells, sought, found):
+    """List or count the chosen predictions of a block; a list's end shows if it is too long."""
     place, listed, begin, end = sought
     table, bits, marks, ends = found
     pattern = value.view(np.int32)
-    for i in range(size):
+    for i in chosen:
         j = place[cells[i]]
         z = zone[first + i]
-        if j < 0 or z < 0 or value[i] <= least:
+        if z < 0 or value[i] <= least:
             continue
         hit = y[first + i] == best[i]
         if listed[j]:

@@ -5,7 +5,9 @@ takes a loop over the block without branches, so that it becomes vector instruct
 may choose the order of the additions in a block (``reassoc``), but it is always the same: first
 within a block, then over the blocks of a piece, whichever thread did it. A structure that adds
 nothing to a block is skipped: its probability is 0 there, no voxel was predicted as it, and none is
-undecided against 0. Of many classes nearly all are skipped nearly everywhere.
+undecided against 0. Of many classes nearly all are skipped nearly everywhere. What is counted by
+comparing (above the level, undecided) is skipped where the largest probability of the block says
+that there is nothing to count.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
         size = min(BLOCK, n - start)
         first[:size], second[:size] = -np.inf, -np.inf
         for c in range(k):
-            most = 0.0
+            found = False
             for i in range(size):
                 v = np.float64(p[c, start + i])
                 second[i] = max(second[i], min(first[i], v))
                 first[i] = max(first[i], v)
-                most = max(most, abs(v))
-            seen[c] = most != 0
+                found |= v != 0
+            seen[c] = found
         least = np.inf
         for i in range(size):
             least = min(least, first[i])
@@ -72,26 +74,31 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
             if not (seen[c] or voxels or against_zero):
                 continue
             total, in_mask, squares, largest = 0.0, 0.0, 0.0, 0.0
+            for i in range(size):
+                v = np.float64(p[c, start + i])
+                total += v
+                in_mask += v if mask[i] != 0 else 0.0
+                squares += v * v
+                largest = max(largest, v)
+            part[VOXELS] += voxels
+            part[TOTAL] += total
+            part[IN_MASK] += in_mask
+            part[SQUARES] += squares
+            part[LARGEST] = max(part[LARGEST], largest)
+            nearest = 1 - largest if regions else least
+            if largest <= low and largest - nearest < -tie:
+                continue
             surely, possibly, inside, outside = 0, 0, 0, 0
             for i in range(size):
                 v = np.float64(p[c, start + i])
                 rival = 1 - v if regions else (first[i] if v < first[i] else second[i])
                 open_ = abs(v - rival) <= tie
                 inside_mask = mask[i] != 0
-                total += v
-                in_mask += v if inside_mask else 0.0
-                squares += v * v
-                largest = max(largest, v)
                 surely += v > high
                 possibly += v > low
                 inside += open_ & inside_mask
                 outside += open_ & (not inside_mask)
-            part[VOXELS] += voxels
-            part[TOTAL] += total
-            part[IN_MASK] += in_mask
-            part[SQUARES] += squares
             part[SURELY] += surely
             part[POSSIBLY] += possibly
             part[INSIDE] += inside
             part[OUTSIDE] += outside
-            part[LARGEST] = max(part[LARGEST], largest)

@@ -19,10 +19,10 @@ Scopes, zones, pieces
 A *scope* is a set of voxels over which calibration is measured, such as all voxels or the voxels
 near a boundary. A voxel can be in several of up to seven scopes. Each set of scopes that occurs is
 a *zone*; every voxel is in at most one zone, so that the pass over the voxels counts it once, and
-the cells of a scope are the sums of the cells of its zones. Threads share *pieces* of 2^17 voxels.
-So only a small part of the probabilities is copied (to a type that is compiled for) at any time,
-and float sums, which are kept per piece and added in the order of pieces, do not depend on the
-number of threads.
+the cells of a scope are the sums of the cells of its zones. Threads share the channels, whose
+voxels they count in *pieces* of 2^17. So only a small part of the probabilities is copied (to a
+type that is compiled for) at any time, and float sums, which are kept per piece and added in the
+order of pieces, do not depend on the number of threads.
 
 Groups of equal mass
 --------------------
@@ -35,6 +35,7 @@ lies entirely in one group. float64 has too many values and is sorted.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ from segcal.binning import (
 )
 from segcal.counting import (
     BRIER,
+    COUNTED,
     DISTANCES,
     HIT_SHIFT,
     HITS,
@@ -69,11 +71,18 @@ from segcal.counting import (
     Found,
     Sought,
     cell_of,
-    count_cells,
+    count_class,
+    count_top,
     count_values,
     most_likely,
 )
-from segcal.tensors import PROBABILITY_TOLERANCE, as_array, as_tensor, check_label_values
+from segcal.tensors import (
+    PROBABILITY_TOLERANCE,
+    as_array,
+    as_tensor,
+    check_label_values,
+    distinct_labels,
+)
 from segcal.threads import in_threads, threads_for
 
 __all__ = ["Tally", "Voxels", "predicted_classes"]
@@ -86,13 +95,15 @@ OUTSIDE = -1
 """Zone of the voxels that are in no scope."""
 PIECE = 2**17
 """Number of voxels that one call of compiled code processes."""
+ROUNDS = 2
+"""Number of channels that a thread counts at least, so that threads end at about the same time."""
 REFINED = 2**22
 """Number of values that the second pass can tell apart; if there are more, all are sorted."""
 
 Cells = NDArray[np.int64]
-Piece = tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int8]]
+Piece = tuple[NDArray[Any], NDArray[Any], NDArray[np.int8]]
 """Probabilities, labels and zones of some voxels, in types that are compiled for."""
-Values = tuple[NDArray[np.float64], NDArray[np.int64]]
+Values = tuple[NDArray[np.float64], NDArray[np.int32]]
 """Distinct values ascending ``(n,)``, and their PREDICTIONS and HITS ``(zones, n, 2)``."""
 Result = TypeVar("Result")
 
@@ -268,10 +279,8 @@ class Tally:
         part = self._statistics(channel, order)
         index = np.where(order == self.fine, self.edge, order) // (self.fine // self.bins)
 
-        def summed(values: NDArray[Any]) -> NDArray[Any]:
-            total = np.zeros(self.bins, values.dtype)
-            np.add.at(total, index, values)
-            return total
+        def summed(values: NDArray[Any]) -> NDArray[Any]:  # counts are exact in float64, too
+            return np.bincount(index, values, self.bins).astype(values.dtype, copy=False)
 
         return BinStatistics(summed(part.count), summed(part.confidence_sum), summed(part.hit_sum))
 
@@ -318,6 +327,7 @@ class Voxels:
         self._members, self._zone = _zones(member)
         self._p, self._y = p.reshape(len(p), -1), y.reshape(-1)
         self._num_classes = max(2, len(p))
+        self._narrow = self._narrowed()
         self._ignore_index = ignore_index
 
     def tally(self, *, bins: int = 15, threshold: float = 1e-3) -> dict[str, Tally]:
@@ -334,29 +344,7 @@ class Voxels:
             raise ValueError(
                 f"bins, threshold: expected at least 1 and 0 to 1, got {bins}, {threshold}"
             )
-        zones, k = len(self._members), self._num_classes
-        fine = bins * -(-FINEST // bins)
-        shape = (zones, k + 1, fine + 1, WORDS)
-        sums = np.zeros((self._pieces, zones, 2))
-
-        def count(pieces: range) -> tuple[Cells, NDArray[np.float64]]:
-            packed = np.zeros(shape, np.int64)
-            extremes = np.full((zones, fine + 1, 2), np.inf)
-            for i, piece in zip(pieces, self._each(pieces), strict=True):
-                wrong = count_cells(*piece, threshold, bins, packed, extremes, sums[i])
-                if wrong:
-                    self._refuse(wrong)
-            return packed, extremes
-
-        # every thread has cells of its own; all together may be a quarter of the probabilities
-        room = 8 * math.prod(shape)
-        parts = _on_threads(count, self._pieces, 1 + self._p.nbytes // max(4 * room, 1))
-        packed, extremes = parts.pop()
-        while parts:
-            more, ends = parts.pop()
-            packed += more
-            np.minimum(extremes, ends, out=extremes)
-        total = sums.sum(0)
+        packed, extremes, total = self._counted(bins, threshold)
         found = {}
         for name in self._scopes:
             inside = self._inside(name)
@@ -365,6 +353,43 @@ class Voxels:
             nll_sum, brier_sum = float(losses[NLL]), float(losses[BRIER])
             found[name] = Tally(cells, ends, bins, threshold, nll_sum, brier_sum)
         return found
+
+    def _counted(
+        self, bins: int, threshold: float
+    ) -> tuple[Cells, NDArray[np.float64], NDArray[np.float64]]:
+        """Cells, extremes and sums of every zone, as :mod:`segcal.counting` describes them.
+
+        A thread counts one channel at a time, whose cells stay in a fast cache. Where there are
+        more threads than channels, several share a channel, each with cells of its own; such cells
+        may take a quarter of the memory of the probabilities.
+        """
+        zones, channels = len(self._members), self._num_classes + 1
+        fine = bins * -(-FINEST // bins)
+        sums = np.zeros((self._pieces, zones, 2))
+        room = 8 * zones * channels * (fine + 1) * WORDS
+        most = 1 + self._p.nbytes // max(4 * room, 1)
+        sharing = max(1, min(-(-threads_for(self._pieces) * ROUNDS // channels), most))
+        packed = np.zeros((sharing, zones, channels, fine + 1, WORDS), np.int64)
+        extremes = np.full((sharing, zones, fine + 1, 2), np.inf)
+
+        def count(part: tuple[int, int]) -> int:
+            channel, share = part
+            pieces, cells = range(share, self._pieces, sharing), packed[share]
+            for i, (p, y, zone) in zip(pieces, self._each(pieces, _classes(channel)), strict=True):
+                if channel == TOP:
+                    wrong = count_top(p, y, zone, bins, cells, extremes[share], sums[i])
+                else:
+                    wrong = count_class(p[0], y, zone, channel - 1, threshold, bins, cells)
+                if wrong:
+                    return wrong
+            return COUNTED
+
+        parts = list(itertools.product(range(channels), range(sharing)))
+        if wrong := sorted({*in_threads(count, parts)} - {COUNTED}):
+            self._refuse(wrong[0])
+        for more in packed[1:]:
+            packed[0] += more
+        return packed[0], extremes.min(0), sums.sum(0)
 
     def equal_mass_groups(
         self, tallies: Mapping[str, Tally], groups: int, channels: Iterable[int] | None = None
@@ -383,23 +408,30 @@ class Voxels:
         """
         found: dict[str, list[BinStatistics]] = {name: [] for name in tallies}
         for channel in range(self._num_classes + 1) if channels is None else channels:
-            masses = {name: one.mass(channel) for name, one in tallies.items()}
-            cut = [
-                one.by_confidence(channel)[masses[name].cells_with_cuts(groups)]
-                for name, one in tallies.items()
-            ]
-            distinct = self._distinct(channel, np.unique(np.concatenate(cut)), tallies)
-            for name, one in tallies.items():
-                if distinct is None:
-                    found[name].append(self._sorted(name, channel, one.threshold, groups))
-                    continue
-                refined = _replace(
-                    masses[name].statistics,
-                    one.by_confidence(channel),
-                    {cell: (v, n[self._inside(name)].sum(0)) for cell, (v, n) in distinct.items()},
-                )
-                width = np.zeros(len(refined.count))
-                found[name].append(MassHistogram(refined, width).groups(groups))
+            for name, one in self._groups_of(channel, tallies, groups):
+                found[name].append(one)
+        return found
+
+    def _groups_of(
+        self, channel: int, tallies: Mapping[str, Tally], groups: int
+    ) -> list[tuple[str, BinStatistics]]:
+        """Name of every scope, and its groups of equal mass of a channel."""
+        masses = {name: one.mass(channel) for name, one in tallies.items()}
+        cut = [
+            one.by_confidence(channel)[masses[name].cells_with_cuts(groups)]
+            for name, one in tallies.items()
+        ]
+        distinct = self._distinct(channel, np.unique(np.concatenate(cut)), tallies)
+        found = []
+        for name, one in tallies.items():
+            if distinct is None:
+                found.append((name, self._sorted(name, channel, one.threshold, groups)))
+                continue
+            refined = _replaced(
+                masses.pop(name), one.by_confidence(channel), distinct, self._inside(name)
+            )
+            found.append((name, refined.groups(groups)))
+            del refined  # before the next one is made
         return found
 
     @property
@@ -412,11 +444,20 @@ class Voxels:
         chosen = self._p if single else self._p[classes]
         for i, p in zip(pieces, _widened(chosen, pieces), strict=True):
             part = slice(i * PIECE, (i + 1) * PIECE)
-            y = self._y[part]
-            if y.dtype.itemsize > 4:  # what does not fit is as wrong as K
-                y = np.where((y < 0) | (y >= self._num_classes), self._num_classes, y)
             both = np.concatenate([1 - p, p])[classes] if single else p
-            yield both, y.astype(np.int32), self._zone[part]
+            yield both, self._narrow[part], self._zone[part]
+
+    def _narrowed(self) -> NDArray[Any]:
+        """Labels in the type that is compiled for; those that are no class are K or larger."""
+        k = self._num_classes
+        kind = np.uint8 if k <= np.iinfo(np.uint8).max else np.int32
+        if self._y.dtype == kind:
+            return np.ascontiguousarray(self._y)
+        narrow = np.empty(len(self._y), kind)
+        for start in range(0, len(narrow), PIECE):
+            y = self._y[start : start + PIECE]
+            narrow[start : start + PIECE] = np.where((y < 0) | (y >= k), k, y)
+        return narrow
 
     def _inside(self, scope: str) -> list[int]:
         """Zones of a scope."""
@@ -504,8 +545,14 @@ def _membership(
             raise ValueError(
                 f"scope {name}: expected bool {shape}, got {chosen.dtype} {chosen.shape}"
             )
-        member |= chosen.reshape(-1).view(np.uint8) << np.uint8(len(names))
+        if mask is None:
+            member |= np.uint8(1 << len(names))
+        else:
+            bits = chosen.reshape(-1).view(np.uint8)
+            for i in range(0, len(member), PIECE):
+                member[i : i + PIECE] |= bits[i : i + PIECE] << np.uint8(len(names))
         names.append(name)
+        del mask, chosen  # before the next one is made
     return names, member
 
 
@@ -515,27 +562,27 @@ def _zones(member: NDArray[np.uint8]) -> tuple[list[int], NDArray[np.int8]]:
     They overwrite `member`, which has the size of an image; everything in between is computed piece
     by piece.
     """
-    parts = [slice(i, i + PIECE) for i in range(0, len(member), PIECE)]
-    used = sum(np.bincount(member[part], minlength=256) for part in parts)
-    members = [int(m) for m in np.flatnonzero(used) if m]
+    members = [m for m in distinct_labels(member).tolist() if m]
     number = np.full(256, OUTSIDE, np.int8)
     number[members] = np.arange(len(members))
-    zone = member.view(np.int8)
-    for part in parts:
-        zone[part] = number[member[part]]
-    return members, zone
+    table = number.tobytes()
+    for i in range(0, len(member), PIECE):  # many times as fast as indexing the table by an array
+        part = member[i : i + PIECE]
+        part[:] = np.frombuffer(part.tobytes().translate(table), np.uint8)
+    return members, member.view(np.int8)
 
 
 def _unpacked(packed: Cells, inside: Sequence[int]) -> Cells:
-    """Cells of a tally from those of :func:`segcal.counting.count_cells`, of some zones."""
-    summed = np.zeros(packed.shape[1:], np.int64)
-    for zone in inside:  # one by one: some may be as large as the probabilities
-        summed += packed[zone]
-    cells = np.empty((*summed.shape[:-1], SLOTS), np.int64)
-    counts = summed[..., PACKED_COUNTS]
-    cells[..., PREDICTIONS] = counts & (2**HIT_SHIFT - 1)
-    cells[..., HITS] = counts >> HIT_SHIFT
-    cells[..., DISTANCES] = summed[..., PACKED_DISTANCES]
+    """Cells of a tally from those of :mod:`segcal.counting`, of some zones."""
+    cells = np.empty((*packed.shape[1:-1], SLOTS), np.int64)
+    for channel, of_channel in enumerate(cells):  # all may be as large as the probabilities
+        summed = np.zeros(packed.shape[2:], np.int64)
+        for zone in inside:
+            summed += packed[zone, channel]
+        counts = summed[:, PACKED_COUNTS]
+        of_channel[:, PREDICTIONS] = counts & (2**HIT_SHIFT - 1)
+        of_channel[:, HITS] = counts >> HIT_SHIFT
+        of_channel[:, DISTANCES] = summed[:, PACKED_DISTANCES]
     return cells
 
 
@@ -549,7 +596,7 @@ def _of_lists(done: Sequence[Found], j: int, begin: int, zones: int) -> Values:
     flat = (marks >> 1) * np.int64(shape[1]) + index
     hit = flat[marks & 1 == 1]
     both = {PREDICTIONS: flat, HITS: hit}
-    counts = np.empty((*shape, len(both)), np.int64)
+    counts = np.empty((*shape, len(both)), np.int32)
     for slot, where in both.items():
         counts[..., slot] = np.bincount(where, minlength=math.prod(shape)).reshape(shape)
     return distinct.view(np.float32).astype(np.float64), counts
@@ -558,7 +605,7 @@ def _of_lists(done: Sequence[Found], j: int, begin: int, zones: int) -> Values:
 def _of_tables(done: Sequence[Found], rows: slice, low: int) -> Values:
     """Values from the one with bits `low` on, which every thread counted in some rows."""
     bits = np.arange(low, low + rows.stop - rows.start, dtype=np.int32)
-    counts = np.asarray([found.table[:, rows] for found in done]).sum(0, np.int64)
+    counts = np.asarray([found.table[:, rows] for found in done]).sum(0, np.int32)
     return bits.view(np.float32).astype(np.float64), counts
 
 
@@ -631,23 +678,25 @@ def _bit_range(
     return np.maximum(low, 0), high
 
 
-def _replace(
-    statistics: BinStatistics, order: NDArray[np.int64], distinct: Mapping[int, Values]
-) -> BinStatistics:
-    """Statistics of cells in some order, some of the cells replaced by their distinct values.
+def _replaced(
+    mass: MassHistogram, order: NDArray[np.int64], distinct: Mapping[int, Values], zones: list[int]
+) -> MassHistogram:
+    """A histogram whose cells with a cut are replaced by their distinct values in some zones.
 
     `order` is that of :meth:`Tally.by_confidence`: its first index, then consecutive ones up to its
     last, so that a cell's place in it follows from the end.
     """
-    old = (statistics.count, statistics.confidence_sum, statistics.hit_sum)
+    old = (mass.statistics.count, mass.statistics.confidence_sum, mass.statistics.hit_sum)
     parts: list[tuple[NDArray[Any], ...]] = []
     before = 0
     place = {c: 0 if c == order[0] else c - int(order[-1]) + len(order) - 1 for c in distinct}
     for cell, here in sorted(place.items(), key=lambda item: item[1]):
-        values, counts = distinct[cell]
+        values, of_zones = distinct[cell]
+        counts = of_zones[zones].sum(0, np.int64)
         count = counts[:, PREDICTIONS]
         parts.append(tuple(x[before:here] for x in old))
         parts.append((count, count * values, counts[:, HITS]))
         before = here + 1
     parts.append(tuple(x[before:] for x in old))
-    return BinStatistics(*(np.concatenate(p) for p in zip(*parts, strict=True)))
+    refined = BinStatistics(*(np.concatenate(p) for p in zip(*parts, strict=True)))
+    return MassHistogram(refined, np.zeros(len(refined.count)))

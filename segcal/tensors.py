@@ -452,7 +452,8 @@ def distinct_labels(labels: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]
     """Return the labels that occur, ascending, as :func:`numpy.unique` does but faster.
 
     Args:
-        labels: integer or bool ``(*S)``. Small integers are counted, a piece at a time.
+        labels: integer or bool ``(*S)``. Of small integers, the first of each run of equal labels
+            is looked at, a piece at a time.
     """
     kind = labels.dtype
     if kind.itemsize > 2 or kind.kind not in "iub" or not kind.isnative:
@@ -462,7 +463,8 @@ def distinct_labels(labels: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]
     seen = np.zeros(1 << 8 * bits.itemsize, bool)
     for start in range(0, flat.size, 1 << 17):
         piece = np.ascontiguousarray(flat[start : start + (1 << 17)]).view(bits)
-        seen |= np.bincount(piece, minlength=seen.size) > 0
+        seen[piece[:1]] = True
+        seen[piece[1:][piece[1:] != piece[:-1]]] = True
     return np.sort(np.flatnonzero(seen).astype(bits).view(kind))
 
 

@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import operator
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -28,7 +29,8 @@ from segcal.counting import (
     TOP,
     UNITS,
     cell_of,
-    count_cells,
+    count_class,
+    count_top,
     count_values,
     most_likely,
 )
@@ -400,7 +402,7 @@ def test_tallies_of_other_voxels_are_refused():
         Voxels(p, y).equal_mass_groups(few, 15)
 
 
-@pytest.mark.parametrize("loop", [count_cells, count_values, most_likely])
+@pytest.mark.parametrize("loop", [count_class, count_top, count_values, most_likely])
 def test_what_is_kept_of_a_loop_depends_on_all_its_sources(loop):
     assert source_digest("segcal.counting") in loop._cache._cache_file._source_stamp
 
@@ -566,17 +568,43 @@ def test_brain_floats():
     close(numbers(tally(half, y), 15)["ece"], ece(half[None], y[None]))
 
 
-def test_many_classes_take_few_threads(monkeypatch):
-    """A thread's sums of 60 classes take more than these probabilities."""
-    p, y = probabilities(60, 1000, dtype=np.float32)
-    monkeypatch.setattr("segcal.tally.PIECE", 100)
-    monkeypatch.setattr("segcal.threads.ThreadPoolExecutor", None)
+def test_cells_of_many_classes_are_shared_by_the_threads():
+    """The cells of 60 classes take far more than these probabilities, and there is one set."""
+    p, y = probabilities(60, 2 * PIECE + 5, dtype=np.float32)
     before = torch.get_num_threads()
-    torch.set_num_threads(4)
+    found, peaks = [], []
     try:
-        found = tally(p, y)
-        with pytest.raises(TypeError):  # this takes threads, which there are none of now
-            predicted_classes(p)
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            voxels = Voxels(p, y)
+            tracemalloc.start()
+            found.append(voxels._counted(15, 1e-3))
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
     finally:
         torch.set_num_threads(before)
-    close(numbers(found, 15)["ece"], ece(p[None], y[None]))
+    assert peaks[1] < 1.5 * peaks[0]
+    for one, other in zip(*found, strict=True):
+        assert (one == other).all()
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 254, 255, 256])
+def test_more_threads_than_channels_and_labels_of_any_type(k):
+    """Threads that share a channel count into cells of their own; every type means the same."""
+    p, y = probabilities(max(2, k), 700, dtype=np.float32)
+    p = p[1:] if k == 1 else p
+    before, found = torch.get_num_threads(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("segcal.tally.PIECE", 50)
+        patch.setattr("segcal.tally.FINEST", 64)  # so that cells are smaller than probabilities
+        try:
+            for threads, kind in ((1, np.int64), (3, np.uint8), (8, np.int16), (8, np.uint32)):
+                torch.set_num_threads(threads)
+                found.append(tally(p, y.astype(kind)))
+        finally:
+            torch.set_num_threads(before)
+    for other in found[1:]:
+        assert (other.cells == found[0].cells).all()
+        assert (other.extremes == found[0].extremes).all()
+        assert other.nll_sum == found[0].nll_sum
+    assert found[0].voxels == 700

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from segcal.binning import BinStatistics
 from segcal.evaluation.reported import calibration_metrics, label_means
@@ -68,6 +67,7 @@ def evaluate_case(
     ignore_index: int | None = None,
     roi: NDArray[np.bool_] | None = None,
     raters: Sequence[NDArray[Any]] = (),
+    most_likely: NDArray[Any] | None = None,
     settings: EvaluationSettings | None = None,
 ) -> CaseResult:
     """Evaluate a label map, and the probabilities behind it if there are any.
@@ -84,6 +84,7 @@ def evaluate_case(
         roi: voxels of the scope ``roi``.
         raters: label maps of several raters, whose majority is `reference`; calibration is
             against all of them.
+        most_likely: most likely class of every voxel ``(*S)``, where it is known; None finds it.
         settings: bins, thresholds and scopes; None uses the defaults.
 
     Raises:
@@ -104,7 +105,8 @@ def evaluate_case(
         return CaseResult(row)
     found = evaluate_probabilities(
         probabilities, reference, structures=structures, regions=regions,
-        ignore_index=ignore_index, roi=roi, raters=raters, settings=settings,
+        ignore_index=ignore_index, roi=roi, raters=raters, most_likely=most_likely,
+        settings=settings,
     )  # fmt: skip
     return CaseResult({**row, **found.row}, found.calibration)
 
@@ -152,6 +154,7 @@ def evaluate_probabilities(
     ignore_index: int | None = None,
     roi: NDArray[np.bool_] | None = None,
     raters: Sequence[NDArray[Any]] = (),
+    most_likely: NDArray[Any] | None = None,
     settings: EvaluationSettings,
 ) -> CaseResult:
     """Calibration of the probabilities of a case.
@@ -164,6 +167,7 @@ def evaluate_probabilities(
         ignore_index: reference label that is left out of everything.
         roi: voxels of the scope ``roi``.
         raters: label maps of several raters, whose majority is `reference`.
+        most_likely: most likely class of every voxel ``(*S)``, where it is known; None finds it.
         settings: bins, thresholds and scopes.
 
     Raises:
@@ -172,7 +176,9 @@ def evaluate_probabilities(
     labelled = np.maximum.reduce(raters) if raters else reference
     if raters and ignore_index is not None:
         labelled = np.where(reference == ignore_index, ignore_index, labelled)
-    masks = partial(_scopes, labelled, probabilities, regions, ignore_index, roi, settings)
+    masks = partial(
+        _scopes, labelled, probabilities, regions, ignore_index, roi, settings, most_likely
+    )
     every = raters or (reference,)
     if regions:
         valid = None if ignore_index is None else reference != ignore_index
@@ -331,6 +337,7 @@ def _scopes(
     ignore_index: int | None,
     roi: NDArray[np.bool_] | None,
     settings: EvaluationSettings,
+    most_likely: NDArray[Any] | None,
 ) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
     """Name and mask of each of the chosen scopes, one at a time; None is every voxel."""
     foreground = reference != 0
@@ -340,27 +347,45 @@ def _scopes(
         if scope == "fg":
             yield key, foreground
         elif scope == "union":
-            if not regions:
-                yield key, foreground | (predicted_classes(probabilities) != 0)
-                continue
-            union = foreground.copy()
-            for channel in probabilities:
-                union |= channel > 0.5
-            yield key, union
+            yield key, _with_predicted(foreground, probabilities, regions, most_likely)
         elif scope == "dilated":
             yield key, _near(foreground, settings.dilation)
         elif scope == "crop":
-            used = foreground.copy()
-            for channel in probabilities if regions else probabilities[1:]:
-                used |= channel > 0
-            used[label_boxes((used.view(np.uint8),), [1])[1]] = True
-            yield key, used
+            yield key, _crop(foreground, probabilities, regions)
         elif scope == "roi":
             if roi is None:
                 raise ValueError("scope roi: no mask was given")
             yield key, roi
         else:
             yield key, None
+
+
+def _with_predicted(
+    foreground: NDArray[np.bool_],
+    probabilities: NDArray[Any],
+    regions: bool,
+    most_likely: NDArray[Any] | None,
+) -> NDArray[np.bool_]:
+    """Labelled or predicted foreground."""
+    if regions:
+        union = foreground.copy()
+        for channel in probabilities:
+            union |= channel > 0.5
+        return union
+    union = (predicted_classes(probabilities) if most_likely is None else most_likely) != 0
+    union |= foreground
+    return union
+
+
+def _crop(
+    foreground: NDArray[np.bool_], probabilities: NDArray[Any], regions: bool
+) -> NDArray[np.bool_]:
+    """Box around all voxels that are labelled, or have a probability, as foreground."""
+    used = foreground.copy()
+    for channel in probabilities if regions else probabilities[1:]:
+        used |= channel > 0
+    used[label_boxes((used.view(np.uint8),), [1])[1]] = True
+    return used
 
 
 def _near(mask: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
@@ -373,8 +398,16 @@ def _near(mask: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
         slice(max(0, s.start - reach), min(n, s.stop + reach))
         for s, n in zip(box, mask.shape, strict=True)
     )
-    part = mask[around]
+    part = near[around]
+    part[:] = mask[around]
     for axis in range(mask.ndim):  # a box is separable
-        part = ndimage.maximum_filter1d(part, 2 * reach + 1, axis, mode="constant")
-    near[around] = part
+        done = 0
+        while done < reach:
+            step = min(2 * done + 1, reach - done)  # as far as leaves no gap
+            behind = (slice(None),) * axis + (slice(None, -step),)
+            ahead = (slice(None),) * axis + (slice(step, None),)
+            before = part.copy()
+            part[ahead] |= before[behind]
+            part[behind] |= before[ahead]
+            done += step
     return near

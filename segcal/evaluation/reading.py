@@ -53,6 +53,8 @@ class CaseArrays:
         raters: label maps of several raters, whose majority is `reference`; empty if there is only
             one rater.
         samples: label maps that were drawn from the model; may be empty.
+        most_likely: `prediction` again if it holds the most likely classes of the probabilities, or
+            None.
     """
 
     reference: Volume
@@ -65,6 +67,7 @@ class CaseArrays:
     roi: NDArray[np.bool_] | None
     raters: tuple[NDArray[Any], ...] = ()
     samples: tuple[NDArray[Any], ...] = ()
+    most_likely: NDArray[Any] | None = None
 
 
 def read_case(
@@ -102,8 +105,9 @@ def read_case(
     regions = label_set is not None and bool(label_set.regions)
     at = reference.geometry
     prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
+    decided = not regions and case.label_map is None and probabilities is not None
     if threshold is not None:
-        prediction = _above(case.prediction, probabilities, threshold, label_set)
+        decided, prediction = False, _above(case.prediction, probabilities, threshold, label_set)
     raters = (
         reference.array, *(_read_on(path, at, tolerance, note) for path in case.raters[1:])
     )  # fmt: skip
@@ -125,7 +129,7 @@ def read_case(
     roi = None if case.roi is None else _read_on(case.roi, at, tolerance, note) != 0
     return CaseArrays(
         reference, prediction, probabilities, structures, names, regions, ignore_index, roi,
-        raters if case.raters else (), samples,
+        raters if case.raters else (), samples, prediction if decided else None,
     )  # fmt: skip
 
 

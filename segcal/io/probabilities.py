@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import lzma
 import math
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from segcal.io.volumes import (
     to_canonical,
 )
 from segcal.tensors import MANY, PROBABILITY_TOLERANCE, applied_twice, as_tensor, holds_masks
+from segcal.threads import in_threads, threads_for
 
 SUM_TOLERANCE = 1e-2
 """How far the sum over classes may be from 1 (float16 files)."""
@@ -244,7 +246,7 @@ def check_probabilities(
     check_classes(name, array.shape[0], num_classes, regions=regions)
     if array.dtype.kind != "f":
         raise ValueError(not_floating(name, array.dtype))
-    seen = _look_at(array, name, regions)
+    seen = _seen(array, name, regions)
     if seen.off and not regions:
         raise ValueError(
             f"{name}: in {seen.off} voxels the classes sum to {seen.sums[0]:.4g} - "
@@ -281,16 +283,33 @@ class _Seen(NamedTuple):
     """Smallest and largest sum that is not 1."""
 
 
-def _look_at(array: Array, name: str, regions: bool) -> _Seen:
-    """Look at every slice; the sums of regions only until one differs from 1."""
+def _seen(array: Array, name: str, regions: bool) -> _Seen:
+    """Look at all slices, each thread at some of them."""
+    ends = np.linspace(0, array.shape[1], 1 + threads_for(array.shape[1]), dtype=int)
+    parts = in_threads(
+        lambda part: _look_at(array, range(*part), name, regions),
+        list(itertools.pairwise(ends.tolist())),
+    )
+    bounds, whole, off, sums = zip(*parts, strict=True)
+    return _Seen(_widest(bounds), all(whole), sum(off), _widest(sums))
+
+
+def _widest(ends: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Smallest of the lower and largest of the upper ends."""
+    low, high = zip(*ends, strict=True)
+    return min(low), max(high)
+
+
+def _look_at(array: Array, slices: range, name: str, regions: bool) -> _Seen:
+    """Look at slices, one after the other; the sums of regions only until one differs from 1."""
     bounds, sums, off, whole = (np.inf, -np.inf), (np.inf, -np.inf), 0, True
-    for z in range(array.shape[1]):
+    for z in slices:
         values = _slice(array, z)
         low, high = float(values.min()), float(values.max())
         if not (low >= -PROBABILITY_TOLERANCE and high <= 1 + PROBABILITY_TOLERANCE):
             for k, channel in enumerate(array):  # one of them is refused
                 check_range(channel, f"{name}: class {k}")
-        bounds = min(bounds[0], low), max(bounds[1], high)
+        bounds = _widest([bounds, (low, high)])
         whole = whole and bool(((values == 0) | (values == 1)).all())
         if regions and off:
             continue
@@ -298,7 +317,7 @@ def _look_at(array: Array, name: str, regions: bool) -> _Seen:
         wrong = total[np.abs(total - 1) > SUM_TOLERANCE]
         if wrong.size:
             off += 1 if regions else wrong.size
-            sums = min(sums[0], float(wrong.min())), max(sums[1], float(wrong.max()))
+            sums = _widest([sums, (float(wrong.min()), float(wrong.max()))])
     return _Seen(bounds, whole, off, sums)
 
 

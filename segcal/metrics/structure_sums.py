@@ -14,6 +14,7 @@ from scipy import special
 
 from segcal.neighbourhood import outer_region
 from segcal.structure_counting import (
+    BLOCK,
     IN_MASK,
     INSIDE,
     LARGEST,
@@ -28,13 +29,17 @@ from segcal.structure_counting import (
 )
 from segcal.surface import Box, label_boxes
 from segcal.tensors import as_tensor
-from segcal.threads import in_threads
+from segcal.threads import in_threads, threads_for
 
 __all__ = ["StructureSums", "structure_sums"]
 
 
 PIECE = 2**17
-"""Smallest number of voxels of one call of compiled code, which takes whole slices."""
+"""Smallest number of voxels, in whole slices, whose sums are added up before those of others."""
+COPIED = 16 * BLOCK
+"""Number of voxels of one call of compiled code; whole blocks, so that it does not change a sum."""
+SLAB = 4
+"""Number of slices in which a shell is looked for at a time."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +152,9 @@ def structure_sums(
     for of, channel, values in zip(sums.tolist(), channels, labels, strict=True):
         around = _around([boxes[value] for value in values], prediction.shape)
         keep = None if valid is None else valid[around]
-        decided = _in(prediction[around], values)
-        shell_voxels, shell_bits = _shell(probabilities[channel][around], decided, keep)
+        shell_voxels, shell_bits = _shell(
+            probabilities[channel][around], prediction[around], values, keep
+        )
         found.append(
             StructureSums(
                 mask_voxels=int(of[VOXELS]),
@@ -187,20 +193,29 @@ def _summed(
     step = max(1, PIECE // max(1, prediction[:1].size))
     wide = torch.float64 if probabilities.dtype.itemsize > 4 else torch.float32
 
-    def add(start: int) -> NDArray[np.float64]:
-        slab, decided = probabilities[:, start : start + step], prediction[start : start + step]
-        if valid is not None:
-            keep = valid[start : start + step]
-            slab, decided = slab[:, keep], decided[keep]
-        # torch reads float16 many times faster than NumPy
-        p = as_tensor(slab).to(wide).reshape(len(slab), -1).contiguous().numpy()
-        sums = np.zeros((len(channels), SUMS))
-        of_piece = decided.reshape(-1).astype(np.int32)
-        add_structures(p, of_piece, of_channels, filled, regions, ends, tie, sums)
-        return sums
+    starts = range(0, len(prediction), step)
+    found = np.zeros((len(starts), len(channels), SUMS))
 
+    def add(pieces: range) -> None:
+        room = torch.empty(len(probabilities) * COPIED, dtype=wide)  # for one copy after the other
+        for i in pieces:
+            part = slice(starts[i], starts[i] + step)
+            slab, decided = probabilities[:, part], prediction[part]
+            if valid is not None:
+                slab, decided = slab[:, valid[part]], decided[valid[part]]
+            slab, decided = slab.reshape(len(slab), -1), decided.reshape(-1)
+            for at in range(0, len(decided), COPIED):
+                some, labelled = slab[:, at : at + COPIED], decided[at : at + COPIED]
+                # torch reads float16 many times faster than NumPy
+                p = room[: some.size].view(some.shape).copy_(as_tensor(some)).numpy()
+                add_structures(
+                    p, labelled.astype(np.int32), of_channels, filled, regions, ends, tie, found[i]
+                )
+
+    threads = threads_for(len(starts))
+    in_threads(add, [range(t, len(starts), threads) for t in range(threads)])
     total = np.zeros((len(channels), SUMS))
-    for sums in in_threads(add, range(0, len(prediction), step)):
+    for sums in found:
         largest = np.maximum(total[:, LARGEST], sums[:, LARGEST])
         total += sums
         total[:, LARGEST] = largest
@@ -221,16 +236,26 @@ def _around(boxes: Sequence[Box], shape: tuple[int, ...]) -> Box:
 
 
 def _shell(
-    p: NDArray[Any], mask: NDArray[np.bool_], valid: NDArray[np.bool_] | None
+    p: NDArray[Any],
+    label_map: NDArray[Any],
+    values: Sequence[int],
+    valid: NDArray[np.bool_] | None,
 ) -> tuple[int, float]:
-    """Voxels of the shell of a mask, and the sum of their binary entropy in bits."""
-    if valid is not None:
-        mask = mask & valid
-    if not mask.any():
-        return 0, 0.0
-    inside = np.ascontiguousarray(mask).view(np.uint8)
-    shell = outer_region(torch.from_numpy(inside)[None])[0].numpy()
-    if valid is not None:
-        shell &= valid
-    q = np.clip(p[shell].astype(np.float64), 0, 1)
+    """Voxels of the shell of a structure, and the sum of their binary entropy in bits.
+
+    Some slices at a time, and one more on either side, so that no copy has the size of the image.
+    """
+    found = []
+    for start in range(0, len(label_map), SLAB):
+        before = min(start, 1)
+        here, around = slice(start, start + SLAB), slice(start - before, start + SLAB + 1)
+        mask = _in(label_map[around], values)
+        if valid is not None:
+            mask &= valid[around]
+        inside = torch.from_numpy(np.ascontiguousarray(mask).view(np.uint8))
+        shell = outer_region(inside[None])[0, before : before + SLAB].numpy()
+        if valid is not None:
+            shell &= valid[here]
+        found.append(p[here][shell])
+    q = np.clip(np.concatenate(found).astype(np.float64), 0, 1)
     return len(q), float((special.entr(q) + special.entr(1 - q)).sum() / math.log(2))

@@ -18,7 +18,7 @@ from scipy import ndimage
 from typer.testing import CliRunner
 
 from segcal.commands.main import app
-from segcal.evaluation.case import Structure, evaluate_case
+from segcal.evaluation.case import Structure, _near, evaluate_case
 from segcal.evaluation.cohort import evaluate_cohort, evaluate_files
 from segcal.evaluation.reported import label_means
 from segcal.evaluation.settings import EvaluationSettings
@@ -200,6 +200,28 @@ def test_background_hides_the_foreground_and_scopes_do_not():
     y[0, 0, :50] = 2
     row = evaluate_case(p.argmax(0), y, spacing_mm=(1, 1, 1), structures=AB, probabilities=p).row
     close([row["ece_all"], row["ece_fg"], row["ece_union"]], [0.0049, 0.49, 0.49])
+
+
+@pytest.mark.parametrize("reach", [1, 2, 3, 4, 5, 9, 40])
+@pytest.mark.parametrize("shape", [(6, 17, 23), (1, 30, 9), (25,)])
+def test_near_is_within_a_box(reach, shape):
+    rng = np.random.default_rng(reach)
+    for share in (0, 0.01, 0.2):
+        mask = rng.random(shape) < share
+        before = mask.copy()
+        wanted = ndimage.maximum_filter(mask, 2 * reach + 1, mode="constant")
+        assert (_near(mask, reach) == wanted).all()
+        assert (mask == before).all()
+
+
+def test_most_likely_classes_that_are_known_change_nothing():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(3), (4, 10, 12)).transpose(3, 0, 1, 2)
+    y = rng.integers(0, 3, (4, 10, 12))
+    options = {"spacing_mm": (2, 1, 1), "structures": AB, "probabilities": p}
+    found = [evaluate_case(y, y, most_likely=known, **options).row for known in (None, p.argmax(0))]
+    assert found[0] == found[1]
+    assert found[0]["voxels_union"] == ((y > 0) | (p.argmax(0) > 0)).sum()
 
 
 def test_dilated_scope_is_a_box():

@@ -9,9 +9,15 @@ from dataclasses import replace
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 
 from segcal.io.files import BULK
-from segcal.io.probabilities import holds_probabilities, read_foreground, read_probabilities
+from segcal.io.probabilities import (
+    check_probabilities,
+    holds_probabilities,
+    read_foreground,
+    read_probabilities,
+)
 from segcal.io.volumes import Geometry, Volume, write_nifti
 from tests.io.test_volumes import GEOMETRY, peak
 
@@ -110,6 +116,28 @@ def test_sum_to_one_at_half_precision(tmp_path):
     many = RNG.dirichlet(np.ones(40), (3, 4, 5)).transpose(3, 0, 1, 2).astype(np.float16)
     a = npz(tmp_path / "a.npz", probabilities=many)
     assert read_probabilities(a, GEOMETRY).dtype == np.float16
+
+
+def test_threads_say_the_same():
+    """Of wrong sums in several slices, and of the class whose values are wrong."""
+    sums, values = (np.full((2, 7, 5, 4), 0.5, np.float32) for _ in range(2))
+    sums[0, 1, :2, 0], sums[0, 6, 0, 0] = 0.7, 0.1
+    values[1, 5], values[1, 6] = 3, np.nan
+    before, said = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3, 8):
+            torch.set_num_threads(threads)
+            for array, message in (
+                (sums, r"in 3 voxels the classes sum to 0\.6 - 1\.2 "),
+                (values, "class 1: 20 voxels are NaN or infinite"),
+            ):
+                with pytest.raises(ValueError, match=message) as error:
+                    check_probabilities(array, "case")
+                said.append(str(error.value))
+            check_probabilities(sums, "case", regions=True)
+    finally:
+        torch.set_num_threads(before)
+    assert len(set(said)) == 2
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])

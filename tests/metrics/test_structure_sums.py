@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy import ndimage, stats
 
 from segcal.metrics.soft_dice_confidence import soft_dice_confidence, soft_dice_of
 from segcal.metrics.structure_sums import structure_sums
+from segcal.structure_counting import BLOCK
 
 MM = (8.0, 1.5, 1.5)
 
@@ -33,9 +35,21 @@ def sparse_case():
     return p.astype(np.float64)
 
 
+def calm_case():
+    """In most blocks no voxel is predicted as foreground, undecided, or above the level."""
+    p = 0.02 * case(shape=(7, 90, 60))
+    p[1, 2, 5:60, 5:50] = 0.9 * np.random.default_rng(1).random((55, 45))
+    p[2, 5, 3, 3], p[3, 6, 80, 20] = 0.43, 0.026
+    p[0] = 1 - p[1:].sum(0)
+    return p
+
+
 @pytest.mark.parametrize("some_ignored", [False, True])
-@pytest.mark.parametrize("make", [case, sparse_case])
-def test_against_whole_arrays(make, some_ignored):
+@pytest.mark.parametrize("parts", [{}, {"SLAB": 1, "COPIED": BLOCK, "PIECE": 6000}, {"SLAB": 3}])
+@pytest.mark.parametrize("make", [case, sparse_case, calm_case])
+def test_against_whole_arrays(monkeypatch, make, parts, some_ignored):
+    for name, size in parts.items():
+        monkeypatch.setattr(f"segcal.metrics.structure_sums.{name}", size)
     p = make()
     labels = p.argmax(0)
     keep = np.ones(labels.shape, bool)
@@ -60,6 +74,32 @@ def test_against_whole_arrays(make, some_ignored):
         shell = ndimage.maximum_filter(mask, 3) & ~ndimage.minimum_filter(mask, 3) & keep
         bits = [stats.entropy([v, 1 - v], base=2) for v in q[shell]]
         assert found.shell_entropy == pytest.approx(np.mean(bits))
+
+
+def test_what_is_copied_at_a_time_does_not_change_a_bit(monkeypatch):
+    """Nor do the threads: sums are added in the order of the slices."""
+    p = calm_case().astype(np.float32)
+    monkeypatch.setattr("segcal.metrics.structure_sums.PIECE", 6000)
+    whole, before = sums(p, p.argmax(0)), torch.get_num_threads()
+    monkeypatch.setattr("segcal.metrics.structure_sums.COPIED", BLOCK)
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert sums(p, p.argmax(0)) == whole
+            assert sums(np.asfortranarray(p), p.argmax(0)) == whole
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("tie", [0.1, 0.3])
+def test_regions_of_many_blocks(tie):
+    """A region is undecided where p and 1 - p differ little, however small p is elsewhere."""
+    p = 0.02 * np.random.default_rng(0).random((1, 4, 60, 40))
+    p[0, 0, :3, :3], p[0, 2, 1, :4], p[0, 3, 59, 39] = 0.7, 0.46, 0.39
+    (found,) = sums(p, (p[0] > 0.5).astype(int), channels=[0], labels=[(1,)], regions=True, tie=tie)
+    undecided = np.abs(2 * p[0] - 1) <= tie
+    assert found.undecided_outside == undecided.sum() == (4 if tie == 0.1 else 5)
+    assert (found.surely, found.possibly) == (0, (p > 0.025).sum())
 
 
 def test_regions_are_undecided_on_their_own():
