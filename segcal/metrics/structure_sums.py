@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy import special
 
-from segcal.neighbourhood import outer_region
+from segcal.arrays import copy_floats
 from segcal.structure_counting import (
     IN_MASK,
     INSIDE,
@@ -27,7 +26,6 @@ from segcal.structure_counting import (
     add_structures,
 )
 from segcal.surface import Box, label_boxes
-from segcal.tensors import as_tensor
 from segcal.threads import in_threads
 
 __all__ = ["StructureSums", "structure_sums"]
@@ -185,15 +183,16 @@ def _summed(
     of_channels = np.array(channels, np.int64)
     ends = ((1 - level) / 2, (1 + level) / 2)
     step = max(1, PIECE // max(1, prediction[:1].size))
-    wide = torch.float64 if probabilities.dtype.itemsize > 4 else torch.float32
+    wide = np.float64 if probabilities.dtype.itemsize > 4 else np.float32
 
     def add(start: int) -> NDArray[np.float64]:
         slab, decided = probabilities[:, start : start + step], prediction[start : start + step]
         if valid is not None:
             keep = valid[start : start + step]
             slab, decided = slab[:, keep], decided[keep]
-        # torch reads float16 many times faster than NumPy
-        p = as_tensor(slab).to(wide).reshape(len(slab), -1).contiguous().numpy()
+        p = np.ascontiguousarray(slab).reshape(len(slab), -1)
+        if p.dtype != wide:
+            p = copy_floats(p, np.empty(p.shape, wide))
         sums = np.zeros((len(channels), SUMS))
         of_piece = decided.reshape(-1).astype(np.int32)
         add_structures(p, of_piece, of_channels, filled, regions, ends, tie, sums)
@@ -220,6 +219,18 @@ def _around(boxes: Sequence[Box], shape: tuple[int, ...]) -> Box:
     )
 
 
+def _near(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Voxels whose ``3^d`` patch is partly in a mask; bytes are fast, so one axis at a time."""
+    near = mask
+    for axis in range(mask.ndim):
+        before = np.moveaxis(near, axis, 0)
+        after = before.copy()
+        after[1:] |= before[:-1]
+        after[:-1] |= before[1:]
+        near = np.moveaxis(after, 0, axis)
+    return near
+
+
 def _shell(
     p: NDArray[Any], mask: NDArray[np.bool_], valid: NDArray[np.bool_] | None
 ) -> tuple[int, float]:
@@ -228,8 +239,7 @@ def _shell(
         mask = mask & valid
     if not mask.any():
         return 0, 0.0
-    inside = np.ascontiguousarray(mask).view(np.uint8)
-    shell = outer_region(torch.from_numpy(inside)[None])[0].numpy()
+    shell = _near(mask) & _near(~mask)
     if valid is not None:
         shell &= valid
     q = np.clip(p[shell].astype(np.float64), 0, 1)
