@@ -278,7 +278,7 @@ def _read_itk(path: Path) -> tuple[Array, Frame]:
 
 def _itk() -> Any:
     """SimpleITK, which is imported when a file needs it: its library is large, most are NIfTI."""
-    import SimpleITK  # noqa: N813
+    import SimpleITK
 
     return SimpleITK
 
