@@ -37,14 +37,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from segcal.tensors import check_choice
+from segcal.arrays import check_choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "BinStatistics",
@@ -254,6 +255,8 @@ def equal_width_statistics(confidence: Tensor, hits: Tensor, bins: int) -> BinSt
     Raises:
         ValueError: `bins` is not positive.
     """
+    import torch  # here, since the sums of cases are added up and cut into bins without it
+
     index = equal_width_index(confidence, bins)
     return BinStatistics(
         torch.bincount(index, minlength=bins).numpy(force=True),
@@ -278,6 +281,8 @@ def equal_mass_statistics(confidence: Tensor, hits: Tensor, groups: int) -> BinS
     Raises:
         ValueError: `groups` is not positive.
     """
+    import torch
+
     ordered = torch.sort(confidence).values
     value, count = torch.unique_consecutive(ordered, return_counts=True)
     hit_values = torch.sort(confidence[hits]).values

@@ -65,9 +65,9 @@ from numba import njit
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
+from segcal.arrays import PROBABILITY_TOLERANCE
 from segcal.binning import EDGE_TOLERANCE, FLOAT32_STEP
 from segcal.compiling import compiled
-from segcal.tensors import PROBABILITY_TOLERANCE
 
 UNITS = 2**40
 """Number of units in a confidence of 1."""

@@ -22,7 +22,8 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from segcal.tensors import check_choice, check_label_values, valid_mask
+from segcal.arrays import check_choice
+from segcal.tensors import check_label_values, valid_mask
 
 __all__ = [
     "Patches",

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from segcal.arrays import as_array
 from segcal.nearest import FIRST_X, FIRST_Y, LAST_X, LAST_Y, VoxelRows, loop, nearest_distances
-from segcal.tensors import as_array
 from segcal.threads import in_threads
 
 __all__ = ["SurfaceDistances", "label_boxes", "surface_distances"]

@@ -43,9 +43,9 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from segcal.arrays import PROBABILITY_TOLERANCE, as_array, copy_floats, distinct_labels
 from segcal.binning import (
     BinStatistics,
     MassHistogram,
@@ -75,13 +75,6 @@ from segcal.counting import (
     count_top,
     count_values,
     most_likely,
-)
-from segcal.tensors import (
-    PROBABILITY_TOLERANCE,
-    as_array,
-    as_tensor,
-    check_label_values,
-    distinct_labels,
 )
 from segcal.threads import in_threads, threads_for
 
@@ -466,6 +459,8 @@ class Voxels:
 
     def _refuse(self, wrong: int) -> None:
         if wrong == WRONG_LABEL:
+            from segcal.tensors import as_tensor, check_label_values
+
             check_label_values(as_tensor(self._y), self._num_classes, self._ignore_index)
         raise ValueError(
             "probs: expected values in [0, 1] (logits need a softmax first; NaN and inf are "
@@ -514,6 +509,8 @@ class Voxels:
 
     def _sorted(self, scope: str, channel: int, threshold: float, groups: int) -> BinStatistics:
         """Groups of equal mass by copying and sorting the channel."""
+        from segcal.tensors import as_tensor
+
         classes = _classes(channel)
         parts = []
         for p, y, zone in self._each(range(self._pieces), classes):
@@ -644,8 +641,7 @@ def _widened(p: NDArray[Any], pieces: range) -> Iterator[NDArray[Any]]:
             yield part
             continue
         piece = room[: part.size].reshape(part.shape)
-        torch.from_numpy(piece).copy_(as_tensor(part))
-        yield piece
+        yield copy_floats(part, piece)
 
 
 def _on_threads(

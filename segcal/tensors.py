@@ -7,26 +7,27 @@ classification. Half precision is promoted to float32, float64 stays.
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.arrays import (
+    MANY,
+    PROBABILITY_TOLERANCE,
+    applied_twice,
+    check_choice,
+    holds_masks,
+)
 from segcal.late_checks import LATE_DEVICES, label_watch
 
 HALF = (torch.float16, torch.bfloat16)
-PROBABILITY_TOLERANCE = 1e-3
-"""How far outside [0, 1] a probability may lie."""
 SUMS_TO_ONE = 1e-2
 """Largest distance to 1 of a voxel's sum of probabilities after a softmax (in bfloat16)."""
-MANY = 1000
-"""Number of probabilities that is enough to see whether they are masks or doubly normalised."""
 UNKNOWN = -1
 """Target of a label of which it is unknown whether it applies."""
 Reduction = Literal["mean", "sum", "none"]
@@ -233,12 +234,6 @@ def check_background(include_background: bool, per_channel: bool) -> None:
         raise ValueError("include_background: no channel is the background with per_channel")
 
 
-def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise ValueError naming the argument unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {tuple(choices)}, got {value!r}")
-
-
 def check_num_classes(logits: Tensor, num_classes: int) -> None:
     """Raise ValueError unless `logits` ``(N, K, *S)`` have K = `num_classes`."""
     if logits.ndim < 2 or logits.shape[1] != num_classes:
@@ -407,72 +402,6 @@ def check_logits(x: Tensor, *, per_channel: bool = False) -> None:
                 "loss applies its own",
                 stacklevel=3,
             )
-
-
-def holds_masks(x: Any) -> bool:
-    """Whether probabilities ``(K, ...)``, array or tensor, are 0 and 1 alone, both in a channel.
-
-    A softmax or sigmoid does not give this at the border of a structure; one-hot masks do.
-    """
-    few = x.reshape(len(x), -1)[:, :MANY]  # which settles it for most
-    if not all(bool(((part == 0) | (part == 1)).all()) for part in (few, x)):
-        return False
-    return any(bool((channel == 0).any()) and bool((channel == 1).any()) for channel in x)
-
-
-def applied_twice(low: float, high: float, num_classes: int, *, regions: bool = False) -> str:
-    """Return a message if probabilities look like softmax, or sigmoid, applied twice; else "".
-
-    The second softmax of K classes gives at least ``1 / (e + K - 1)`` and at most ``e / (e + K -
-    1)``, the second sigmoid 1/2 to .7311; a single one makes most voxels more confident than that.
-    A network that is undecided everywhere, as at the beginning of a training, does not get near the
-    upper bound of the softmax.
-
-    Args:
-        low: smallest probability of a case.
-        high: largest probability of the case.
-        num_classes: K.
-        regions: whether every channel is a sigmoid of its own.
-    """
-    least, name = (math.e + num_classes - 1) ** -1, "softmax"
-    most = math.e * least
-    if regions:
-        least, most, name = 0.5, math.e / (1 + math.e), "sigmoid"
-    if low < least - PROBABILITY_TOLERANCE or high > most + PROBABILITY_TOLERANCE:
-        return ""
-    if not regions and high < (1 / num_classes + most) / 2:
-        return ""
-    return (
-        f"all probabilities lie between {least:.4f} and {most:.4f}, as if the {name} were applied "
-        "twice; is it in the network already?"
-    )
-
-
-def distinct_labels(labels: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]]:
-    """Return the labels that occur, ascending, as :func:`numpy.unique` does but faster.
-
-    Args:
-        labels: integer or bool ``(*S)``. Of small integers, the first of each run of equal labels
-            is looked at, a piece at a time.
-    """
-    kind = labels.dtype
-    if kind.itemsize > 2 or kind.kind not in "iub" or not kind.isnative:
-        return np.unique(labels)
-    bits = np.dtype(f"u{kind.itemsize}")
-    flat = labels.reshape(-1)
-    seen = np.zeros(1 << 8 * bits.itemsize, bool)
-    for start in range(0, flat.size, 1 << 17):
-        piece = np.ascontiguousarray(flat[start : start + (1 << 17)]).view(bits)
-        seen[piece[:1]] = True
-        seen[piece[1:][piece[1:] != piece[:-1]]] = True
-    return np.sort(np.flatnonzero(seen).astype(bits).view(kind))
-
-
-def as_array(x: Any) -> NDArray[Any]:
-    """Return `x` (array, tensor on any device, or nested list) as a NumPy array."""
-    if isinstance(x, Tensor):
-        return (x.float() if x.dtype == torch.bfloat16 else x).numpy(force=True)
-    return np.asarray(x)
 
 
 def as_tensor(x: Any) -> Tensor:

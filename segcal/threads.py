@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
-
-__all__ = ["in_threads", "threads_for"]
+__all__ = ["cores", "in_threads", "threads_for", "use_threads"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+NUMBER = "OMP_NUM_THREADS"
+"""Variable of the environment with the number of threads of OpenMP, which torch reads, too."""
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_threads(number: int) -> None:
+    """Let this process use so many threads, here and in torch, even if torch is imported later."""
+    os.environ[NUMBER] = str(number)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(number)
 
 
 def threads_for(items: int) -> int:
-    """Number of threads for this many items: at most as many as torch has, and at least one."""
-    return max(1, min(torch.get_num_threads(), items))
+    """Number of threads for this many items: at most as many as torch has, and at least one.
+
+    Torch is not imported only to be asked: it has a thread for each core, unless told otherwise.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        most = torch.get_num_threads()
+    else:
+        told = os.environ.get(NUMBER, "").partition(",")[0].strip()
+        most = int(told) if told.isdigit() and int(told) else cores()
+    return max(1, min(most, items))
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

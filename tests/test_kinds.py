@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from segcal.adapters.monai.metrics import ClasswiseECEMetric, ECEMetric, TACEMetric
+from segcal.arrays import applied_twice
 from segcal.io.probabilities import check_probabilities
 from segcal.metrics.aece import aece
 from segcal.metrics.brier import brier
@@ -18,7 +19,6 @@ from segcal.metrics.ece import ece
 from segcal.metrics.nll import nll
 from segcal.metrics.tace import tace
 from segcal.recipes import build
-from segcal.tensors import applied_twice
 from tests.conftest import close
 
 METRICS = (ece, aece, tace, classwise_ece, calibration_error, brier, nll)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from segcal.tensors import distinct_labels
+from segcal.arrays import distinct_labels
 
 KINDS = ("uint8", "int8", "uint16", "int16", ">i2", "int32", "uint64", "bool")
 

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from segcal.alm.functions import FUNCTIONS, FunctionName
+from segcal.arrays import check_choice
 from segcal.late_checks import raise_wrong_labels
 from segcal.sweep.fused import Statistics, statistics, supports, sweep
 from segcal.sweep.terms import Residual
-from segcal.tensors import check_background, check_choice, full_precision, is_soft
+from segcal.tensors import check_background, full_precision, is_soft
 from segcal.term import DualStep, LearnedTerm, Reduce
 
 __all__ = ["AugmentedLagrangian"]

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from segcal.arrays import distinct_labels
 from segcal.io.files import check_writable, read_json, remove_leftovers, whole_file, write_json
 from segcal.io.sources import Source
 from segcal.io.volumes import (
@@ -31,7 +32,6 @@ from segcal.io.volumes import (
     to_labels,
     write_nifti,
 )
-from segcal.tensors import distinct_labels
 
 __all__ = [
     "Conversion",

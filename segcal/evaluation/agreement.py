@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from segcal.io.files import finite
 from segcal.metrics.aurc import aurc, excess_aurc
@@ -89,11 +88,15 @@ def predicted_dsc(rows: pd.DataFrame) -> dict[str, Predicted]:
 def dsc_agreement(of: Predicted) -> dict[str, Any]:
     """How well the predicted DSC agrees with the true DSC; undefined numbers are None."""
     p, t, n = of.predicted, of.true, len(of.true)
-    ranked = n >= FEWEST and np.ptp(p) > 0 and np.ptp(t) > 0
+    rank = None
+    if n >= FEWEST and np.ptp(p) > 0 and np.ptp(t) > 0:
+        from scipy import stats  # here, since it takes half a second to import
+
+        rank = finite(float(stats.spearmanr(p, t).statistic))
     area, excess = aurc(p, 1 - t), excess_aurc(p, 1 - t)
     return {
         "n": n,
-        "spearman": finite(float(stats.spearmanr(p, t).statistic)) if ranked else None,
+        "spearman": rank,
         "mae": _mean(np.abs(p - t)),
         "bias": _mean(p - t),
         "predicted": _mean(p),

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import pandas as pd
 
+from segcal.arrays import check_choice
 from segcal.evaluation.cluster import check_cluster, run_on_cluster
 from segcal.evaluation.cohort import Cohort, evaluate_cohort
 from segcal.evaluation.compare import Difference, SharedMean, compare, shared_means
@@ -25,7 +26,6 @@ from segcal.evaluation.summary import summarise
 from segcal.io.case_patterns import Patterns
 from segcal.io.label_sets import LabelSet
 from segcal.tally import Tally
-from segcal.tensors import check_choice
 
 __all__ = [
     "Comparison",

@@ -16,7 +16,6 @@ from segcal.evaluation.settings import EvaluationSettings
 from segcal.metrics import table
 from segcal.metrics.rater_agreement import rater_disagreement
 from segcal.metrics.table import MaskPair, calibration_of
-from segcal.reproduction.marginloss import evaluate_case_marginloss
 from segcal.surface import Box, label_boxes
 from segcal.tally import Tally, Voxels, predicted_classes
 
@@ -96,6 +95,8 @@ def evaluate_case(
         ignore_index=ignore_index, settings=settings,
     )  # fmt: skip
     if settings.compat == "marginloss":
+        from segcal.reproduction.marginloss import evaluate_case_marginloss  # which needs torch
+
         published = evaluate_case_marginloss(
             prediction, reference, probabilities=probabilities,
             labels={one.labels[0]: one.name for one in structures},

@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from segcal.evaluation.engine import AHEAD, Item, Result, in_order
 from segcal.io.files import read_json
+from segcal.threads import use_threads
 
 CONNECT_S = 10
 """Seconds in which a scheduler must answer."""
@@ -108,7 +107,7 @@ def run_on_cluster(
 
 def _on_one_thread(function: Callable[[Item], Result], item: Item) -> Result:
     """Run in a worker on one thread, even in a worker that somebody else has started."""
-    torch.set_num_threads(1)
+    use_threads(1)
     return function(item)
 
 

@@ -21,7 +21,6 @@ from segcal.evaluation.store import CaseOutcome, Store
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case, Pairing
 from segcal.metrics.ece_floor import EceFloor, floor_over_cases
-from segcal.reproduction.curvas import evaluate_case_curvas
 from segcal.tally import Tally
 
 
@@ -222,6 +221,8 @@ def _of_raters(arrays: CaseArrays, settings: EvaluationSettings) -> dict[str, fl
         probabilities=arrays.probabilities, samples=arrays.samples, valid=valid,
     )  # fmt: skip
     if settings.compat == "curvas" and arrays.probabilities is not None:
+        from segcal.reproduction.curvas import evaluate_case_curvas  # which needs torch
+
         published = evaluate_case_curvas(
             arrays.prediction, arrays.raters, arrays.probabilities,
             labels={one.labels[0]: one.name for one in arrays.structures},

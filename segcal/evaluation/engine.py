@@ -15,7 +15,7 @@ from itertools import islice
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-import torch
+from segcal.threads import cores, use_threads
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -27,8 +27,7 @@ AHEAD = 4
 
 def default_jobs(items: int) -> int:
     """Number of processes for so many items: one per core, if each has enough work."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(cores or 1, items // CASES_PER_PROCESS))
+    return max(1, min(cores(), items // CASES_PER_PROCESS))
 
 
 def run(
@@ -123,7 +122,7 @@ def _in_processes(
 
 def _begin(parent: Connection) -> None:
     """Use one thread, leave Ctrl-C to the process that started this one, and end with it."""
-    torch.set_num_threads(1)
+    use_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from segcal import __version__
+from segcal.arrays import check_choice
 from segcal.io.files import finite, read_json, write_json
 from segcal.metrics.volume_interval import (
     conformal_factor,
@@ -22,7 +23,6 @@ from segcal.metrics.volume_interval import (
     inflated_factor,
     interval,
 )
-from segcal.tensors import check_choice
 
 FORMAT = 1
 Kind = Literal["conformal", "inflated"]

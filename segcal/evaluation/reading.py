@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal.arrays import MANY, distinct_labels, holds_masks
 from segcal.evaluation.case import Structure
 from segcal.io.class_files import class_geometry, missing_classes, note_missing, read_class_files
 from segcal.io.files import is_array, is_segmentation
@@ -30,7 +31,6 @@ from segcal.io.volumes import (
 )
 from segcal.metrics.rater_agreement import majority
 from segcal.posthoc.decision import decide_argmax, regions_to_labels
-from segcal.tensors import MANY, distinct_labels, holds_masks
 
 Note = Callable[[str], None]
 WHITE = 255

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from segcal.metrics import table
 from segcal.metrics.table import CalibrationMetric, Metric, ScopeMetric
-from segcal.reproduction.crac import TACE_REF
+from segcal.reproduction.tace_ref import TACE_REF
 
 
 def calibration_metrics() -> list[CalibrationMetric]:

@@ -11,19 +11,15 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from segcal.arrays import check_choice
 from segcal.evaluation.agreement import DEFINITIONS
 from segcal.evaluation.intervals import Kind, stated
 from segcal.evaluation.reported import definitions, scope_metrics
 from segcal.metrics import table
-from segcal.reproduction.curvas import CONVENTIONS as OF_CURVAS
-from segcal.reproduction.marginloss import CONVENTIONS as OF_MARGINLOSS
-from segcal.tensors import check_choice
 
 __all__ = ["EvaluationSettings"]
 
 Compat = Literal["marginloss", "curvas"]
-COMPAT: dict[str, dict[str, str]] = {"marginloss": OF_MARGINLOSS, "curvas": OF_CURVAS}
-"""Meanings of the keys of published evaluations."""
 SCOPES = {
     "fg": "labelled foreground",
     "union": "labelled or predicted foreground",
@@ -159,11 +155,7 @@ class EvaluationSettings:
             "of a region",
             "ignore label": "its voxels are in no metric; a structure that it cuts has a surface "
             "along the cut",
-            **(
-                {f"{self.compat} {key}": text for key, text in COMPAT[self.compat].items()}
-                if self.compat is not None
-                else {}
-            ),
+            **_of_published(self.compat),
             **(
                 {}
                 if self.threshold is None
@@ -173,3 +165,13 @@ class EvaluationSettings:
             "mean over cases": "plain mean of the values of the cases; undefined cases are left "
             "out and counted",
         }
+
+
+def _of_published(compat: Compat | None) -> dict[str, str]:
+    """Meaning of every key of a published evaluation."""
+    if compat is None:
+        return {}
+    from segcal.reproduction import curvas, marginloss  # here, since they need torch
+
+    meanings = {"marginloss": marginloss.CONVENTIONS, "curvas": curvas.CONVENTIONS}[compat]
+    return {f"{compat} {key}": text for key, text in meanings.items()}

@@ -17,7 +17,6 @@ from typing import IO, Any
 import nibabel as nib
 import nibabel.volumeutils
 import numpy as np
-import SimpleITK as sitk  # noqa: N813 - as everybody writes it
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -117,7 +116,7 @@ def stored_type(path: Path) -> np.dtype[Any]:
         with Image.open(path) as image:
             wide = {"F": np.float32, "I": np.int32}
             return np.dtype(wide.get(image.mode, np.uint16 if "16" in image.mode else np.uint8))
-    kind = sitk.GetPixelIDValueAsString(_itk_reader(path).GetPixelID())
+    kind = _itk().GetPixelIDValueAsString(_itk_reader(path).GetPixelID())
     letter = "f" if "float" in kind else "u" if "unsigned" in kind else "i"
     return np.dtype(f"{letter}{_bits(kind) // 8}")
 
@@ -269,6 +268,7 @@ def _read_itk(path: Path) -> tuple[Array, Frame]:
     _, frame, size = _itk_header(path)
     if check_stream(path, size):
         frame = replace(frame, notes=(*frame.notes, BEHIND))
+    sitk = _itk()
     image = sitk.ReadImage(str(path))
     array = sitk.GetArrayFromImage(image)
     if image.GetNumberOfComponentsPerPixel() > 1:  # stored last: make them the slowest axis
@@ -276,10 +276,17 @@ def _read_itk(path: Path) -> tuple[Array, Frame]:
     return array.transpose(), frame
 
 
+def _itk() -> Any:
+    """SimpleITK, which is imported when a file needs it: its library is large, most are NIfTI."""
+    import SimpleITK
+
+    return SimpleITK
+
+
 def _itk_reader(path: Path) -> Any:
     """ITK's reader of a file, which has read the header."""
     check_header(path)
-    reader = sitk.ImageFileReader()
+    reader = _itk().ImageFileReader()
     reader.SetFileName(str(path))
     reader.ReadImageInformation()
     return reader
@@ -290,7 +297,7 @@ def _itk_header(path: Path) -> tuple[tuple[int, ...], Frame, int]:
     reader = _itk_reader(path)
     components = reader.GetNumberOfComponents()
     shape = (*reader.GetSize(), *((components,) if components > 1 else ()))
-    kind = sitk.GetPixelIDValueAsString(reader.GetPixelID())
+    kind = _itk().GetPixelIDValueAsString(reader.GetPixelID())
     itemsize = _bits(kind) // 8 * (2 if "complex" in kind else 1)
     d = reader.GetDimension()
     axes = min(d, 3)

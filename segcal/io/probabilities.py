@@ -17,6 +17,13 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from segcal.arrays import (
+    MANY,
+    PROBABILITY_TOLERANCE,
+    applied_twice,
+    copy_floats,
+    holds_masks,
+)
 from segcal.io.archives import DAMAGED_STREAM, unpack_fast
 from segcal.io.files import ARRAY_ENDINGS, is_array, is_image, is_segmentation, read_exactly
 from segcal.io.nnunet_v1 import KEY, Crop, read_crop
@@ -32,7 +39,6 @@ from segcal.io.volumes import (
     stored_axes,
     to_canonical,
 )
-from segcal.tensors import MANY, PROBABILITY_TOLERANCE, applied_twice, as_tensor, holds_masks
 from segcal.threads import in_threads, threads_for
 
 SUM_TOLERANCE = 1e-2
@@ -324,9 +330,8 @@ def _look_at(array: Array, slices: range, name: str, regions: bool) -> _Seen:
 def _slice(array: Array, z: int) -> Array:
     """One slice of all classes, as float32 or wider, since computing in float16 is slow."""
     values = array[:, z]
-    if values.dtype == np.float16:  # which torch reads many times faster than NumPy
-        return as_tensor(values).float().numpy()
-    return values.astype(np.promote_types(array.dtype, np.float32), copy=False)
+    wide = np.promote_types(values.dtype, np.float32)
+    return values if values.dtype == wide else copy_floats(values, np.empty(values.shape, wide))
 
 
 def check_range(channel: Array, name: str) -> None:

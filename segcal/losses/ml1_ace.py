@@ -8,11 +8,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from segcal.arrays import check_choice
 from segcal.binning import equal_width_index
 from segcal.sweep.bins import bin_sums, supports_bins
 from segcal.tensors import (
     check_channels,
-    check_choice,
     check_logits_labels,
     check_num_classes,
     full_precision,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from segcal.tensors import as_array
+from segcal.arrays import as_array
 
 __all__ = ["aurc", "excess_aurc", "risk_coverage"]
 

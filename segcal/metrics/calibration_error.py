@@ -7,8 +7,9 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal.arrays import check_choice
 from segcal.binning import Reduction, equal_width_statistics
-from segcal.tensors import check_choice, select_voxels
+from segcal.tensors import select_voxels
 
 __all__ = ["calibration_error"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from segcal.tensors import as_array
+from segcal.arrays import as_array
 
 __all__ = ["crps_empirical", "crps_gaussian"]
 

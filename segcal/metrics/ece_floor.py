@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics, equal_width_statistics
-from segcal.tensors import select_voxels
 
 __all__ = ["EceFloor", "ece_floor", "floor_of_cells", "floor_over_cases"]
 
@@ -77,6 +76,8 @@ def ece_floor(
     Raises:
         ValueError: as :func:`segcal.metrics.ece.ece`.
     """
+    from segcal.tensors import select_voxels
+
     p, y = select_voxels(probs, labels, mask, ignore_index)
     confidence, predicted = p.max(dim=0)
     cells = equal_width_statistics(confidence, predicted == y, bins * _per_bin(bins))

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
+from segcal.arrays import check_choice
 from segcal.surface import SurfaceDistances, surface_distances
-from segcal.tensors import check_choice
 
 __all__ = ["assd", "assd_of", "hausdorff", "hausdorff_of", "nsd", "nsd_of"]
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.tensors import as_array, as_tensor, check_label_values
+from segcal.arrays import as_array
+from segcal.tensors import as_tensor, check_label_values
 
 __all__ = ["accuracy", "confusion_matrix", "iou", "mean_dice", "mean_iou"]
 

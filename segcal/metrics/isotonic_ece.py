@@ -8,7 +8,6 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from segcal.binning import BinStatistics
-from segcal.tensors import select_voxels
 
 __all__ = ["isotonic_ece", "isotonic_error"]
 
@@ -20,6 +19,8 @@ def isotonic_ece(
 
     Arguments and errors are as in :func:`segcal.metrics.ece.ece`.
     """
+    from segcal.tensors import select_voxels
+
     p, y = select_voxels(probs, labels, mask, ignore_index)
     confidence, predicted = p.max(dim=0)
     value, index, count = np.unique(

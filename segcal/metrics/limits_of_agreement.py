@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from segcal.tensors import as_array
+from segcal.arrays import as_array
 
 __all__ = ["Limits", "limits_of_agreement"]
 

@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from segcal.arrays import as_array, check_choice
 from segcal.ranking import Ties, average_precision
-from segcal.tensors import as_array, as_tensor, check_choice, label_masks
+from segcal.tensors import as_tensor, label_masks
 
 __all__ = ["average_precisions", "mean_average_precision"]
 

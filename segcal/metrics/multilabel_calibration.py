@@ -7,8 +7,9 @@ from typing import Any, get_args
 import numpy as np
 from torch import Tensor
 
+from segcal.arrays import check_choice
 from segcal.binning import BinStatistics, Reduction, equal_width_statistics
-from segcal.tensors import as_tensor, check_choice, check_probabilities, label_masks
+from segcal.tensors import as_tensor, check_probabilities, label_masks
 
 __all__ = ["multilabel_calibration_error", "multilabel_reliability"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from segcal.tensors import distinct_labels
+from segcal.arrays import distinct_labels
 
 __all__ = ["RaterSums", "majority", "rater_disagreement", "rater_sums"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from segcal.tensors import as_array
+from segcal.arrays import as_array
 
 __all__ = ["soft_dice_confidence", "soft_dice_of"]
 

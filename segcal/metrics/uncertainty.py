@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import entr
 
-from segcal.tensors import as_array
+from segcal.arrays import as_array
 
 __all__ = ["confidence_map", "entropy_map"]
 

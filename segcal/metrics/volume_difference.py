@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from segcal.tensors import as_array
+from segcal.arrays import as_array
 
 __all__ = ["volume_difference"]
 

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
-from segcal.tensors import as_array
+from segcal.arrays import as_array
 
 __all__ = [
     "conformal_factor", "conformal_scores", "fewest_cases", "highest_level", "inflated_factor",
@@ -108,6 +107,8 @@ def inflated_factor(inflation: float, level: float, cases: int) -> float:
     _check_level(level)
     if cases < 1:
         raise ValueError(f"cases: expected 1 or more, got {cases}")
+    from scipy import stats  # here, since it takes half a second to import
+
     return float(stats.t.ppf((1 + level) / 2, cases)) * math.sqrt(inflation)
 
 

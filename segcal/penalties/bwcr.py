@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from segcal.tensors import as_array, check_label_values, full_precision, valid_mask
+from segcal.arrays import as_array
+from segcal.tensors import check_label_values, full_precision, valid_mask
 from segcal.term import TwoViewTerm
 
 __all__ = ["BWCR", "AffineView", "boundary_weight", "consistency"]

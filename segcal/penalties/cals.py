@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from segcal.alm import AugmentedLagrangian
+from segcal.arrays import check_choice
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import Residual
-from segcal.tensors import check_choice, check_logits_labels, full_precision, valid_mask
+from segcal.tensors import check_logits_labels, full_precision, valid_mask
 from segcal.term import DualStep, LearnedTerm, Reduce
 
 __all__ = ["CALS", "CALSHR"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from segcal.alm import AugmentedLagrangian
+from segcal.arrays import check_choice
 from segcal.neighbourhood import (
     Kernel,
     KernelSize,
@@ -23,14 +24,7 @@ from segcal.neighbourhood import (
     share_proportions,
 )
 from segcal.sweep.terms import Residual, Shape
-from segcal.tensors import (
-    check_channels,
-    check_choice,
-    check_logits_labels,
-    check_shares,
-    is_soft,
-    valid_mask,
-)
+from segcal.tensors import check_channels, check_logits_labels, check_shares, is_soft, valid_mask
 
 __all__ = ["CRaC", "from_reference"]
 

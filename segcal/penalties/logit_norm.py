@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from segcal.arrays import check_choice
 from segcal.tensors import (
-    check_choice,
     check_logits_labels,
     check_num_classes,
     full_precision,

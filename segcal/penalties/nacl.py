@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from segcal.arrays import check_choice
 from segcal.neighbourhood import (
     ImageKernel,
     Kernel,
@@ -23,7 +24,6 @@ from segcal.tensors import (
     ClassReduction,
     check_background,
     check_channels,
-    check_choice,
     check_logits_labels,
     check_num_classes,
     full_precision,

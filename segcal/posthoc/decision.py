@@ -43,9 +43,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from segcal.posthoc.calibrator import check_state
+from segcal.arrays import PROBABILITY_TOLERANCE, as_array
 from segcal.tally import predicted_classes
-from segcal.tensors import PROBABILITY_TOLERANCE, as_array, as_tensor, check_label_values
 
 __all__ = [
     "Decision", "Offsets", "best_expected_dice", "decide", "decide_argmax", "decide_dice",
@@ -352,6 +351,8 @@ class Offsets:
         Raises:
             ValueError: the state of another method or version, or one that is damaged.
         """
+        from segcal.posthoc.calibrator import check_state  # here, since it needs torch
+
         check_state(state, cls.__name__, STATE_VERSION)
         try:
             offsets = cls(**state["arguments"])
@@ -483,6 +484,8 @@ class _Rows(NamedTuple):
 
 def _rows_of(p: NDArray[Any], y: NDArray[Any], ignore_index: int | None) -> _Rows:
     """Rows of one case with channels `p` ``(K, n)``, or ``(1, n)`` for a region."""
+    from segcal.tensors import as_tensor, check_label_values  # here, since they need torch
+
     k = max(len(p), 2)
     never = _never(k)
     kind = np.int16 if 9 * STEPS * k < 2**15 else np.int32  # offsets are added to them

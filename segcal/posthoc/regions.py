@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
+from segcal.arrays import distinct_labels
 from segcal.neighbourhood import outer_region
-from segcal.tensors import distinct_labels
 
 __all__ = ["Regions"]
 

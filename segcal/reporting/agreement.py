@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from segcal.evaluation.agreement import MEAN, Predicted, curve, dsc_agreement
 from segcal.metrics.aurc import risk_coverage
 from segcal.metrics.limits_of_agreement import limits_of_agreement
 from segcal.metrics.table import top_risk
+from segcal.reporting.layout import lay_out, room_for_numbers
 from segcal.tally import Tally
 
 Numbers = NDArray[Any]
@@ -24,6 +26,8 @@ RANDOM, IDEAL = "#b0b0b0", "#5a9e6f"
 SIDE = 3.6
 """Size of a panel in inches."""
 COLUMNS = 4
+TITLE_WIDTH = 34
+"""Most letters of a line of a title above a panel."""
 POINTS = 400
 """Most points of a curve that are drawn."""
 
@@ -37,7 +41,7 @@ def plot_predicted_dsc(found: Mapping[str, Predicted], title: str = "") -> Figur
         found: predicted and true DSC, by label.
         title: title of the figure.
     """
-    figure, axes = _panels(len(found), title)
+    figure, axes = _panels(len(found))
     ends = [x for of in found.values() for x in (of.predicted, of.true)]
     low = max(0.0, min((float(x.min()) for x in ends if x.size), default=0.0) - 0.03)
     for axis, (name, of) in zip(axes, found.items(), strict=False):
@@ -54,8 +58,9 @@ def plot_predicted_dsc(found: Mapping[str, Predicted], title: str = "") -> Figur
                   transform=axis.transAxes, va="top", fontsize=8,
                   bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
         axis.set(xlim=(low, 1.01), ylim=(low, 1.01), xlabel="predicted DSC", ylabel="true DSC")
-        axis.set_title(name, fontsize=10)
+        axis.set_title(fill(name, TITLE_WIDTH), fontsize=10)
         axis.set_aspect("equal")
+    _finish(figure, axes, title)
     return figure
 
 
@@ -70,7 +75,7 @@ def plot_risk_coverage(
         title: title of the figure.
     """
     tallies = dict(list(tallies.items())[1 - COLUMNS :])
-    figure, axes = _panels(1 + len(tallies), title)
+    figure, axes = _panels(1 + len(tallies))
     of = found.get(MEAN) or next(iter(found.values()))
     loss, n = 1 - of.true, len(of.true)
     _draw_risk(axes[0], of.predicted, loss, np.ones(n))
@@ -82,9 +87,8 @@ def plot_risk_coverage(
         axis.set_title(f"voxels, {scope}", fontsize=10)
     styles = {"by confidence": ("C0", "-"), "random": (RANDOM, "--"), "ideal": (IDEAL, "-")}
     handles = [Line2D([], [], color=c, linestyle=s, label=k) for k, (c, s) in styles.items()]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize="small"
-    )
+    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize="small")
+    _finish(figure, axes, title, legend_lines=1)
     return figure
 
 
@@ -99,7 +103,7 @@ def plot_volumes(found: Mapping[str, pd.DataFrame], unit: str, title: str = "") 
         unit: unit of the volumes.
         title: title of the figure.
     """
-    figure, axes = _panels(len(found), title)
+    figure, axes = _panels(len(found))
     for axis, (name, of) in zip(axes, found.items(), strict=False):
         off, middle = of["expected"] - of["true"], (of["expected"] + of["true"]) / 2
         covered = (of["low"] <= of["true"]) & (of["true"] <= of["high"])
@@ -119,7 +123,9 @@ def plot_volumes(found: Mapping[str, pd.DataFrame], unit: str, title: str = "") 
                   transform=axis.transAxes, va="top", fontsize=8,
                   bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
         axis.set(xlabel=f"mean of expected and true ({unit})", ylabel=f"expected - true ({unit})")
-        axis.set_title(name, fontsize=10)
+        axis.locator_params(axis="x", nbins=4)  # else volumes with many digits overlap
+        axis.set_title(fill(name, TITLE_WIDTH), fontsize=10)
+    _finish(figure, axes, title)
     return figure
 
 
@@ -134,15 +140,17 @@ def _draw_risk(axis: Axes, confidence: Numbers, loss: Numbers, counts: Numbers) 
     axis.set_ylim(bottom=0)
 
 
-def _panels(count: int, title: str) -> tuple[Figure, Sequence[Axes]]:
+def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
     """A figure with so many panels in rows, and the panels."""
     columns = min(COLUMNS, max(count, 1))
     rows = -(-max(count, 1) // columns)
-    size = (SIDE * columns + 0.2, (SIDE - 0.2) * rows + 0.5)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis in axes[count:]:
-        axis.set_axis_off()
-    if title:
-        figure.suptitle(title)
-    return figure, axes[: max(count, 1)]
+    figure = Figure(figsize=(SIDE * columns + 0.2, (SIDE - 0.2) * rows + 0.5))
+    grid = figure.add_gridspec(rows, columns)
+    return figure, [figure.add_subplot(grid[divmod(i, columns)]) for i in range(max(count, 1))]
+
+
+def _finish(figure: Figure, axes: Sequence[Axes], title: str, legend_lines: int = 0) -> None:
+    """Add the title, and lay out the figure around the panels that :func:`_panels` made."""
+    room, columns = room_for_numbers(axes), min(COLUMNS, len(axes))
+    rows = [axes[i : i + columns] for i in range(0, len(axes), columns)]
+    lay_out(figure, rows, title, left=room, between=room, apart=0.6, legend_lines=legend_lines)

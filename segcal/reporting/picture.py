@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -57,9 +58,11 @@ def draw(figure: Figure, alt: str) -> Picture:
     for title in figure.texts:
         points = float(title.get_fontsize())
         title.set_text(wrapped(title.get_text(), figure.get_figwidth(), points))
+    figure.set_dpi(DPI)  # before the layout, so that texts are measured as they are drawn
+    canvas = FigureCanvasAgg(figure)
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)  # once: savefig would lay everything out and draw it twice
         figure.set_layout_engine("none")
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
+    canvas.print_png(buffer)
     return Picture(buffer.getvalue(), alt)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics
 from segcal.metrics.ece_floor import EceFloor
+from segcal.reporting.layout import EDGE, lay_out
 from segcal.reporting.picture import wrapped
 
 TITLE_WIDTH = 34
@@ -57,10 +58,8 @@ def plot_reliability(
             the mean of a bin lies in 95 % of such data.
     """
     n = max(len(diagrams), 1)
-    figure = Figure(figsize=(3.6 * n + 0.3, 5.2), layout="constrained")
-    axes = figure.subplots(
-        2, n, squeeze=False, sharex=True, gridspec_kw={"height_ratios": [3.2, 1]}
-    )
+    figure = Figure(figsize=(3.6 * n + 0.3, 5.2))
+    axes = _two_rows(figure, n)
     for column, (scope, statistics) in enumerate(diagrams.items()):
         top, bottom = axes[:, column]
         m = len(statistics.count)
@@ -77,6 +76,7 @@ def plot_reliability(
                  bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
         top.set(xlim=(0, 1), ylim=(0, 1))
         top.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
+        bottom.set_xlim(0, 1)
         total = max(float(np.sum(statistics.count)), 1.0)
         _bars(bottom, left, width, np.asarray(statistics.count) / total, facecolor=BAR,
               edgecolor="white", linewidth=0.6)  # fmt: skip
@@ -85,9 +85,7 @@ def plot_reliability(
         if column == 0:
             top.set_ylabel(axes_names[1])
             bottom.set_ylabel(f"share of\n{unit}")
-    _legend(figure, axes[0])
-    if title:
-        figure.suptitle(title)
+    _finish(figure, axes, title, left=1.1, between=0.75)
     return figure
 
 
@@ -123,28 +121,26 @@ def plot_class_reliability(
     head = 0.42 + 0.18 * (title.count("\n") + 1)
     height = 1.8 * rows - 0.15 + head + legend_height
     figure = Figure(figsize=(width, height))
-    figure.subplots_adjust(
-        left=0.65 / width, right=0.98, bottom=legend_height / height,
+    grid = figure.add_gridspec(
+        rows, columns, left=0.65 / width, right=0.98, bottom=legend_height / height,
         top=1 - head / height, hspace=0.24, wspace=0.12,
     )  # fmt: skip
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axis in axes.flat:
-        axis.set_axis_off()
     for index, name in enumerate(names):
         block, row = divmod(index, rows)
         for column, (scope, classes) in enumerate(diagrams.items()):
-            axis = axes[row, block * len(diagrams) + column]
-            axis.set_axis_on()
+            axis = figure.add_subplot(grid[row, block * len(diagrams) + column])
+            last, first = row == rows - 1 or index == len(names) - 1, block == column == 0
             _draw_small(axis, classes[index], unit, axes_names[1])
             shown = f"{name}, {scope}" if scope else name
             axis.set_title(fill(shown, SMALL_TITLE_WIDTH), fontsize=8, pad=3)
-            if row == rows - 1 or index == len(names) - 1:
+            # shared axes would do the same, but each change of one goes through all of them
+            axis.tick_params(labelsize=7, labelbottom=last, labelleft=first)
+            if last:
                 axis.set_xlabel(axes_names[0], fontsize=8)
-                axis.tick_params(labelbottom=True)
-            if block == column == 0:
+            if first:
                 axis.set_ylabel(axes_names[1], fontsize=8)
     figure.legend(
-        *_entries(axes.flat), loc="lower center", ncols=legend_columns, frameon=False,
+        *_entries(figure.axes), loc="lower center", ncols=legend_columns, frameon=False,
         fontsize="small",
     )  # fmt: skip
     if title:
@@ -167,8 +163,8 @@ def plot_confidence(
         bins: number of bins to draw, at most.
     """
     n = max(len(histograms), 1)
-    figure = Figure(figsize=(3.6 * n + 0.3, 3.4), layout="constrained")
-    axes = figure.subplots(1, n, squeeze=False, sharey=True)
+    figure = Figure(figsize=(3.6 * n + 0.3, 3.4))
+    axes = figure.subplots(1, n, squeeze=False)
     for axis, (scope, fine) in zip(axes[0], histograms.items(), strict=False):
         m = len(fine.count)
         starts = np.unique(np.arange(bins) * m // bins)
@@ -191,12 +187,11 @@ def plot_confidence(
                 bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"},
             )  # fmt: skip
         _log_shares(axis, 1e-6, 30)
+        axis.tick_params(labelleft=axis is axes[0, 0])
         axis.set(xlim=(0, 1), xlabel="confidence")
         axis.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
     axes[0, 0].set_ylabel("share of voxels")
-    _legend(figure, axes[0])
-    if title:
-        figure.suptitle(title)
+    _finish(figure, axes, title, left=0.85, between=0.3)
     return figure
 
 
@@ -216,10 +211,8 @@ def plot_case_reliability(
         levels: number of cells in a column.
     """
     n = max(len(cases), 1)
-    figure = Figure(figsize=(3.6 * n + 0.9, 5.2), layout="constrained")
-    axes = figure.subplots(
-        2, n, squeeze=False, sharex=True, gridspec_kw={"height_ratios": [3.2, 1]}
-    )
+    figure = Figure(figsize=(3.6 * n + 0.9, 5.2))
+    axes = _two_rows(figure, n)
     for column, (scope, of_scope) in enumerate(cases.items()):
         top, bottom = axes[:, column]
         accuracy = np.stack([one.accuracy for one in of_scope])
@@ -236,15 +229,16 @@ def plot_case_reliability(
         top.set(xlim=(0, 1), ylim=(0, 1))
         top.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
         _bars(bottom, edges[:-1], 1 / m, found, facecolor=BAR, edgecolor="white", linewidth=0.6)
-        bottom.set(xlabel="confidence", ylim=(0, max(len(of_scope), 1)))
+        bottom.set(xlabel="confidence", xlim=(0, 1), ylim=(0, max(len(of_scope), 1)))
         bottom.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-        if column == n - 1:
-            figure.colorbar(shades, ax=top, label="share of the cases")
     axes[0, 0].set_ylabel("accuracy of a case")
     axes[1, 0].set_ylabel("cases with\nvoxels in bin")
-    _legend(figure, axes[0])
-    if title:
-        figure.suptitle(title)
+    _finish(figure, axes, title, left=0.85, right=0.95)
+    if cases:
+        place = axes[0, -1].get_position()
+        width = figure.get_figwidth()
+        beside = figure.add_axes((place.x1 + 0.15 / width, place.y0, 0.14 / width, place.height))
+        figure.colorbar(shades, cax=beside, label="share of the cases")
     return figure
 
 
@@ -311,7 +305,6 @@ def _draw_small(axis: Axes, statistics: BinStatistics, unit: str, true: str) -> 
               transform=axis.transAxes, va="top", fontsize=7,
               bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1})  # fmt: skip
     axis.set(xlim=(0, 1), ylim=(-STRIP - 0.03, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
-    axis.tick_params(labelsize=7)
 
 
 def _log_shares(axis: Axes, low: float, high: float) -> None:
@@ -323,11 +316,35 @@ def _log_shares(axis: Axes, low: float, high: float) -> None:
     axis.minorticks_off()
 
 
-def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
+def _two_rows(figure: Figure, columns: int) -> NDArray[Any]:
+    """Axes of tall diagrams above flat ones; only the lower have numbers below them."""
+    axes = figure.subplots(
+        2, columns, squeeze=False, gridspec_kw={"height_ratios": [3.2, 1], "hspace": 0.1}
+    )
+    for axis in axes[0]:
+        axis.tick_params(labelbottom=False)
+    return axes
+
+
+def _finish(
+    figure: Figure,
+    axes: NDArray[Any],
+    title: str,
+    *,
+    left: float,
+    between: float = 0.6,
+    right: float = EDGE,
+) -> None:
+    """Add title and legend, and lay out the figure around them; sizes are in inches."""
+    handles, names = _entries(axes[0])
     columns = 5 if figure.get_figwidth() > NARROWEST else 2
     figure.legend(
-        *_entries(axes), loc="outside lower center", ncols=columns, frameon=False, fontsize="small"
+        handles, names, loc="lower center", ncols=columns, frameon=False, fontsize="small"
     )
+    lay_out(
+        figure, axes, title, left=left, between=between, right=right,
+        legend_lines=-(-len(names) // columns),
+    )  # fmt: skip
 
 
 def _entries(axes: Iterable[Axes]) -> tuple[list[Artist], list[str]]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from segcal.arrays import check_choice
 from segcal.evaluation.agreement import MEAN, dsc_agreement, in_words, predicted_dsc, volumes
 from segcal.evaluation.api import Comparison, Report
 from segcal.evaluation.compare import as_records
@@ -34,7 +35,6 @@ from segcal.reporting.reliability import (
     plot_reliability,
 )
 from segcal.reporting.worst import plot_case
-from segcal.tensors import check_choice
 
 __all__ = ["Written", "check_output", "write_comparison", "write_report"]
 

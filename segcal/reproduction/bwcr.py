@@ -7,8 +7,9 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
+from segcal.arrays import as_array
 from segcal.penalties.bwcr import BWCR
-from segcal.tensors import as_array, valid_mask
+from segcal.tensors import valid_mask
 
 __all__ = ["PublishedBWCR"]
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from segcal.binning import above, equal_width_statistics
-from segcal.metrics.table import CalibrationMetric
-from segcal.tally import Tally
+from segcal.reproduction.tace_ref import mean_of_classes, tace_ref_of
 from segcal.tensors import as_tensor, select_voxels
 
 __all__ = [
@@ -63,33 +62,12 @@ def tace_ref(
     """
     p, y = _foreground(probs, labels, mask, ignore_index)
     kept = [above(pk, threshold) for pk in p]
-    return _mean_of_classes(
+    return mean_of_classes(
         [
             equal_width_statistics(p[k][kept[k]], y[kept[k]] == k, bins).expected_error()
             for k in _classes(y)
         ]
     )
-
-
-def tace_ref_of(tally: Tally) -> float:
-    """:func:`tace_ref` from a tally (sums over voxels per bin), with its bins and threshold."""
-    occurring = [k for k, c in enumerate(tally.classes) if c.hit_sum.sum() > 0]
-    last = occurring[-1] + 1 if occurring else 0
-    return _mean_of_classes([c.expected_error() for c in tally.kept[:last]])
-
-
-TACE_REF = CalibrationMetric(
-    key="tace_ref",
-    heading="TACE ref",
-    shown=False,
-    meaning="TACE of the CRaC poster: equal-width classwise ECE over p > {tace_threshold:g}, "
-    "foreground-labelled voxels",
-    function=lambda tally, groups: tace_ref_of(tally),
-    where="cases",
-    scope="fg",
-    only_asked=True,
-)
-"""Row of the table of metrics, beside Nixon's TACE, for comparison with published numbers."""
 
 
 def tcece(
@@ -105,7 +83,7 @@ def tcece(
     p, y = _foreground(probs, labels, mask, ignore_index)
     edges = torch.linspace(0, 1, bins + 1, dtype=p.dtype)
     kept = [pk > threshold for pk in p]
-    return _mean_of_classes(
+    return mean_of_classes(
         [error_between_edges(p[k][kept[k]], y[kept[k]] == k, edges) for k in _classes(y)]
     )
 
@@ -188,8 +166,3 @@ def _foreground(
 def _classes(y: Tensor) -> range:
     """Classes from 0 to the largest label."""
     return range(int(y.max()) + 1 if y.numel() else 0)
-
-
-def _mean_of_classes(errors: list[float]) -> float:
-    """Mean in which a class without a voxel counts as 0; NaN without classes."""
-    return float(np.mean(np.nan_to_num(errors))) if errors else float("nan")

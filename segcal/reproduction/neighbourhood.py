@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from segcal.tensors import check_choice
+from segcal.arrays import check_choice
 
 __all__ = ["published_proportions"]
 

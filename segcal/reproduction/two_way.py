@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from segcal.arrays import as_array
 from segcal.metrics.mean_ap import Average, average_precisions
-from segcal.tensors import as_array
 
 __all__ = ["mean_average_precision"]
 

@@ -20,7 +20,6 @@ from segcal.evaluation.reading import CaseArrays, read_case
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case
 from segcal.metrics.volume_interval import conformal_scores, variance_inflation
-from segcal.repair.saved import model_of, other_model
 
 __all__ = ["check_intervals", "fit_intervals", "fit_rows"]
 
@@ -46,6 +45,8 @@ def fit_intervals(
             probabilities of a structure are only 0 and 1, and its volume is wrong.
         KeyboardInterrupt: on Ctrl-C.
     """
+    from segcal.repair.saved import model_of  # here, since triage without intervals needs no torch
+
     cohort = run_cases(
         job.pairing,
         partial(_measure, job=job),
@@ -101,6 +102,8 @@ def check_intervals(
     Raises:
         ValueError: something differs; the message says what.
     """
+    from segcal.repair.saved import model_of, other_model
+
     names = () if label_set is None else label_set.foreground
     if unknown := [name for name in names if name not in intervals.structures]:
         raise ValueError(intervals.not_fitted(unknown))

@@ -7,10 +7,10 @@ from typing import get_args
 
 import numpy as np
 
+from segcal.arrays import check_choice
 from segcal.evaluation.intervals import Kind, stated
 from segcal.evaluation.reported import definitions
 from segcal.metrics import table
-from segcal.tensors import check_choice
 
 __all__ = ["TrustSettings"]
 

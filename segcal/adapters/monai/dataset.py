@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from segcal.adapters.monai.experiment import CaseSplit, VolumeData
+from segcal.arrays import distinct_labels
 from segcal.io.files import is_image, read_json, read_names
 from segcal.io.label_sets import read_label_set
 from segcal.io.pairing import scan
 from segcal.io.volumes import Geometry, read_geometry, read_labels
-from segcal.tensors import distinct_labels
 
 PADDING = 255
 """Label of padding, where the data set has no ignore label."""

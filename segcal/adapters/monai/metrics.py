@@ -24,6 +24,7 @@ from monai.utils import convert_to_tensor
 from numpy.typing import NDArray
 from torch import Tensor
 
+from segcal.arrays import MANY, applied_twice, check_choice, holds_masks
 from segcal.binning import BinStatistics, equal_width_statistics
 from segcal.binning import Reduction as CalibrationReduction
 from segcal.metrics.dice import dice
@@ -31,15 +32,7 @@ from segcal.metrics.ece import reliability
 from segcal.metrics.hausdorff import AssdDefinition, Definition, assd_of, hausdorff_of, nsd_of
 from segcal.metrics.tace import tace
 from segcal.surface import SurfaceDistances, surface_distances
-from segcal.tensors import (
-    HALF,
-    MANY,
-    applied_twice,
-    check_choice,
-    check_label_values,
-    check_probabilities,
-    holds_masks,
-)
+from segcal.tensors import HALF, check_label_values, check_probabilities
 
 __all__ = [
     "ASSDMetric",

@@ -15,11 +15,12 @@ from monai.transforms import MapTransform, Transform
 from monai.utils import TransformBackends, convert_to_dst_type, convert_to_tensor
 from torch import Tensor
 
+from segcal.arrays import check_choice
 from segcal.heads import HEADS, Head
 from segcal.posthoc.calibrator import Calibrator
 from segcal.posthoc.links import logits_of
 from segcal.repair.saved import SavedCalibrator, read_calibrator
-from segcal.tensors import check_choice, check_probabilities, is_softmax
+from segcal.tensors import check_probabilities, is_softmax
 
 __all__ = [
     "Calibrate",

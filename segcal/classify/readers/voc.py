@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
+from segcal.arrays import check_choice
 from segcal.classify.readers.annotations import (
     PartNames,
     check_apart,
@@ -17,7 +18,6 @@ from segcal.classify.readers.annotations import (
 )
 from segcal.classify.readers.samples import Samples
 from segcal.classify.readers.streamed import streamed
-from segcal.tensors import check_choice
 
 Difficult = Literal["unknown", "positive", "negative"]
 VALUES = {"unknown": -1, "positive": 1, "negative": 0}

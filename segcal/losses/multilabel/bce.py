@@ -9,15 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from segcal.arrays import check_choice
 from segcal.losses.multilabel.posterior import MultiLabelLoss
-from segcal.tensors import (
-    ClassReduction,
-    Reduction,
-    check_choice,
-    full_precision,
-    label_masks,
-    reduce_labels,
-)
+from segcal.tensors import ClassReduction, Reduction, full_precision, label_masks, reduce_labels
 
 __all__ = ["BCE", "bce", "frequency_weights"]
 

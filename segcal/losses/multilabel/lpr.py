@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from segcal.arrays import check_choice
 from segcal.losses.multilabel.posterior import MultiLabelLoss
-from segcal.tensors import check_choice, full_precision, label_masks
+from segcal.tensors import full_precision, label_masks
 
 __all__ = ["LPR", "lpr"]
 

@@ -7,9 +7,10 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from segcal.arrays import check_choice
 from segcal.losses.multilabel.contrast import Along, masked_logsumexp
 from segcal.losses.multilabel.posterior import MultiLabelLoss
-from segcal.tensors import check_choice, full_precision, label_masks
+from segcal.tensors import full_precision, label_masks
 
 __all__ = ["Softmax", "softmax"]
 

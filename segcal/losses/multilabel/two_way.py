@@ -7,10 +7,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from segcal.arrays import check_choice
 from segcal.losses.multilabel.buckets import gather_batches
 from segcal.losses.multilabel.contrast import Along, check_temperatures, contrast
 from segcal.losses.multilabel.posterior import MultiLabelLoss
-from segcal.tensors import check_choice, full_precision, label_masks
+from segcal.tensors import full_precision, label_masks
 
 __all__ = ["TwoWay", "two_way"]
 
