@@ -399,16 +399,13 @@ def _near(mask: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
         slice(max(0, s.start - reach), min(n, s.stop + reach))
         for s, n in zip(box, mask.shape, strict=True)
     )
-    part = near[around]
-    part[:] = mask[around]
+    near[around] = mask[around]
     for axis in range(mask.ndim):  # a box is separable
-        done = 0
-        while done < reach:
-            step = min(2 * done + 1, reach - done)  # as far as leaves no gap
-            behind = (slice(None),) * axis + (slice(None, -step),)
-            ahead = (slice(None),) * axis + (slice(step, None),)
-            before = part.copy()
-            part[ahead] |= before[behind]
-            part[behind] |= before[ahead]
-            done += step
+        line = np.moveaxis(near[around], axis, 0)
+        for way in (line, line[::-1]):
+            done = 0
+            while done < reach:
+                step = min(done + 1, reach - done)  # as far as leaves no gap
+                way[step:] |= way[:-step]
+                done += step
     return near

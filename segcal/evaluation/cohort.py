@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -183,35 +182,6 @@ def _outcome(case: Case, *, measure: Callable[..., CaseResult]) -> CaseOutcome:
     return CaseOutcome(result.row, notes, {k: t.to_arrays() for k, t in result.calibration.items()})
 
 
-def _of_case(arrays: CaseArrays, settings: EvaluationSettings) -> CaseResult:
-    return evaluate_case(
-        arrays.prediction,
-        arrays.reference.array,
-        spacing_mm=arrays.reference.geometry.spacing_mm,
-        structures=arrays.structures,
-        probabilities=arrays.probabilities,
-        regions=arrays.regions,
-        ignore_index=arrays.ignore_index,
-        roi=arrays.roi,
-        raters=arrays.raters,
-        most_likely=arrays.most_likely,
-        settings=settings,
-    )
-
-
-def _of_confidence(arrays: CaseArrays, settings: EvaluationSettings) -> CaseResult:
-    """Numbers that a case has without its reference; none without probabilities."""
-    if arrays.probabilities is None:
-        return CaseResult({})
-    reference, ignored = arrays.reference, arrays.ignore_index
-    row = confidence_row(
-        arrays.probabilities, arrays.prediction, structures=arrays.structures,
-        spacing_mm=reference.geometry.spacing_mm, regions=arrays.regions,
-        valid=None if ignored is None else reference.array != ignored, level=settings.level,
-    )  # fmt: skip
-    return CaseResult(row)
-
-
 def _of_raters(arrays: CaseArrays, settings: EvaluationSettings) -> dict[str, float]:
     """Numbers that only a case with several raters has."""
     reference, spacing = arrays.reference.array, arrays.reference.geometry.spacing_mm
@@ -261,14 +231,29 @@ def evaluate_files(
         case, label_set, tolerance=settings.tolerance, reader=reader,
         threshold=settings.threshold, note=note,
     )  # fmt: skip
-    # each has steps of one thread, in which the other's threads go on
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(_of_confidence, arrays, settings)
-        result = _of_case(arrays, settings)
-        confidence = other.result()
-    spacing_mm = arrays.reference.geometry.spacing_mm
-    row = {f"spacing_{a}_mm": s for a, s in zip("zyx", spacing_mm, strict=True)}
-    row |= result.row | confidence.row
+    geometry = arrays.reference.geometry
+    result = evaluate_case(
+        arrays.prediction,
+        arrays.reference.array,
+        spacing_mm=geometry.spacing_mm,
+        structures=arrays.structures,
+        probabilities=arrays.probabilities,
+        regions=arrays.regions,
+        ignore_index=arrays.ignore_index,
+        roi=arrays.roi,
+        raters=arrays.raters,
+        most_likely=arrays.most_likely,
+        settings=settings,
+    )
+    row = {f"spacing_{a}_mm": s for a, s in zip("zyx", geometry.spacing_mm, strict=True)}
+    row.update(result.row)
+    if arrays.probabilities is not None:
+        reference, ignored = arrays.reference.array, arrays.ignore_index
+        row |= confidence_row(
+            arrays.probabilities, arrays.prediction, structures=arrays.structures,
+            spacing_mm=geometry.spacing_mm, regions=arrays.regions,
+            valid=None if ignored is None else reference != ignored, level=settings.level,
+        )  # fmt: skip
     if arrays.raters:
         row |= _of_raters(arrays, settings)
     return replace(result, row=row)

@@ -39,7 +39,7 @@ def calm_case():
     """In most blocks no voxel is predicted as foreground, undecided, or above the level."""
     p = 0.02 * case(shape=(7, 90, 60))
     p[1, 2, 5:60, 5:50] = 0.9 * np.random.default_rng(1).random((55, 45))
-    p[2, 5, 3, 3], p[3, 6, 80, 20] = 0.43, 0.026
+    p[2, 5, 3, 3:6], p[3, 6, 80, 20:22] = (0.6, 0.54, 0.43), (0.99, 0.026)
     p[0] = 1 - p[1:].sum(0)
     return p
 
