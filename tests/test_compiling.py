@@ -61,7 +61,7 @@ def test_numba_waits_until_it_is_needed():
     ("loops", "others"),
     [
         ("segcal.sweep.loops", {"segcal.sweep.terms", "segcal.sweep.vector_math"}),
-        ("segcal.counting", {"segcal.binning", "segcal.tensors"}),
+        ("segcal.counting", {"segcal.binning", "segcal.arrays"}),
     ],
 )
 def test_where_the_constants_of_the_loops_come_from(loops, others):

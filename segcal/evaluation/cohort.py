@@ -21,6 +21,7 @@ from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import Case, Pairing
 from segcal.metrics.ece_floor import EceFloor, floor_over_cases
 from segcal.tally import Tally
+from segcal.threads import in_threads
 
 
 @dataclass
@@ -55,10 +56,13 @@ class Cohort:
     @cached_property
     def floors(self) -> dict[str, EceFloor]:
         """ECE of all voxels together by scope, and its value if they were perfectly calibrated."""
-        return {
-            scope: floor_over_cases(tally.top_mass.statistics, self.reliability[scope])
-            for scope, tally in self.calibration.items()
-        }
+
+        def floor(scope: str) -> EceFloor:
+            cells = self.calibration[scope].top_mass.statistics
+            return floor_over_cases(cells, self.reliability[scope])
+
+        scopes = list(self.calibration)
+        return dict(zip(scopes, in_threads(floor, scopes), strict=True))
 
     @property
     def label_names(self) -> list[str]:

@@ -17,7 +17,7 @@ from segcal.evaluation.agreement import MEAN, Predicted, curve, dsc_agreement
 from segcal.metrics.aurc import risk_coverage
 from segcal.metrics.limits_of_agreement import limits_of_agreement
 from segcal.metrics.table import top_risk
-from segcal.reporting.layout import lay_out, room_for_numbers
+from segcal.reporting.layout import half_a_number, lay_out, room_for_numbers
 from segcal.tally import Tally
 
 Numbers = NDArray[Any]
@@ -26,7 +26,7 @@ RANDOM, IDEAL = "#b0b0b0", "#5a9e6f"
 SIDE = 3.6
 """Size of a panel in inches."""
 COLUMNS = 4
-TITLE_WIDTH = 34
+TITLE_WIDTH = 30
 """Most letters of a line of a title above a panel."""
 POINTS = 400
 """Most points of a curve that are drawn."""
@@ -58,7 +58,7 @@ def plot_predicted_dsc(found: Mapping[str, Predicted], title: str = "") -> Figur
                   transform=axis.transAxes, va="top", fontsize=8,
                   bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
         axis.set(xlim=(low, 1.01), ylim=(low, 1.01), xlabel="predicted DSC", ylabel="true DSC")
-        axis.set_title(fill(name, TITLE_WIDTH), fontsize=10)
+        axis.set_title(fill(name, TITLE_WIDTH), fontsize=10, y=1)
         axis.set_aspect("equal")
     _finish(figure, axes, title)
     return figure
@@ -80,11 +80,11 @@ def plot_risk_coverage(
     loss, n = 1 - of.true, len(of.true)
     _draw_risk(axes[0], of.predicted, loss, np.ones(n))
     axes[0].set(ylabel="mean 1 - DSC of cases kept")
-    axes[0].set_title(f"cases (DSC, {n})", fontsize=10)
+    axes[0].set_title(f"cases (DSC, {n})", fontsize=10, y=1)
     for axis, (scope, tally) in zip(axes[1:], tallies.items(), strict=False):
         _draw_risk(axis, *top_risk(tally))
         axis.set(ylabel="share of kept voxels that are wrong")
-        axis.set_title(f"voxels, {scope}", fontsize=10)
+        axis.set_title(f"voxels, {scope}", fontsize=10, y=1)
     styles = {"by confidence": ("C0", "-"), "random": (RANDOM, "--"), "ideal": (IDEAL, "-")}
     handles = [Line2D([], [], color=c, linestyle=s, label=k) for k, (c, s) in styles.items()]
     figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize="small")
@@ -124,7 +124,7 @@ def plot_volumes(found: Mapping[str, pd.DataFrame], unit: str, title: str = "") 
                   bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
         axis.set(xlabel=f"mean of expected and true ({unit})", ylabel=f"expected - true ({unit})")
         axis.locator_params(axis="x", nbins=4)  # else volumes with many digits overlap
-        axis.set_title(fill(name, TITLE_WIDTH), fontsize=10)
+        axis.set_title(fill(name, TITLE_WIDTH), fontsize=10, y=1)
     _finish(figure, axes, title)
     return figure
 
@@ -153,4 +153,7 @@ def _finish(figure: Figure, axes: Sequence[Axes], title: str, legend_lines: int 
     """Add the title, and lay out the figure around the panels that :func:`_panels` made."""
     room, columns = room_for_numbers(axes), min(COLUMNS, len(axes))
     rows = [axes[i : i + columns] for i in range(0, len(axes), columns)]
-    lay_out(figure, rows, title, left=room, between=room, apart=0.6, legend_lines=legend_lines)
+    lay_out(
+        figure, rows, title, left=room, between=room + 0.05, right=half_a_number(axes), apart=0.6,
+        legend_lines=legend_lines,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from segcal.reporting.picture import wrapped
@@ -70,6 +71,15 @@ def lay_out(
 
 def room_for_numbers(axes: Sequence[Axes]) -> float:
     """Inches that the numbers and the name beside vertical axes need."""
-    numbers = (axis.yaxis.get_major_formatter().format_ticks(axis.get_yticks()) for axis in axes)
-    longest = max((len(number) for of_axis in numbers for number in of_axis), default=0)
-    return DIGIT * (longest + 1) + NUMBERS + LABEL
+    return DIGIT * (_longest([axis.yaxis for axis in axes]) + 1) + NUMBERS + LABEL
+
+
+def half_a_number(axes: Sequence[Axes]) -> float:
+    """Inches by which a number below the end of a horizontal axis may stand out."""
+    return max(EDGE, DIGIT * (_longest([axis.xaxis for axis in axes]) + 1) / 2)
+
+
+def _longest(axes: Sequence[Axis]) -> int:
+    """Letters of the longest number."""
+    numbers = (axis.get_major_formatter().format_ticks(list(axis.get_ticklocs())) for axis in axes)
+    return max((len(number) for of_axis in numbers for number in of_axis), default=0)

@@ -26,7 +26,7 @@ def palette(n: int) -> list[Any]:
 
 def panel(axis: Axes, title: str, image: NDArray[np.float32] | None, aspect: float) -> None:
     """Draw a titled frame without ticks, with the image between its 1st and 99th percentile."""
-    axis.set_title(title, fontsize=10)
+    axis.set_title(title, fontsize=10, y=1)
     axis.set(xticks=[], yticks=[])
     if image is not None:
         finite = image[np.isfinite(image)]

@@ -63,6 +63,10 @@ def draw(figure: Figure, alt: str) -> Picture:
     if (engine := figure.get_layout_engine()) is not None:
         engine.execute(figure)  # once: savefig would lay everything out and draw it twice
         figure.set_layout_engine("none")
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if not axis.get_label_text():
+                axis.set_label_coords(0, 0)  # else its numbers are measured to place no name
     buffer = io.BytesIO()
     canvas.print_png(buffer)
     return Picture(buffer.getvalue(), alt)

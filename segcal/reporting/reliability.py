@@ -75,7 +75,7 @@ def plot_reliability(
                  transform=top.transAxes, va="top",
                  bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"})  # fmt: skip
         top.set(xlim=(0, 1), ylim=(0, 1))
-        top.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
+        top.set_title(fill(scope, TITLE_WIDTH), fontsize=10, y=1)
         bottom.set_xlim(0, 1)
         total = max(float(np.sum(statistics.count)), 1.0)
         _bars(bottom, left, width, np.asarray(statistics.count) / total, facecolor=BAR,
@@ -132,7 +132,7 @@ def plot_class_reliability(
             last, first = row == rows - 1 or index == len(names) - 1, block == column == 0
             _draw_small(axis, classes[index], unit, axes_names[1])
             shown = f"{name}, {scope}" if scope else name
-            axis.set_title(fill(shown, SMALL_TITLE_WIDTH), fontsize=8, pad=3)
+            axis.set_title(fill(shown, SMALL_TITLE_WIDTH), fontsize=8, pad=3, y=1)
             # shared axes would do the same, but each change of one goes through all of them
             axis.tick_params(labelsize=7, labelbottom=last, labelleft=first)
             if last:
@@ -189,7 +189,7 @@ def plot_confidence(
         _log_shares(axis, 1e-6, 30)
         axis.tick_params(labelleft=axis is axes[0, 0])
         axis.set(xlim=(0, 1), xlabel="confidence")
-        axis.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
+        axis.set_title(fill(scope, TITLE_WIDTH), fontsize=10, y=1)
     axes[0, 0].set_ylabel("share of voxels")
     _finish(figure, axes, title, left=0.85, between=0.3)
     return figure
@@ -227,7 +227,7 @@ def plot_case_reliability(
         top.plot(((edges[1:] + edges[:-1]) / 2)[used], mean, ".-", color=OVER, linewidth=1,
                  label="mean of the cases")  # fmt: skip
         top.set(xlim=(0, 1), ylim=(0, 1))
-        top.set_title(fill(scope, TITLE_WIDTH), fontsize=10)
+        top.set_title(fill(scope, TITLE_WIDTH), fontsize=10, y=1)
         _bars(bottom, edges[:-1], 1 / m, found, facecolor=BAR, edgecolor="white", linewidth=0.6)
         bottom.set(xlabel="confidence", xlim=(0, 1), ylim=(0, max(len(of_scope), 1)))
         bottom.yaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -342,7 +342,7 @@ def _finish(
         handles, names, loc="lower center", ncols=columns, frameon=False, fontsize="small"
     )
     lay_out(
-        figure, axes, title, left=left, between=between, right=right,
+        figure, axes.tolist(), title, left=left, between=between, right=right,
         legend_lines=-(-len(names) // columns),
     )  # fmt: skip
 

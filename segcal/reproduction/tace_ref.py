@@ -7,6 +7,8 @@ import numpy as np
 from segcal.metrics.table import CalibrationMetric
 from segcal.tally import Tally
 
+__all__ = ["tace_ref_of"]
+
 
 def tace_ref_of(tally: Tally) -> float:
     """:func:`segcal.reproduction.crac.tace_ref` from a tally, with its bins and threshold."""

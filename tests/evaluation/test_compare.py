@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -37,6 +38,19 @@ def test_interval():
     assert interval(values, 0) is None
     same = interval(np.full(5, 0.25), 100)
     assert same == (0.25, 0.25)
+
+
+@pytest.mark.parametrize("resamples", [1, 7, 1000, 2500])
+@pytest.mark.parametrize("cases", [2, 3, 40])
+def test_interval_is_that_of_scipy(cases, resamples):
+    values = np.random.default_rng(cases).normal(0.8, 0.1, cases)
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = stats.bootstrap(  # which warns of the standard error of a single resample
+            (values,), np.mean, n_resamples=resamples, confidence_level=0.95,
+            method="percentile", batch=1000, rng=np.random.default_rng(3),
+        ).confidence_interval  # fmt: skip
+    close(interval(values, resamples, seed=3), found, rtol=1e-14)
 
 
 def test_coverage_of_the_interval():
