@@ -90,15 +90,17 @@ def exported(workspace, trained):
 def test_predictions_are_those_of_the_stock_models_of_both_heads(workspace, trained, exported):
     arguments = prediction_arguments(workspace)
     ours = workspace.root / "two_heads"
+    raw = ["--calibrator", "none"]  # there is one of the training
     workspace.run(
-        *SEGCAL, "predict", "-o", ours, *arguments, "-tr", TRAINER, "--save-logits", "--per-fold"
-    )
+        *SEGCAL, "predict", "-o", ours, *arguments, "-tr", TRAINER, *raw, "--save-logits",
+        "--per-fold",
+    )  # fmt: skip
     stock = {}
     for head, model in exported.items():
         stock[head] = workspace.root / f"by_{head}"
         workspace.run(
             *SEGCAL, "predict-from-modelfolder", "-o", stock[head], "-i", arguments[1],
-            "-m", model, "-f", 0, *arguments[-6:],
+            "-m", model, "-f", 0, *raw, *arguments[-6:],
         )  # fmt: skip
     assert json.loads((ours / "segcal_predict.json").read_text())["heads"] == 2
     names = sorted(p.stem for p in ours.glob("*.npz"))
