@@ -314,7 +314,7 @@ def values_of(result: Any) -> Any:
         return result.array, repr(result.geometry)
     if hasattr(result, "inputs"):
         return result.inputs, result.targets
-    if hasattr(result, "calibrator"):
+    if isinstance(result, SavedCalibrator):
         return repr((result.method, result.channels, result.calibrator.state()))
     return result if isinstance(result, np.ndarray) else repr(result)
 

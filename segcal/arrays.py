@@ -103,6 +103,8 @@ def applied_twice(low: float, high: float, num_classes: int, *, regions: bool = 
         least, most, name = 0.5, math.e / (1 + math.e), "sigmoid"
     if low < least - PROBABILITY_TOLERANCE or high > most + PROBABILITY_TOLERANCE:
         return ""
+    if not regions and high < (1 / num_classes + most) / 2:
+        return ""
     return (
         f"all probabilities lie between {least:.4f} and {most:.4f}, as if the {name} were applied "
         "twice; is it in the network already?"

@@ -14,6 +14,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 NUMBER = "OMP_NUM_THREADS"
 """Variable of the environment with the number of threads of OpenMP, which torch reads, too."""
+OF_MKL = "MKL_NUM_THREADS"
+"""The same of a library of torch, which comes before the other where both are set."""
 
 
 def cores() -> int:
@@ -23,7 +25,8 @@ def cores() -> int:
 
 def use_threads(number: int) -> None:
     """Let this process use so many threads, here and in torch, even if torch is imported later."""
-    os.environ[NUMBER] = str(number)
+    for name in (NUMBER, OF_MKL):
+        os.environ[name] = str(number)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(number)
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import importlib, pkgutil, sys
 
@@ -87,7 +89,8 @@ assert threads_for(9) == 2
 """
 
 
-def test_threads_are_those_of_torch_before_and_after_it_is_imported():
-    told = {**os.environ, "OMP_NUM_THREADS": "3"}
+@pytest.mark.parametrize("of_mkl", [{}, {"MKL_NUM_THREADS": "1"}])
+def test_threads_are_those_of_torch_before_and_after_it_is_imported(of_mkl):
+    told = {**os.environ, "OMP_NUM_THREADS": "3", **of_mkl}
     done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, env=told)
     assert done.returncode == 0, done.stderr
