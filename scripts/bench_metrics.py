@@ -497,8 +497,8 @@ def mean_values(one: Callable[[Masks], Values], made: Scene, boxes: bool) -> Val
 
 
 def ours_calibration(probs: NDArray[np.float32], labels: NDArray[np.uint8]) -> Values:
-    voxels = Voxels(probs, labels)
-    tallies = voxels.tally(bins=BINS)
+    voxels = Voxels(probs, labels, bins=BINS)
+    tallies = voxels.tally()
     groups = voxels.equal_mass_groups(tallies, BINS, range(1, 1 + len(probs)))["all"]
     return {
         "ECE": tallies["all"].top.expected_error(),

@@ -347,10 +347,16 @@ class MassHistogram:
         """
         return _groups(*self._cumulative(), groups)
 
-    def cells_with_cuts(self, groups: int) -> NDArray[np.int64]:
-        """Indices of the cells that a cut between groups goes through."""
+    def cuts_by_cell(self, groups: int) -> dict[int, NDArray[np.int64]]:
+        """Cuts between groups that go through a cell, by its index.
+
+        Returns:
+            of every such cell, how many of its predictions are below each cut, ascending.
+        """
         index, share = self._cuts(groups)
-        return np.unique(index[share > 0])
+        through = share > 0
+        below = np.rint(share * self.statistics.count[index]).astype(np.int64)
+        return {int(i): below[through & (index == i)] for i in np.unique(index[through])}
 
     def error_bound(self, groups: int) -> float:
         """Largest possible difference to the exact expected error of the groups, at most 1.

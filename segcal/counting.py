@@ -18,10 +18,10 @@ are whole cells. Channel 0 is the top label, whose edge is not divided, channel 
 
 What is counted
 ---------------
-``packed`` is int64 ``(zones, 1 + K, F + 1, 2)``, contiguous. A zone is a set of voxels that lie in
-the same scopes, so every voxel is counted once per channel, however many scopes it is in. Looking
-up a cell takes most of the time. So the two words of a cell lie side by side, to be read together,
-and one channel is counted after the other, whose cells then stay in a fast cache::
+``packed`` of a channel is int64 ``(zones, F + 1, 2)``, contiguous. A zone is a set of voxels that
+lie in the same scopes, so every voxel is counted once per channel, however many scopes it is in.
+Looking up a cell takes most of the time. So the two words of a cell lie side by side, to be read
+together, and one channel is counted after the other, whose cells then stay in a fast cache::
 
     [..., PACKED_COUNTS]      n + 2^32 h, for n predictions of which h are right
     [..., PACKED_DISTANCES]   sum of round(2^40 v) - cell * floor(2^40 / F)
@@ -35,6 +35,7 @@ The sums are exact for this reason: a float32 of at least 2^-17 is an integer mu
 thus its distance is an integer, and integers may be added in any order, by any number of threads,
 and over cases. Smaller values, and float64, are rounded to the nearest 2^-40. The lower edge of a
 cell need not be its true edge, because any integer that the reader adds again gives the same sum.
+What was counted can also be taken away again exactly, with a `sign` of -1.
 
 ``extremes`` is float64 ``(zones, F + 1, 2)``, contiguous: the smallest confidence of the top labels
 of a cell, and the smallest of the negated confidences; infinity in an empty cell. Two pieces are
@@ -43,7 +44,10 @@ merged by taking the smaller number, entry by entry.
 ``sums`` is float64 ``(zones, 2)``, the negative log-likelihood in nats [NLL] and the squared errors
 [BRIER]. Floats do depend on the order of addition, so it is fixed: the voxels of a block one by
 one, the blocks of a piece in their order; every piece has ``sums`` of its own, which the caller
-adds in the order of the pieces, whichever thread did them.
+adds in the order of the pieces, whichever thread did them. A logarithm takes longer than all else
+that is done to a voxel, so the likelihoods of a block are multiplied, and the logarithm is taken of
+the product: at the end of the block, or before the product could get too small for full precision.
+The rounding of a block's product is below 2048 * 2^-53, about 2e-13 nats.
 
 How
 ---
@@ -72,8 +76,13 @@ from segcal.compiling import compiled
 UNITS = 2**40
 """Number of units in a confidence of 1."""
 NLL_FLOOR = 1e-12
+SMALL = 1e-280
+"""A product of likelihoods below this is replaced by its logarithm; times the floor it is still a
+normal number."""
 ROUNDING = 2.0**52
 """A number plus this, minus this, is the nearest integer (to the half where it is negative)."""
+NEAR_SHIFT = 10
+"""Bits of a float32 that :attr:`Sought.near` leaves out: its entries are four cells wide near 1."""
 BLOCK = 2048
 """Number of voxels whose intermediate results stay in the fastest cache."""
 
@@ -106,6 +115,11 @@ class Sought(NamedTuple):
     value to get its row in `table`."""
     end: NDArray[np.int64]
     """``(J,)``: where the space for each list ends."""
+    near: NDArray[np.uint8]
+    """1 where values of a cell may be; the index is the upper bits of a value, from NEAR_SHIFT on.
+    It is quicker to look up than a cell is to compute."""
+    few: bool
+    """Whether so few predictions are in the cells that `near` leaves out most."""
 
 
 class Found(NamedTuple):
@@ -145,14 +159,14 @@ def _units_above(value, cell, step):
 
 
 @njit(forceinline=True)
-def _add(packed, z, channel, cell, hit, distance):
-    """Add a prediction to a cell."""
-    packed[z, channel, cell, PACKED_COUNTS] += 1 + (np.int64(hit) << HIT_SHIFT)
-    packed[z, channel, cell, PACKED_DISTANCES] += distance
+def _add(packed, z, cell, hit, distance, sign):
+    """Add a prediction to a cell, or take it away."""
+    packed[z, cell, PACKED_COUNTS] += sign * (1 + (np.int64(hit) << HIT_SHIFT))
+    packed[z, cell, PACKED_DISTANCES] += sign * distance
 
 
 @compiled
-def count_class(p, y, zone, k, threshold, bins, packed):
+def count_class(p, y, zone, k, sign, threshold, bins, packed):
     """Add the probabilities of class k of a piece to `packed`, described at the top of this module.
 
     Args:
@@ -160,15 +174,16 @@ def count_class(p, y, zone, k, threshold, bins, packed):
         y: labels uint8 or int32 ``(n,)``; only used where the zone is not -1.
         zone: int8 ``(n,)``, -1 for voxels that do not count (their probabilities are checked).
         k: the class.
+        sign: 1 to add, or -1 to take away what was added.
         threshold: threshold of TACE.
         bins: M.
-        packed: int64 ``(zones, 1 + K, F + 1, 2)``.
+        packed: int64 ``(zones, F + 1, 2)``.
 
     Returns:
         COUNTED, or WRONG_VALUE where a value is no probability; `packed` is invalid then.
     """
     n = len(p)
-    above = packed.shape[2] - 1
+    above = packed.shape[1] - 1
     per, step = above // bins, UNITS // above
     edge, least = cell_of(threshold, bins, per), np.float32(threshold)
     cells, distance = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
@@ -186,7 +201,7 @@ def count_class(p, y, zone, k, threshold, bins, packed):
         for i in range(size):
             z = zone[first + i]
             if z >= 0:
-                _add(packed, z, 1 + k, cells[i], y[first + i] == k, distance[i])
+                _add(packed, z, cells[i], y[first + i] == k, np.int64(distance[i]), sign)
     return COUNTED
 
 
@@ -202,7 +217,7 @@ def count_top(p, y, zone, bins, packed, extremes, sums):
         y: labels uint8 or int32 ``(n,)``; only used where the zone is not -1.
         zone: int8 ``(n,)``, -1 for voxels that do not count.
         bins: M.
-        packed: int64 ``(zones, 1 + K, F + 1, 2)``.
+        packed: int64 ``(zones, F + 1, 2)``.
         extremes: float64 ``(zones, F + 1, 2)``.
         sums: float64 ``(zones, 2)``.
 
@@ -211,15 +226,15 @@ def count_top(p, y, zone, bins, packed, extremes, sums):
         class. What was added to is invalid then.
     """
     k, n = p.shape
-    fine = packed.shape[2] - 1
+    fine = packed.shape[1] - 1
     per, step = fine // bins, UNITS // fine
     value, best = np.empty(BLOCK, p.dtype), np.empty(BLOCK, np.int32)
     square = np.empty(BLOCK)
     cells, distance = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-    part = np.empty_like(sums)
+    part, product = np.empty_like(sums), np.ones(len(sums))
     for first in range(0, n, BLOCK):
         size = min(BLOCK, n - first)
-        _find_largest(p, first, size, TOP, value, best)
+        _find_largest(p, first, size, value, best)
         square[:size] = 0.0
         for c in range(k):
             for i in range(size):
@@ -242,13 +257,20 @@ def count_top(p, y, zone, bins, packed, extremes, sums):
             label = np.int64(y[first + i])
             if label < 0 or label >= k:
                 return WRONG_LABEL
-            _add(packed, z, TOP, cells[i], best[i] == label, distance[i])
+            _add(packed, z, cells[i], best[i] == label, np.int64(distance[i]), 1)
             ends = extremes[z, cells[i]]
             ends[0] = min(ends[0], np.float64(value[i]))
             ends[1] = min(ends[1], -np.float64(value[i]))
             own = np.float64(p[label, first + i])
-            part[z, NLL] -= np.log(max(own, NLL_FLOOR))
+            product[z] *= max(own, NLL_FLOOR)
+            if product[z] < SMALL:
+                part[z, NLL] -= np.log(product[z])
+                product[z] = 1.0
             part[z, BRIER] += square[i] - 2 * own + 1
+        for z in range(len(sums)):
+            if product[z] != 1.0:
+                part[z, NLL] -= np.log(product[z])
+                product[z] = 1.0
         sums += part
     return COUNTED
 
@@ -267,43 +289,54 @@ def count_values(p, y, zone, channel, threshold, bins, sought, found):
             contiguous.
         y: labels ``(n,)``, as for :func:`count_class`.
         zone: int8 ``(n,)``, -1 for voxels that do not count.
-        channel: channel of `packed`.
+        channel: 0 for the top label, 1 + k for class k.
         threshold: threshold of TACE; in the channel of a class, values not above it are left out.
         bins: M.
         sought: cells whose values are counted.
         found: where to add; its arrays have enough room.
     """
-    n = p.shape[1]
+    n, of_class = p.shape[1], channel != TOP
     above = len(sought.place) - 1
     per = above // bins
-    edge = cell_of(threshold, bins, per)
-    of_class = channel != TOP
-    least = np.float32(threshold if of_class else -np.inf)
-    value = np.empty(BLOCK, np.float32)
-    best = np.empty(BLOCK, np.int32)
-    cells = np.empty(BLOCK, np.int32)
-    chosen = np.empty(BLOCK + 1, np.int32)
-    place = sought.place
+    edge, least = cell_of(threshold, bins, per), np.float32(threshold if of_class else -np.inf)
+    value, cells = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.int32)
+    chosen, index = np.empty(BLOCK + 1, np.int32), np.empty(BLOCK + 1, np.int32)
+    pattern, near, place = value.view(np.int32), sought.near, sought.place
     for first in range(0, n, BLOCK):
         size = min(BLOCK, n - first)
-        _find_largest(p, first, size, channel, value, best)
         for i in range(size):
-            cell = cell_of(np.float64(value[i]), bins, per)
-            cells[i] = np.int32(above if of_class & (cell == edge) else cell)
-        number = 0
-        for i in range(size):  # each is written, and kept by counting it: no branch
-            chosen[number] = i
-            number += place[cells[i]] >= 0
-        _note(y, zone, first, chosen[:number], least, value, best, cells, sought, found)
+            value[i] = p[0, first + i]
+        for c in range(1, len(p)):
+            for i in range(size):
+                value[i] = max(value[i], p[c, first + i])
+        number = size
+        if sought.few:
+            number = 0
+            for i in range(size):  # each is written, and kept by counting it: no branch
+                chosen[number] = i
+                number += near[max(pattern[i], 0) >> NEAR_SHIFT]
+            for j in range(number):
+                value[j] = value[chosen[j]]  # j is at most chosen[j]
+        else:
+            for i in range(size):
+                chosen[i] = i
+        for j in range(number):  # vector instructions
+            cell = cell_of(np.float64(value[j]), bins, per)
+            cells[j] = np.int32(above if of_class & (cell == edge) else cell)
+        kept = 0
+        for j in range(number):
+            index[kept] = j
+            kept += place[cells[j]] >= 0
+        _note(p, y, zone, first, index[:kept], chosen, channel, least, value, cells, sought, found)
 
 
 @njit(forceinline=True)
-def _find_largest(p, first, size, channel, value, best):
+def _find_largest(p, first, size, value, best):
     """Write the largest probability, and its class, to `value` and `best`."""
     for i in range(size):
         value[i] = p[0, first + i]
-        best[i] = max(channel - 1, 0)
-    for c in range(1, len(p)):  # of one class, there are no more
+        best[i] = 0
+    for c in range(1, len(p)):
         for i in range(size):
             v = p[c, first + i]
             more = v > value[i]
@@ -312,25 +345,31 @@ def _find_largest(p, first, size, channel, value, best):
 
 
 @njit(forceinline=True)
-def _note(y, zone, first, chosen, least, value, best, cells, sought, found):
+def _note(p, y, zone, first, index, chosen, channel, least, value, cells, sought, found):
     """List or count the chosen predictions of a block; a list's end shows if it is too long."""
-    place, listed, begin, end = sought
+    place, listed, begin, end, _, _ = sought
     table, bits, marks, ends = found
     pattern = value.view(np.int32)
-    for i in chosen:
-        j = place[cells[i]]
-        z = zone[first + i]
-        if z < 0 or value[i] <= least:
+    for number in index:
+        i = first + chosen[number]
+        j, z = place[cells[number]], zone[i]
+        if z < 0 or value[number] <= least:
             continue
-        hit = y[first + i] == best[i]
+        label = np.int64(y[i])
+        if channel != TOP:
+            hit = label == channel - 1
+        else:  # the label is the first of the most likely classes
+            hit = p[label, i] == value[number]
+            for c in range(label if hit else 0):
+                hit &= p[c, i] < value[number]
         if listed[j]:
             at = ends[j]
             ends[j] = at + 1
             if at < end[j]:
-                bits[at] = pattern[i]
+                bits[at] = pattern[number]
                 marks[at] = 2 * z + hit
         else:
-            at = begin[j] + pattern[i]
+            at = begin[j] + pattern[number]
             table[z, at, PREDICTIONS] += 1
             table[z, at, HITS] += hit
 
@@ -342,6 +381,6 @@ def most_likely(p, found):
     value, best = np.empty(BLOCK, p.dtype), np.empty(BLOCK, np.int32)
     for first in range(0, n, BLOCK):
         size = min(BLOCK, n - first)
-        _find_largest(p, first, size, TOP, value, best)
+        _find_largest(p, first, size, value, best)
         for i in range(size):
             found[first + i] = best[i]

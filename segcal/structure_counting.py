@@ -43,7 +43,7 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
     """
     k, n = p.shape
     low, high = ends
-    first, second = np.empty(BLOCK), np.empty(BLOCK)
+    first, second = np.empty(BLOCK, p.dtype), np.empty(BLOCK, p.dtype)
     mask = np.empty(BLOCK, np.uint8)
     seen = np.empty(k, np.bool_)
     for start in range(0, n, BLOCK):
@@ -52,14 +52,14 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
         for c in range(k):
             found = False
             for i in range(size):
-                v = np.float64(p[c, start + i])
+                v = p[c, start + i]
                 second[i] = max(second[i], min(first[i], v))
                 first[i] = max(first[i], v)
                 found |= v != 0
             seen[c] = found
         least = np.inf
         for i in range(size):
-            least = min(least, first[i])
+            least = min(least, np.float64(first[i]))
         against_zero = regions or least <= tie
         for s in range(len(channels)):
             c, part = channels[s], sums[s]
@@ -91,7 +91,10 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
             surely, possibly, inside, outside = 0, 0, 0, 0
             for i in range(size):
                 v = np.float64(p[c, start + i])
-                rival = 1 - v if regions else (first[i] if v < first[i] else second[i])
+                strongest = np.float64(first[i])
+                rival = (
+                    1 - v if regions else (strongest if v < strongest else np.float64(second[i]))
+                )
                 open_ = abs(v - rival) <= tie
                 inside_mask = mask[i] != 0
                 surely += v > high

@@ -24,6 +24,11 @@ voxels they count in *pieces* of 2^17. So only a small part of the probabilities
 type that is compiled for) at any time, and float sums, which are kept per piece and added in the
 order of pieces, do not depend on the number of threads.
 
+A class can be counted as soon as its probabilities are there, while those of the next are still
+read from a file (:meth:`Voxels.count_class`). Scopes that depend on the probabilities, too, are
+widened afterwards (:meth:`Voxels.widen`): since counts and sums are integers, a voxel that gets
+into another zone is taken out of the cells of its old zone exactly, and added to the new one's.
+
 Groups of equal mass
 --------------------
 The cells are a histogram, whose groups are the groups of predictions moved by at most a cell's
@@ -59,6 +64,7 @@ from segcal.counting import (
     DISTANCES,
     HIT_SHIFT,
     HITS,
+    NEAR_SHIFT,
     NLL,
     PACKED_COUNTS,
     PACKED_DISTANCES,
@@ -92,6 +98,9 @@ ROUNDS = 2
 """Number of channels that a thread counts at least, so that threads end at about the same time."""
 REFINED = 2**22
 """Number of values that the second pass can tell apart; if there are more, all are sorted."""
+
+FEW = 0.05
+"""Share of the predictions below which a quick look leaves out those that the second pass skips."""
 
 Cells = NDArray[np.int64]
 Piece = tuple[NDArray[Any], NDArray[Any], NDArray[np.int8]]
@@ -288,19 +297,24 @@ class Voxels:
         scopes: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
         *,
         ignore_index: int | None = None,
+        bins: int = 15,
+        threshold: float = 1e-3,
     ) -> None:
         """Check and prepare; nothing of the size of the probabilities is copied.
 
         Args:
             probs: probabilities ``(K, *S)``, floating (array or tensor); a single channel is the
-                probability of label 1, and the rest is the probability of label 0.
+                probability of label 1, and the rest is the probability of label 0. Their values are
+                not read before they are counted.
             labels: integer ``(*S)``.
             scopes: masks bool ``(*S)`` by name, at most seven, as a mapping or as pairs; None as a
                 mask takes every voxel. None instead of the mapping means ``{"all": None}``.
             ignore_index: label to leave out.
+            bins: M.
+            threshold: probabilities up to this are left out of TACE.
 
         Raises:
-            ValueError: shapes or types that do not fit.
+            ValueError: shapes or types that do not fit; arguments out of range.
         """
         p, y = as_array(probs), as_array(labels)
         if p.dtype.kind != "f" or p.ndim < 2 or p.shape[1:] != y.shape or y.dtype.kind not in "iu":
@@ -312,6 +326,10 @@ class Voxels:
             raise ValueError(
                 f"labels: expected less than 2^31 voxels, got {y.size}; add the tallies of parts"
             )
+        if bins < 1 or not 0 <= threshold <= 1:
+            raise ValueError(
+                f"bins, threshold: expected at least 1 and 0 to 1, got {bins}, {threshold}"
+            )
         if scopes is None or isinstance(scopes, Mapping):
             scopes = (scopes or {"all": None}).items()
         self._scopes, member = _membership(scopes, y.shape)
@@ -322,67 +340,155 @@ class Voxels:
         self._num_classes = max(2, len(p))
         self._narrow = self._narrowed()
         self._ignore_index = ignore_index
+        self._bins, self._threshold = bins, threshold
+        self._packed: dict[int, Cells] = {}
 
-    def tally(self, *, bins: int = 15, threshold: float = 1e-3) -> dict[str, Tally]:
-        """Sums over each scope, in one pass.
+    @property
+    def _fine(self) -> int:
+        """F."""
+        return self._bins * -(-FINEST // self._bins)
 
-        Args:
-            bins: M.
-            threshold: probabilities up to this are left out of TACE.
+    def count_class(self, k: int) -> None:
+        """Count class k now, so that :meth:`tally` has less to do.
+
+        Its probabilities must be there; those of other classes may still be missing.
 
         Raises:
-            ValueError: values that are no probabilities or no labels; arguments out of range.
+            ValueError: values that are no probabilities.
         """
-        if bins < 1 or not 0 <= threshold <= 1:
-            raise ValueError(
-                f"bins, threshold: expected at least 1 and 0 to 1, got {bins}, {threshold}"
-            )
-        packed, extremes, total = self._counted(bins, threshold)
+        self._count([1 + k], [range(self._pieces)])
+
+    def widen(self, scope: str, mask: NDArray[Any]) -> None:
+        """Add voxels to a scope; those that are in it already stay in it.
+
+        Args:
+            scope: its name.
+            mask: bool or integer ``(*S)``, not 0 in the voxels that are added.
+        """
+        bit, more = 1 << self._scopes.index(scope), mask.reshape(-1)
+        for i in range(self._pieces):
+            part = slice(i * PIECE, (i + 1) * PIECE)
+            lacking = np.array([not member & bit for member in (*self._members, 0)])
+            moved = np.flatnonzero(more[part])
+            moved = moved[lacking[self._zone[part][moved]]]  # OUTSIDE is the last
+            if self._ignore_index is not None:
+                moved = moved[self._y[part][moved] != self._ignore_index]
+            if len(moved):
+                self._move(part.start + moved, bit)
+
+    def _move(self, where: NDArray[np.int64], bit: int) -> None:
+        """Let some voxels be in one scope more; they may come from several zones."""
+        y, before = self._narrow[where], self._zone[where]
+        after = before.copy()
+        for zone in distinct_labels(before).tolist():
+            after[before == zone] = self._zone_of(bit | (0 if zone < 0 else self._members[zone]))
+        self._zone[where] = after
+        for channel, packed in self._packed.items():
+            k = channel - 1
+            p = self._of_class(k, where)
+            for zone, sign in ((before, -1), (after, 1)):
+                count_class(p, y, zone, k, sign, self._threshold, self._bins, packed)
+
+    def _of_class(self, k: int, where: NDArray[np.int64]) -> NDArray[Any]:
+        """Probabilities of a class in some voxels, in a type that is compiled for."""
+        single = len(self._p) == 1
+        values = self._p[0 if single else k, where]
+        p = copy_floats(values, np.empty(len(values), _wide(values)))
+        return 1 - p if single and k == 0 else p
+
+    def _zone_of(self, member: int) -> int:
+        """Index of a zone, which is made if no voxel was in it yet."""
+        if member not in self._members:
+            self._members.append(member)
+            for channel, packed in self._packed.items():
+                none = np.zeros((1, *packed.shape[1:]), packed.dtype)
+                self._packed[channel] = np.concatenate([packed, none])
+        return self._members.index(member)
+
+    def tally(self) -> dict[str, Tally]:
+        """Sums over each scope, in one pass.
+
+        Raises:
+            ValueError: values that are no probabilities or no labels.
+        """
+        channels = [c for c in range(self._num_classes + 1) if c not in self._packed]
+        extremes, total = self._count(channels, self._shares(len(channels)))
+        inside = {name: self._inside(name) for name in self._scopes}
+        cells = self._unpacked(inside)
         found = {}
-        for name in self._scopes:
-            inside = self._inside(name)
-            cells, losses = _unpacked(packed, inside), total[inside].sum(0)
-            ends = extremes[inside].min(0, initial=np.inf)
+        for name, zones in inside.items():
+            ends, losses = extremes[zones].min(0, initial=np.inf), total[zones].sum(0)
             nll_sum, brier_sum = float(losses[NLL]), float(losses[BRIER])
-            found[name] = Tally(cells, ends, bins, threshold, nll_sum, brier_sum)
+            found[name] = Tally(cells[name], ends, self._bins, self._threshold, nll_sum, brier_sum)
         return found
 
-    def _counted(
-        self, bins: int, threshold: float
-    ) -> tuple[Cells, NDArray[np.float64], NDArray[np.float64]]:
-        """Cells, extremes and sums of every zone, as :mod:`segcal.counting` describes them.
+    def _shares(self, channels: int) -> list[range]:
+        """Pieces of each share of a channel.
 
         A thread counts one channel at a time, whose cells stay in a fast cache. Where there are
         more threads than channels, several share a channel, each with cells of its own; such cells
         may take a quarter of the memory of the probabilities.
         """
-        zones, channels = len(self._members), self._num_classes + 1
-        fine = bins * -(-FINEST // bins)
-        sums = np.zeros((self._pieces, zones, 2))
-        room = 8 * zones * channels * (fine + 1) * WORDS
+        room = 8 * len(self._members) * channels * (self._fine + 1) * WORDS
         most = 1 + self._p.nbytes // max(4 * room, 1)
-        sharing = max(1, min(-(-threads_for(self._pieces) * ROUNDS // channels), most))
-        packed = np.zeros((sharing, zones, channels, fine + 1, WORDS), np.int64)
-        extremes = np.full((sharing, zones, fine + 1, 2), np.inf)
+        wanted = -(-threads_for(self._pieces) * ROUNDS // channels)
+        sharing = max(1, min(wanted, most))
+        return [range(share, self._pieces, sharing) for share in range(sharing)]
 
-        def count(part: tuple[int, int]) -> int:
+    def _count(
+        self, channels: Sequence[int], shares: Sequence[range]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Count channels; extremes and sums of every zone are of the top label, if it is counted.
+
+        :mod:`segcal.counting` describes what is counted.
+        """
+        zones, above = len(self._members), self._fine
+        extremes = np.full((len(shares), zones, above + 1, 2), np.inf)
+        sums = np.zeros((self._pieces, zones, 2))
+
+        def count(part: tuple[int, int]) -> tuple[int, Cells]:
             channel, share = part
-            pieces, cells = range(share, self._pieces, sharing), packed[share]
+            packed = np.zeros((zones, above + 1, WORDS), np.int64)
+            pieces, bins = shares[share], self._bins
             for i, (p, y, zone) in zip(pieces, self._each(pieces, _classes(channel)), strict=True):
                 if channel == TOP:
-                    wrong = count_top(p, y, zone, bins, cells, extremes[share], sums[i])
+                    wrong = count_top(p, y, zone, bins, packed, extremes[share], sums[i])
                 else:
-                    wrong = count_class(p[0], y, zone, channel - 1, threshold, bins, cells)
+                    k = channel - 1
+                    wrong = count_class(p[0], y, zone, k, 1, self._threshold, bins, packed)
                 if wrong:
-                    return wrong
-            return COUNTED
+                    return int(wrong), packed
+            return COUNTED, packed
 
-        parts = list(itertools.product(range(channels), range(sharing)))
-        if wrong := sorted({*in_threads(count, parts)} - {COUNTED}):
+        parts = list(itertools.product(channels, range(len(shares))))
+        done = in_threads(count, parts)
+        if wrong := sorted({result for result, _ in done} - {COUNTED}):
             self._refuse(wrong[0])
-        for more in packed[1:]:
-            packed[0] += more
-        return packed[0], extremes.min(0), sums.sum(0)
+        for (channel, share), (_, packed) in zip(parts, done, strict=True):
+            if share:
+                self._packed[channel] += packed
+            else:
+                self._packed[channel] = packed
+        return extremes.min(0), sums.sum(0)
+
+    def _unpacked(self, inside: Mapping[str, Sequence[int]]) -> dict[str, Cells]:
+        """Cells of the tally of every scope, from those of its zones, which are given up.
+
+        Both may take as much memory as the probabilities, so no channel is kept in both forms.
+        """
+        shape = (self._num_classes + 1, self._fine + 1, SLOTS)
+        cells = {name: np.empty(shape, np.int64) for name in inside}
+        for channel in range(len(self._packed)):
+            packed = self._packed.pop(channel)
+            for name, zones in inside.items():
+                summed = np.zeros(packed.shape[1:], np.int64)
+                for zone in zones:
+                    summed += packed[zone]
+                counts, of_channel = summed[:, PACKED_COUNTS], cells[name][channel]
+                of_channel[:, PREDICTIONS] = counts & (2**HIT_SHIFT - 1)
+                of_channel[:, HITS] = counts >> HIT_SHIFT
+                of_channel[:, DISTANCES] = summed[:, PACKED_DISTANCES]
+        return cells
 
     def equal_mass_groups(
         self, tallies: Mapping[str, Tally], groups: int, channels: Iterable[int] | None = None
@@ -399,33 +505,40 @@ class Voxels:
         Raises:
             ValueError: tallies of other voxels, where that shows.
         """
-        found: dict[str, list[BinStatistics]] = {name: [] for name in tallies}
-        for channel in range(self._num_classes + 1) if channels is None else channels:
-            for name, one in self._groups_of(channel, tallies, groups):
-                found[name].append(one)
-        return found
+        chosen = list(range(self._num_classes + 1) if channels is None else channels)
+        threads = max(1, threads_for(self._pieces) // max(1, len(chosen)))  # of a channel
+        of_channels = in_threads(
+            lambda channel: self._groups_of(channel, tallies, groups, threads), chosen
+        )
+        return {name: [one[name] for one in of_channels] for name in tallies}
 
     def _groups_of(
-        self, channel: int, tallies: Mapping[str, Tally], groups: int
-    ) -> list[tuple[str, BinStatistics]]:
-        """Name of every scope, and its groups of equal mass of a channel."""
-        masses = {name: one.mass(channel) for name, one in tallies.items()}
-        cut = [
-            one.by_confidence(channel)[masses[name].cells_with_cuts(groups)]
-            for name, one in tallies.items()
-        ]
-        distinct = self._distinct(channel, np.unique(np.concatenate(cut)), tallies)
-        found = []
-        for name, one in tallies.items():
-            if distinct is None:
-                found.append((name, self._sorted(name, channel, one.threshold, groups)))
-                continue
-            refined = _replaced(
-                masses.pop(name), one.by_confidence(channel), distinct, self._inside(name)
+        self, channel: int, tallies: Mapping[str, Tally], groups: int, threads: int
+    ) -> dict[str, BinStatistics]:
+        """Groups of equal mass of a channel, by scope."""
+        cuts = {}
+        for name, one in tallies.items():  # a mass takes memory, so it is made twice
+            order, inside = one.by_confidence(channel), one.mass(channel).cuts_by_cell(groups)
+            cuts[name] = {int(order[index]): within for index, within in inside.items()}
+        cells = sorted({cell for of in cuts.values() for cell in of})
+        values = self._distinct(channel, np.array(cells, np.int64), tallies, threads)
+        if values is None:
+            return {
+                name: self._sorted(name, channel, one.threshold, groups)
+                for name, one in tallies.items()
+            }
+        entries: dict[str, dict[int, BinStatistics]] = {name: {} for name in tallies}
+        for cell, (confidence, of_zones) in zip(cells, values, strict=True):
+            for name, of in cuts.items():
+                if cell in of:
+                    counts = of_zones[self._inside(name)].sum(0, np.int64)
+                    entries[name][cell] = _around_cuts(confidence, counts, of[cell])
+        return {
+            name: _replaced(one.mass(channel), one.by_confidence(channel), entries[name]).groups(
+                groups
             )
-            found.append((name, refined.groups(groups)))
-            del refined  # before the next one is made
-        return found
+            for name, one in tallies.items()
+        }
 
     @property
     def _pieces(self) -> int:
@@ -453,9 +566,10 @@ class Voxels:
         return narrow
 
     def _inside(self, scope: str) -> list[int]:
-        """Zones of a scope."""
+        """Zones of a scope, in an order that does not depend on when they were made."""
         bit = 1 << self._scopes.index(scope)
-        return [z for z, member in enumerate(self._members) if member & bit]
+        inside = [z for z, member in enumerate(self._members) if member & bit]
+        return sorted(inside, key=self._members.__getitem__)
 
     def _refuse(self, wrong: int) -> None:
         if wrong == WRONG_LABEL:
@@ -468,9 +582,9 @@ class Voxels:
         )
 
     def _distinct(
-        self, channel: int, which: NDArray[np.int64], tallies: Mapping[str, Tally]
-    ) -> dict[int, Values] | None:
-        """Distinct values in some cells, and the number of each; None if there are too many."""
+        self, channel: int, which: NDArray[np.int64], tallies: Mapping[str, Tally], threads: int
+    ) -> Iterator[Values] | None:
+        """Distinct values in some cells, one after the other; None if there are too many."""
         some = next(iter(tallies.values()))
         most = sum(one.cells[channel, which, PREDICTIONS] for one in tallies.values())
         low, high = _bit_range(np.where(which == some.fine, some.edge, which), some.fine, some.bins)
@@ -483,7 +597,12 @@ class Voxels:
         place = np.full(some.fine + 1, -1, np.int32)
         place[which] = np.arange(len(which))
         begin = np.where(listed, lists[:-1], tables[:-1] - low)
-        sought = Sought(place, listed, begin, lists[1:])
+        near = np.zeros(1 << (31 - NEAR_SHIFT), np.uint8)  # of every float32 that is not negative
+        for first, last in zip(low >> NEAR_SHIFT, high >> NEAR_SHIFT, strict=True):
+            near[first : last + 1] = 1
+        all_of_it = sum(one.cells[channel, :, PREDICTIONS].sum() for one in tallies.values())
+        few = bool(most.sum() < FEW * all_of_it)
+        sought = Sought(place, listed, begin, lists[1:], near, few)
         classes = _classes(channel)
 
         def count(pieces: range) -> Found:
@@ -497,15 +616,15 @@ class Voxels:
                 count_values(*piece, channel, some.threshold, some.bins, sought, found)
             return found
 
-        done = _on_threads(count, self._pieces)
+        done = _on_threads(count, self._pieces, threads)
         if any((found.ends > sought.end)[listed].any() for found in done):
             raise ValueError("tallies: expected all that tally() returned of these voxels")
-        return {
-            cell: _of_lists(done, j, begin[j], zones)
+        return (
+            _of_lists(done, j, begin[j], zones)
             if listed[j]
             else _of_tables(done, slice(tables[j], tables[j + 1]), low[j])
-            for j, cell in enumerate(which.tolist())
-        }
+            for j in range(len(which))
+        )
 
     def _sorted(self, scope: str, channel: int, threshold: float, groups: int) -> BinStatistics:
         """Groups of equal mass by copying and sorting the channel."""
@@ -569,20 +688,6 @@ def _zones(member: NDArray[np.uint8]) -> tuple[list[int], NDArray[np.int8]]:
     return members, member.view(np.int8)
 
 
-def _unpacked(packed: Cells, inside: Sequence[int]) -> Cells:
-    """Cells of a tally from those of :mod:`segcal.counting`, of some zones."""
-    cells = np.empty((*packed.shape[1:-1], SLOTS), np.int64)
-    for channel, of_channel in enumerate(cells):  # all may be as large as the probabilities
-        summed = np.zeros(packed.shape[2:], np.int64)
-        for zone in inside:
-            summed += packed[zone, channel]
-        counts = summed[:, PACKED_COUNTS]
-        of_channel[:, PREDICTIONS] = counts & (2**HIT_SHIFT - 1)
-        of_channel[:, HITS] = counts >> HIT_SHIFT
-        of_channel[:, DISTANCES] = summed[:, PACKED_DISTANCES]
-    return cells
-
-
 def _of_lists(done: Sequence[Found], j: int, begin: int, zones: int) -> Values:
     """Distinct values of cell j, which was listed from `begin` on by every thread."""
     lists = [slice(begin, found.ends[j]) for found in done]
@@ -633,7 +738,7 @@ def _widened(p: NDArray[Any], pieces: range) -> Iterator[NDArray[Any]]:
     Each takes the place of the one before it in memory: with many classes, fresh memory would take
     longer than what is written there, as would float16 that NumPy reads.
     """
-    wide = np.float64 if p.dtype.itemsize > 4 else np.float32
+    wide = _wide(p)
     room = np.empty(len(p) * PIECE, wide)
     for i in pieces:
         part = p[:, i * PIECE : (i + 1) * PIECE]
@@ -642,6 +747,11 @@ def _widened(p: NDArray[Any], pieces: range) -> Iterator[NDArray[Any]]:
             continue
         piece = room[: part.size].reshape(part.shape)
         yield copy_floats(part, piece)
+
+
+def _wide(p: NDArray[Any]) -> type[np.floating[Any]]:
+    """Type with fast arithmetic that holds the values of an array."""
+    return np.float64 if p.dtype.itemsize > 4 else np.float32
 
 
 def _on_threads(
@@ -674,25 +784,46 @@ def _bit_range(
     return np.maximum(low, 0), high
 
 
+def _around_cuts(
+    confidence: NDArray[np.float64], counts: NDArray[np.int64], cuts: NDArray[np.int64]
+) -> BinStatistics:
+    """Statistics of the values of a cell that hold a cut, and of all others between two of them.
+
+    Args:
+        confidence: distinct values, ascending ``(n,)``.
+        counts: PREDICTIONS and HITS of each ``(n, 2)``.
+        cuts: numbers of predictions of the cell below each cut.
+    """
+    count, hits = counts[:, PREDICTIONS], counts[:, HITS]
+    holding = np.searchsorted(np.cumsum(count), cuts)
+    starts = np.unique(np.concatenate([[0], holding, holding + 1]))
+    starts = starts[starts < len(count)]
+    return BinStatistics(*(np.add.reduceat(x, starts) for x in (count, count * confidence, hits)))
+
+
 def _replaced(
-    mass: MassHistogram, order: NDArray[np.int64], distinct: Mapping[int, Values], zones: list[int]
+    mass: MassHistogram, order: NDArray[np.int64], entries: Mapping[int, BinStatistics]
 ) -> MassHistogram:
-    """A histogram whose cells with a cut are replaced by their distinct values in some zones.
+    """A histogram some of whose cells are replaced by several entries.
 
     `order` is that of :meth:`Tally.by_confidence`: its first index, then consecutive ones up to its
     last, so that a cell's place in it follows from the end.
     """
-    old = (mass.statistics.count, mass.statistics.confidence_sum, mass.statistics.hit_sum)
-    parts: list[tuple[NDArray[Any], ...]] = []
-    before = 0
-    place = {c: 0 if c == order[0] else c - int(order[-1]) + len(order) - 1 for c in distinct}
+    old, parts, before = mass.statistics, [], 0
+    place = {c: 0 if c == order[0] else c - int(order[-1]) + len(order) - 1 for c in entries}
     for cell, here in sorted(place.items(), key=lambda item: item[1]):
-        values, of_zones = distinct[cell]
-        counts = of_zones[zones].sum(0, np.int64)
-        count = counts[:, PREDICTIONS]
-        parts.append(tuple(x[before:here] for x in old))
-        parts.append((count, count * values, counts[:, HITS]))
+        parts += [_between(old, before, here), entries[cell]]
         before = here + 1
-    parts.append(tuple(x[before:] for x in old))
-    refined = BinStatistics(*(np.concatenate(p) for p in zip(*parts, strict=True)))
+    parts.append(_between(old, before, len(order)))
+    refined = BinStatistics(
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("count", "confidence_sum", "hit_sum")
+        )
+    )
     return MassHistogram(refined, np.zeros(len(refined.count)))
+
+
+def _between(of: BinStatistics, start: int, stop: int) -> BinStatistics:
+    chosen = slice(start, stop)
+    return BinStatistics(of.count[chosen], of.confidence_sum[chosen], of.hit_sum[chosen])

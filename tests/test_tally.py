@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import math
 import operator
 import tracemalloc
 from fractions import Fraction
@@ -50,7 +51,7 @@ from tests.oracles import calibration as oracle
 
 def tally(p, y, **options):
     """Of every voxel of (K, n)."""
-    return Voxels(p, y).tally(**options)["all"]
+    return Voxels(p, y, **options).tally()["all"]
 
 
 def numbers(tally, groups, exact=None):
@@ -122,8 +123,15 @@ def test_equals_the_metrics(dtype, scale, bins, threshold):
     p[:, 200:300] = 0.25  # ties
     fg, half = y != 0, np.arange(3000) % 2 == 0
     labels = np.where(np.arange(3000) % 7 == 0, 9, y)
-    voxels = Voxels(p, labels, {"fg": fg, "half": half, "all": None}, ignore_index=9)
-    tallies = voxels.tally(bins=bins, threshold=threshold)
+    voxels = Voxels(
+        p,
+        labels,
+        {"fg": fg, "half": half, "all": None},
+        ignore_index=9,
+        bins=bins,
+        threshold=threshold,
+    )
+    tallies = voxels.tally()
     groups = voxels.equal_mass_groups(tallies, bins)
     for scope, mask in (("fg", fg), ("half", half), ("all", np.ones_like(fg))):
         wanted = expected(p, labels, bins, threshold, mask=mask, ignore_index=9)
@@ -146,8 +154,8 @@ def test_equals_the_metrics(dtype, scale, bins, threshold):
 def test_groups_are_exact_and_the_bound_of_the_histogram_holds(values, groups, seed):
     p = np.array(values, np.float32)[None]
     hits = np.random.default_rng(seed).random(len(values)) < 0.5
-    voxels = Voxels(p, hits.astype(int))
-    tallies = voxels.tally(threshold=0.0)
+    voxels = Voxels(p, hits.astype(int), threshold=0.0)
+    tallies = voxels.tally()
     _, _, of_one = voxels.equal_mass_groups(tallies, groups)["all"]
     kept = torch.from_numpy(p[0] > 0)
     exact = equal_mass_statistics(
@@ -505,7 +513,7 @@ def test_refuses(p, y, options, message):
     if message is None:
         for wrong in ({"bins": 0}, {"threshold": 1.5}):
             with pytest.raises(ValueError, match="bins, threshold"):
-                Voxels(p, y).tally(**wrong)
+                Voxels(p, y, **wrong)
         return
     with pytest.raises(ValueError, match=message):
         Voxels(p, y, options or None).tally()
@@ -553,6 +561,73 @@ def test_as_many_zones_as_there_can_be():
         agree(found, wanted)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("k", "early"), [(1, (1,)), (1, (0,)), (2, ()), (4, (2, 0)), (4, range(4))]
+)
+def test_classes_counted_early_and_scopes_widened_later(dtype, k, early, monkeypatch):
+    """Voxels leave their zones, also for zones that nobody was in, and the sums are the same."""
+    monkeypatch.setattr("segcal.tally.PIECE", 500)
+    p, y = probabilities(max(k, 2), 4000, dtype=dtype)
+    p, labels = p[-k:], np.where(np.arange(4000) % 9 == 0, 7, y)
+    rng = np.random.default_rng(k)
+    some, more, last = (rng.random(4000) < share for share in (0.1, 0.3, 0.6))
+    few = np.arange(4000) < 600
+    final = {"some": some | more | last, "few": few, "none": some & last}
+    at_once = Voxels(p, labels, final, ignore_index=7)
+    wanted = at_once.tally()
+    later = Voxels(p, labels, {"some": some, "few": few, "none": few & ~few}, ignore_index=7)
+    for i, c in enumerate(early):
+        later.count_class(c)
+        if i == 0:
+            later.widen("some", more)
+    later.widen("some", more | last)
+    later.widen("none", some & last)
+    found = later.tally()
+    groups, same = (v.equal_mass_groups(of, 15) for v, of in ((later, found), (at_once, wanted)))
+    for scope, one in wanted.items():
+        assert (found[scope].cells == one.cells).all()
+        assert (found[scope].extremes == one.extremes).all()
+        assert (found[scope].nll_sum, found[scope].brier_sum) == (one.nll_sum, one.brier_sum)
+        for a, b in zip(groups[scope], same[scope], strict=True):
+            assert (a.confidence_sum == b.confidence_sum).all()
+            assert (a.hit_sum == b.hit_sum).all()
+
+
+def test_a_wrong_value_is_refused_early_too():
+    p, y = probabilities(3, 50, dtype=np.float32)
+    p[1, 7] = np.nan
+    voxels = Voxels(p, y)
+    voxels.count_class(0)
+    with pytest.raises(ValueError, match="softmax"):
+        voxels.count_class(1)
+
+
+@pytest.mark.parametrize("spread", [1e-4, 1.0])
+def test_the_second_pass_looks_at_many_and_at_few(spread):
+    """Where confidences lie close together, many are in the cells that a cut goes through."""
+    rng = np.random.default_rng(0)
+    p = (1 - spread * rng.random(200_000) / 2).astype(np.float32)
+    y = (rng.random(len(p)) > p).astype(int)
+    both = np.stack([p, 1 - p])
+    voxels = Voxels(both, y)
+    groups = voxels.equal_mass_groups(voxels.tally(), 15)["all"]
+    exact = equal_mass_statistics(torch.from_numpy(p).double(), torch.from_numpy(y == 0), 15)
+    for of in groups[:2]:  # the top label is class 0
+        close(of.confidence_sum, exact.confidence_sum, rtol=1e-12)
+        close(of.hit_sum, exact.hit_sum, atol=1e-6)
+
+
+@pytest.mark.parametrize("least", [0.0, 1e-30, 1e-5, 0.99])
+def test_the_likelihood_is_the_sum_of_the_logarithms(least):
+    """Products of many likelihoods stay within the range of normal numbers."""
+    rng = np.random.default_rng(0)
+    own = np.where(rng.random(30_000) < 0.5, least, 1 - 1e-9 * rng.random(30_000))
+    p, y = np.stack([own, 1 - own]), np.zeros(30_000, int)
+    exact = -math.fsum(math.log(max(value, 1e-12)) for value in own)
+    close(tally(p, y).nll_sum, exact, rtol=1e-12)
+
+
 def test_labels_of_wide_types():
     p, _ = probabilities(3, 3, dtype=np.float32)
     for wrong in (2**32 + 1, -(2**32), 3):
@@ -578,14 +653,14 @@ def test_cells_of_many_classes_are_shared_by_the_threads():
             torch.set_num_threads(threads)
             voxels = Voxels(p, y)
             tracemalloc.start()
-            found.append(voxels._counted(15, 1e-3))
+            found.append(voxels.tally()["all"])
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
     finally:
         torch.set_num_threads(before)
     assert peaks[1] < 1.5 * peaks[0]
-    for one, other in zip(*found, strict=True):
-        assert (one == other).all()
+    assert (found[0].cells == found[1].cells).all()
+    assert found[0].nll_sum == found[1].nll_sum
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 254, 255, 256])

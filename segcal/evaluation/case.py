@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,8 @@ from segcal.tally import Tally, Voxels, predicted_classes
 
 OF_A_REGION = "cece"
 """First letters of the calibration errors that are reported for every region, too."""
+Scopes = Mapping[str, NDArray[np.bool_] | None] | Iterable[tuple[str, NDArray[np.bool_] | None]]
+"""Masks by name; None is every voxel."""
 IGNORED = 255
 """Stands for the ignore label among the 0 and 1 of a region."""
 
@@ -67,6 +68,7 @@ def evaluate_case(
     roi: NDArray[np.bool_] | None = None,
     raters: Sequence[NDArray[Any]] = (),
     most_likely: NDArray[Any] | None = None,
+    counted: Callable[[], Voxels | None] = lambda: None,
     settings: EvaluationSettings | None = None,
 ) -> CaseResult:
     """Evaluate a label map, and the probabilities behind it if there are any.
@@ -84,6 +86,7 @@ def evaluate_case(
         raters: label maps of several raters, whose majority is `reference`; calibration is
             against all of them.
         most_likely: most likely class of every voxel ``(*S)``, where it is known; None finds it.
+        counted: see :func:`evaluate_probabilities`.
         settings: bins, thresholds and scopes; None uses the defaults.
 
     Raises:
@@ -107,7 +110,7 @@ def evaluate_case(
     found = evaluate_probabilities(
         probabilities, reference, structures=structures, regions=regions,
         ignore_index=ignore_index, roi=roi, raters=raters, most_likely=most_likely,
-        settings=settings,
+        counted=counted, settings=settings,
     )  # fmt: skip
     return CaseResult({**row, **found.row}, found.calibration)
 
@@ -156,6 +159,7 @@ def evaluate_probabilities(
     roi: NDArray[np.bool_] | None = None,
     raters: Sequence[NDArray[Any]] = (),
     most_likely: NDArray[Any] | None = None,
+    counted: Callable[[], Voxels | None] = lambda: None,
     settings: EvaluationSettings,
 ) -> CaseResult:
     """Calibration of the probabilities of a case.
@@ -169,6 +173,8 @@ def evaluate_probabilities(
         roi: voxels of the scope ``roi``.
         raters: label maps of several raters, whose majority is `reference`.
         most_likely: most likely class of every voxel ``(*S)``, where it is known; None finds it.
+        counted: gives these voxels in their :func:`labelled_scopes`, from :func:`prepare_voxels`,
+            if some of their classes have been counted already, or else None.
         settings: bins, thresholds and scopes.
 
     Raises:
@@ -177,21 +183,53 @@ def evaluate_probabilities(
     labelled = np.maximum.reduce(raters) if raters else reference
     if raters and ignore_index is not None:
         labelled = np.where(reference == ignore_index, ignore_index, labelled)
-    masks = partial(
-        _scopes, labelled, probabilities, regions, ignore_index, roi, settings, most_likely
-    )
-    every = raters or (reference,)
-    if regions:
-        valid = None if ignore_index is None else reference != ignore_index
-        return _region_calibration(probabilities, every, structures, dict(masks()), valid, settings)
-    if not raters:  # masks one at a time
-        voxels = Voxels(probabilities, reference, masks(), ignore_index=ignore_index)
+    scopes = labelled_scopes(labelled, ignore_index, settings, roi)
+    wider = _wider_scopes(
+        labelled, ignore_index, probabilities, regions, most_likely, settings
+    )  # fmt: skip
+    if not raters and not regions:  # masks one at a time
+        if (voxels := counted()) is None:
+            voxels = prepare_voxels(probabilities, reference, scopes, ignore_index, settings)
+        for scope, mask in wider:
+            voxels.widen(scope, mask)
+            del mask  # it may have the size of the image
         return _calibration(voxels, settings)
-    return _calibration_of_raters(probabilities, raters, dict(masks()), ignore_index, settings)
+    masks = dict(scopes)
+    for scope, mask in wider:
+        of_labels = masks[scope]
+        masks[scope] = None if of_labels is None else of_labels | (mask != 0)
+    if regions:
+        every, valid = raters or (reference,), None
+        if ignore_index is not None:
+            valid = reference != ignore_index
+        return _region_calibration(probabilities, every, structures, masks, valid, settings)
+    return _calibration_of_raters(probabilities, raters, masks, ignore_index, settings)
+
+
+def prepare_voxels(
+    probabilities: NDArray[Any],
+    reference: NDArray[Any],
+    scopes: Scopes,
+    ignore_index: int | None,
+    settings: EvaluationSettings,
+) -> Voxels:
+    """Voxels of a case, ready to be counted; the values of the probabilities may still be missing.
+
+    Args:
+        probabilities: ``(K, *S)``.
+        reference: integer ``(*S)``.
+        scopes: masks by name, such as :func:`labelled_scopes` gives.
+        ignore_index: reference label that is left out of everything.
+        settings: bins and threshold.
+    """
+    return Voxels(
+        probabilities, reference, scopes, ignore_index=ignore_index, bins=settings.bins,
+        threshold=settings.tace_threshold,
+    )  # fmt: skip
 
 
 def _calibration(voxels: Voxels, settings: EvaluationSettings) -> CaseResult:
-    tallies = voxels.tally(bins=settings.bins, threshold=settings.tace_threshold)
+    tallies = voxels.tally()
     groups = voxels.equal_mass_groups(tallies, settings.bins)
     return CaseResult(_errors(tallies, settings, groups), tallies)
 
@@ -205,10 +243,7 @@ def _calibration_of_raters(
 ) -> CaseResult:
     """Calibration against all raters; the sums over raters equal sums against their shares."""
     each = [
-        Voxels(probabilities, one, scopes, ignore_index=ignore_index).tally(
-            bins=settings.bins, threshold=settings.tace_threshold
-        )
-        for one in raters
+        prepare_voxels(probabilities, one, scopes, ignore_index, settings).tally() for one in raters
     ]
     total = {scope: sum((of[scope] for of in each[1:]), each[0][scope]) for scope in scopes}
     row = _errors(total, settings)
@@ -260,7 +295,7 @@ def _region_calibration(
         if len(inside) > 1:
             found[one.name] = _calibration_of_raters(p, inside, scopes, ignored, settings)
         else:
-            voxels = Voxels(p, inside[0], scopes, ignore_index=ignored)
+            voxels = prepare_voxels(p, inside[0], scopes, ignored, settings)
             found[one.name] = _calibration(voxels, settings)
     rows = {name: result.row for name, result in found.items()}
     row = {
@@ -331,51 +366,64 @@ def _around(boxes: list[Box], shape: tuple[int, ...]) -> Box:
     )
 
 
-def _scopes(
+def labelled_scopes(
     reference: NDArray[Any],
-    probabilities: NDArray[Any],
-    regions: bool,
     ignore_index: int | None,
-    roi: NDArray[np.bool_] | None,
     settings: EvaluationSettings,
-    most_likely: NDArray[Any] | None,
+    roi: NDArray[np.bool_] | None = None,
 ) -> Iterator[tuple[str, NDArray[np.bool_] | None]]:
-    """Name and mask of each of the chosen scopes, one at a time; None is every voxel."""
-    foreground = reference != 0
-    if ignore_index is not None:
-        foreground &= reference != ignore_index
+    """Name and mask of each of the chosen scopes, one at a time; None is every voxel.
+
+    Of the scopes that need probabilities, too, this is the part that the labels define.
+    """
+    foreground = _foreground(reference, ignore_index)
     for key, scope in zip(settings.scopes, settings.chosen, strict=True):
-        if scope == "fg":
-            yield key, foreground
-        elif scope == "union":
-            yield key, _with_predicted(foreground, probabilities, regions, most_likely)
+        if scope == "all":
+            yield key, None
         elif scope == "dilated":
             yield key, _near(foreground, settings.dilation)
-        elif scope == "crop":
-            yield key, _crop(foreground, probabilities, regions)
         elif scope == "roi":
             if roi is None:
                 raise ValueError("scope roi: no mask was given")
             yield key, roi
         else:
-            yield key, None
+            yield key, foreground
 
 
-def _with_predicted(
-    foreground: NDArray[np.bool_],
+def _foreground(reference: NDArray[Any], ignore_index: int | None) -> NDArray[np.bool_]:
+    """Labelled foreground."""
+    foreground = reference != 0
+    if ignore_index is not None:
+        foreground &= reference != ignore_index
+    return foreground
+
+
+def _wider_scopes(
+    reference: NDArray[Any],
+    ignore_index: int | None,
     probabilities: NDArray[Any],
     regions: bool,
     most_likely: NDArray[Any] | None,
-) -> NDArray[np.bool_]:
-    """Labelled or predicted foreground."""
-    if regions:
-        union = foreground.copy()
-        for channel in probabilities:
-            union |= channel > 0.5
-        return union
-    union = (predicted_classes(probabilities) if most_likely is None else most_likely) != 0
-    union |= foreground
-    return union
+    settings: EvaluationSettings,
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Voxels by which the probabilities widen scopes (where it is not 0), one scope at a time."""
+    for key, scope in zip(settings.scopes, settings.chosen, strict=True):
+        if scope == "union":
+            yield key, _predicted(probabilities, regions, most_likely)
+        elif scope == "crop":
+            yield key, _crop(_foreground(reference, ignore_index), probabilities, regions)
+
+
+def _predicted(
+    probabilities: NDArray[Any], regions: bool, most_likely: NDArray[Any] | None
+) -> NDArray[Any]:
+    """Predicted foreground, where it is not 0."""
+    if not regions:
+        return predicted_classes(probabilities) if most_likely is None else most_likely
+    predicted = np.zeros(probabilities.shape[1:], bool)
+    for channel in probabilities:
+        predicted |= channel > 0.5
+    return predicted
 
 
 def _crop(

@@ -12,6 +12,7 @@ import pandas as pd
 from segcal.binning import BinStatistics
 from segcal.evaluation.case import CaseResult, evaluate_case
 from segcal.evaluation.confidence import confidence_row
+from segcal.evaluation.early import EarlyCounts
 from segcal.evaluation.engine import run
 from segcal.evaluation.raters import rater_row
 from segcal.evaluation.reading import CaseArrays, read_case
@@ -231,24 +232,27 @@ def evaluate_files(
     Raises:
         ValueError: names the file and what is wrong with it.
     """
-    arrays = read_case(
-        case, label_set, tolerance=settings.tolerance, reader=reader,
-        threshold=settings.threshold, note=note,
-    )  # fmt: skip
-    geometry = arrays.reference.geometry
-    result = evaluate_case(
-        arrays.prediction,
-        arrays.reference.array,
-        spacing_mm=geometry.spacing_mm,
-        structures=arrays.structures,
-        probabilities=arrays.probabilities,
-        regions=arrays.regions,
-        ignore_index=arrays.ignore_index,
-        roi=arrays.roi,
-        raters=arrays.raters,
-        most_likely=arrays.most_likely,
-        settings=settings,
-    )
+    with EarlyCounts(settings) as early:
+        arrays = read_case(
+            case, label_set, tolerance=settings.tolerance, reader=reader,
+            threshold=settings.threshold, arrived=early.arrived if early.possible else None,
+            note=note,
+        )  # fmt: skip
+        geometry = arrays.reference.geometry
+        result = evaluate_case(
+            arrays.prediction,
+            arrays.reference.array,
+            spacing_mm=geometry.spacing_mm,
+            structures=arrays.structures,
+            probabilities=arrays.probabilities,
+            regions=arrays.regions,
+            ignore_index=arrays.ignore_index,
+            roi=arrays.roi,
+            raters=arrays.raters,
+            most_likely=arrays.most_likely,
+            counted=partial(early.voxels, arrays.probabilities),
+            settings=settings,
+        )
     row = {f"spacing_{a}_mm": s for a, s in zip("zyx", geometry.spacing_mm, strict=True)}
     row.update(result.row)
     if arrays.probabilities is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from segcal.metrics.rater_agreement import majority
 from segcal.posthoc.decision import decide_argmax, regions_to_labels
 
 Note = Callable[[str], None]
+Arrived = Callable[[NDArray[Any], int | None, NDArray[Any], int], None]
 WHITE = 255
 """Value of the foreground in a mask that was written as an image."""
 
@@ -77,6 +79,7 @@ def read_case(
     tolerance: float,
     reader: str | None = None,
     threshold: float | None = None,
+    arrived: Arrived | None = None,
     note: Note = lambda text: None,
 ) -> CaseArrays:
     """Read one case.
@@ -93,6 +96,10 @@ def read_case(
         threshold: a structure (foreground or a region) is where its probability is above this
             value, even if a label map lies beside the probabilities. None uses that label map, or
             the most likely classes.
+        arrived: called with the reference, its ignore label, the probabilities while they are
+            being read, and the number of classes that are there; see
+            :func:`segcal.io.probabilities.read_probabilities`. Not called for regions, nor where
+            several raters make the reference.
         note: called with a sentence on anything unusual, and how it was read.
 
     Raises:
@@ -104,7 +111,12 @@ def read_case(
     ignore_index = None if label_set is None else label_set.ignore_index
     regions = label_set is not None and bool(label_set.regions)
     at = reference.geometry
-    prediction, probabilities = _read_prediction(case, at, label_set, tolerance, reader, note)
+    of_classes = None
+    if arrived is not None and not regions and not case.raters:
+        of_classes = partial(arrived, reference.array, ignore_index)
+    prediction, probabilities = _read_prediction(
+        case, at, label_set, tolerance, reader, note, of_classes
+    )
     decided = not regions and case.label_map is None and probabilities is not None
     if threshold is not None:
         decided, prediction = False, _above(case.prediction, probabilities, threshold, label_set)
@@ -263,6 +275,7 @@ def _read_prediction(
     tolerance: float,
     reader: str | None,
     note: Note,
+    arrived: Callable[[NDArray[Any], int], None] | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Label map of a prediction, and its probabilities if it has some."""
     regions = label_set is not None and bool(label_set.regions)
@@ -279,6 +292,7 @@ def _read_prediction(
             regions=regions,
             reader=reader,
             tolerance=tolerance,
+            arrived=arrived,
             note=note,
         )
     else:

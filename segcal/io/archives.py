@@ -52,10 +52,25 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def unpack_fast(member: IO[bytes]) -> None:
-    """Let ISA-L unpack an open member from which nothing has been read yet.
+    """Let ISA-L unpack an open member from which nothing has been read yet, and check its sum.
 
-    zipfile still checks its length and checksum.
+    zipfile still checks its length.
     """
     deflated = getattr(member, "_compress_type", None) == zipfile.ZIP_DEFLATED
-    if isal_zlib is not None and deflated and hasattr(member, "_decompressor"):
-        member._decompressor = isal_zlib.decompressobj(RAW)
+    if isal_zlib is None or not deflated or not hasattr(member, "_decompressor"):
+        return
+    member._decompressor = isal_zlib.decompressobj(RAW)
+    if getattr(member, "_expected_crc", None) is not None and hasattr(member, "_update_crc"):
+        member._update_crc = _Checksum(member)
+
+
+class _Checksum:
+    """Takes the place of zipfile's check of a member, whose CRC-32 takes a tenth of the time."""
+
+    def __init__(self, member: Any) -> None:
+        self._member, self._expected, self._found = member, member._expected_crc, 0
+
+    def __call__(self, read: bytes) -> None:
+        self._found = isal_zlib.crc32(read, self._found)
+        if self._member._eof and self._found != self._expected:
+            raise zipfile.BadZipFile(f"Bad CRC-32 for file {self._member.name!r}")

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -137,10 +137,17 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
+def read_exactly(
+    file: IO[bytes], size: int, arrived: Callable[[NDArray[np.uint8], int], None] | None = None
+) -> NDArray[np.uint8]:
     """Read `size` bytes into one array in small chunks, so that no second copy is held.
 
     Memory is used only as bytes arrive, so a false size in a header costs nothing.
+
+    Args:
+        file: file to read from.
+        size: number of bytes.
+        arrived: called again and again with the array, and how many of its bytes are there.
 
     Raises:
         EOFError: the file ends earlier.
@@ -158,6 +165,8 @@ def read_exactly(file: IO[bytes], size: int) -> NDArray[np.uint8]:
                 coming = reader.submit(file.read, min(BULK, size - ahead))
             content[filled:ahead] = np.frombuffer(chunk, np.uint8)
             filled = ahead
+            if arrived is not None:
+                arrived(content, filled)
     return content
 
 

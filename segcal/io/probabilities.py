@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from segcal.arrays import (
     MANY,
@@ -47,6 +48,8 @@ FEW = 16
 """Most distinct values near 0 and 1 that a scaled label map may have."""
 LOGITS_KEY = "logits"
 """Name of the array of logits in an ``.npz``."""
+Arrived = Callable[[Array, int], None]
+"""Takes ``(K, z, y, x)`` while it is being read, and the number of channels that are there."""
 DAMAGE: tuple[type[Exception], ...] = (
     OSError, EOFError, MemoryError, RuntimeError, UnicodeDecodeError,
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, *DAMAGED_STREAM,
@@ -62,6 +65,7 @@ def read_probabilities(
     regions: bool = False,
     reader: str | None = None,
     tolerance: float = 1e-2,
+    arrived: Arrived | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Array:
     """Read an nnU-Net ``.npz`` or a 4-D volume of class probabilities.
@@ -80,6 +84,9 @@ def read_probabilities(
         reader: nnU-Net's reader, as its plans name it. A ``*WithReorient`` reader stores the
             ``.npz`` in RAS orientation. None means a reader that leaves images as they are.
         tolerance: how far, in voxels, the geometry may deviate from the reference.
+        arrived: called with the result while it is still being read, and with how many channels
+            are there, when another one is; nothing has been checked then. Not called where the
+            result is not what is stored.
         note: called with a sentence on anything unusual, and how it was read.
 
     Returns:
@@ -91,7 +98,7 @@ def read_probabilities(
             not sum to one.
     """
     if is_array(path):
-        array = _read_npz(path, geometry, num_classes, regions, reader, note)
+        array = _read_npz(path, geometry, num_classes, regions, reader, note, arrived)
     else:
         check_place(path, geometry, tolerance)
         volume = read_volume(path)
@@ -368,6 +375,25 @@ class _Stored:
         """Number of bytes of the values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def shaped(self, content: NDArray[np.uint8]) -> Array:
+        """The array that the bytes are."""
+        return content.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
+
+    def by_channel(self, arrived: Arrived) -> Callable[[NDArray[np.uint8], int], None] | None:
+        """Call a function when the bytes of another channel are there; None if that cannot be."""
+        if self.fortran or not self.dtype.isnative or not self.size:
+            return None
+        before = 0
+
+        def arrived_bytes(content: NDArray[np.uint8], filled: int) -> None:
+            nonlocal before
+            channels = filled * self.shape[0] // self.size
+            if channels > before:
+                before = channels
+                arrived(self.shaped(content), channels)
+
+        return arrived_bytes
+
 
 def read_logits(
     path: Path,
@@ -453,9 +479,9 @@ def read_stored(path: Path) -> StoredProbabilities:
         return _unpacked(path, stored)
 
 
-def _unpacked(path: Path, stored: _Stored) -> StoredProbabilities:
-    content = read_exactly(stored.file, stored.size)
-    array = content.view(stored.dtype).reshape(stored.shape, order="F" if stored.fortran else "C")
+def _unpacked(path: Path, stored: _Stored, arrived: Arrived | None = None) -> StoredProbabilities:
+    of_bytes = None if arrived is None else stored.by_channel(arrived)
+    array = stored.shaped(read_exactly(stored.file, stored.size, of_bytes))
     if not array.dtype.isnative:
         array = array.byteswap(inplace=True).view(array.dtype.newbyteorder("="))
     return StoredProbabilities(path, stored.key, array)
@@ -468,13 +494,16 @@ def _read_npz(
     regions: bool,
     reader: str | None,
     note: Callable[[str], None],
+    arrived: Arrived | None,
 ) -> Array:
     with _open_array(path) as stored:
         _check_stored(path, stored, geometry, reader)
         check_classes(str(path), _channels(stored.shape, regions), num_classes, regions=regions)
         if stored.key not in ("probabilities", KEY):
             note(f"{path.name}: read from its only array, {stored.key!r}")
-        unpacked = _unpacked(path, stored)
+        as_stored = len(stored.shape) == 4 and not _reorients(reader)
+        as_stored = as_stored and stored.shape[1:] == geometry.shape and stored.key != KEY
+        unpacked = _unpacked(path, stored, arrived if as_stored else None)
         if unpacked.array.ndim == 4:
             return unpacked.placed(geometry, regions=regions, reader=reader)
         one = replace(unpacked, array=unpacked.array[None]).placed(

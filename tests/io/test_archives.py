@@ -77,6 +77,18 @@ def test_damage_is_noticed(packed, tmp_path, place):
         read_all(path)
 
 
+def test_a_wrong_checksum_is_noticed(packed, tmp_path):
+    """Every byte of the stream is as it was written, and the sum beside it says otherwise."""
+    path = tmp_path / "a.npz"
+    save_arrays(path, {"a": np.arange(5000)})
+    with zipfile.ZipFile(path) as archive:
+        stated = archive.getinfo("a.npy").CRC.to_bytes(4, "little")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(stated, bytes(4)))
+    with pytest.raises(zipfile.BadZipFile, match=r"CRC.*a\.npy"):
+        read_all(path)
+
+
 def read_all(path):
     with zipfile.ZipFile(path) as archive, archive.open("a.npy") as member:
         unpack_fast(member)

@@ -152,6 +152,34 @@ def test_reading_takes_one_copy(tmp_path, dtype):
     assert used < 1.1 * many.nbytes + 4 * BULK, used / many.nbytes
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_channels_are_announced_when_they_are_there(tmp_path, dtype, monkeypatch):
+    monkeypatch.setattr("segcal.io.files.BULK", 100)
+    p, seen = P.astype(dtype), []
+
+    def arrived(array, channels):
+        np.testing.assert_array_equal(array[:channels], p[:channels])
+        seen.append((channels, array))
+
+    array = read_probabilities(
+        npz(tmp_path / "a.npz", probabilities=p), GEOMETRY, arrived=arrived
+    )  # fmt: skip
+    assert [channels for channels, _ in seen] == [1, 2, 3]
+    assert all(np.shares_memory(array, one) for _, one in seen)
+
+
+@pytest.mark.parametrize("stored", [np.asfortranarray(P), P.astype(">f4"), P[1]])
+def test_channels_that_are_stored_otherwise_are_not_announced(tmp_path, stored):
+    def arrived(array, channels):
+        raise AssertionError(channels)
+
+    path = npz(tmp_path / "a.npz", probabilities=stored)
+    assert len(read_probabilities(path, GEOMETRY, arrived=arrived)) == (3 if stored.ndim > 3 else 2)
+    reader = "NibabelIOWithReorient"
+    path = npz(tmp_path / "b.npz", probabilities=P)
+    assert len(read_probabilities(path, GEOMETRY, reader=reader, arrived=arrived)) == 3
+
+
 def test_archives_that_unpack_to_more(tmp_path):
     """What an array's header claims is compared with the reference and with the archive's size."""
     path = tmp_path / "case.npz"

@@ -114,7 +114,7 @@ def test_every_class_has_its_diagram():
 def test_no_bar_where_there_is_nothing():
     """Probabilities of 0 and 1 that all come true: two bars, eight blank bins, and no error."""
     p = np.array([[0.0, 0, 1, 1, 1]])
-    one = Voxels(p, p[0].astype(int)).tally(bins=10)["all"].classes[1]
+    one = Voxels(p, p[0].astype(int), bins=10).tally()["all"].classes[1]
     assert one.count.tolist() == [2, *[0] * 8, 3]
     assert np.isnan(one.accuracy[1:9]).all()
     assert np.isnan(one.confidence[1:9]).all()
@@ -127,7 +127,7 @@ def test_no_bar_where_there_is_nothing():
 def test_numbers_on_diagrams_are_those_of_the_tables():
     p = np.random.default_rng(0).dirichlet(np.ones(3), 500).T
     y = np.random.default_rng(1).integers(0, 3, 500)
-    found = Voxels(p, y).tally(bins=15)
+    found = Voxels(p, y).tally()
     table = calibration_of(found["all"], CALIBRATION, groups=15)
     top = plot_reliability({k: t.top for k, t in found.items()}).axes[0]
     assert text(top) == f"ECE {table['ece']:.4f}"
