@@ -644,12 +644,14 @@ def stream(predictions: Path, references: Path) -> None:
 
 
 def warm_up(label_set: LabelSet) -> None:
-    """Evaluate a tiny case, so that the compiler and its code are in memory."""
-    labels = np.random.default_rng(0).integers(0, label_set.num_channels, (8, 16, 16))
-    probs = np.eye(label_set.num_channels, dtype=np.float32)[labels].transpose(3, 0, 1, 2)
+    """Evaluate a tiny case of the same types, so that the compiler and its code are in memory."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, label_set.num_channels, (8, 16, 16), np.uint8)
+    shape = (label_set.num_channels, *labels.shape)
+    probs = np.full(shape, 1 / label_set.num_channels, np.float32)  # masks would not be calibrated
     with tempfile.TemporaryDirectory() as folder:
         prediction, reference = Path(folder) / "case.npz", Path(folder) / "case.nii.gz"
-        np.savez(prediction, probabilities=np.ascontiguousarray(probs))
+        np.savez_compressed(prediction, probabilities=probs)
         geometry = Geometry(labels.shape, (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), np.eye(3))
         write_nifti(reference, labels, geometry)
         evaluate_files(

@@ -95,7 +95,7 @@ OUTSIDE = -1
 PIECE = 2**17
 """Number of voxels that one call of compiled code processes."""
 ROUNDS = 2
-"""Number of channels that a thread counts at least, so that threads end at about the same time."""
+"""Number of channels that a thread counts at least, since some take longer than others."""
 REFINED = 2**22
 """Number of values that the second pass can tell apart; if there are more, all are sorted."""
 
@@ -431,7 +431,8 @@ class Voxels:
         """
         room = 8 * len(self._members) * channels * (self._fine + 1) * WORDS
         most = 1 + self._p.nbytes // max(4 * room, 1)
-        wanted = -(-threads_for(self._pieces) * ROUNDS // channels)
+        threads = threads_for(self._pieces)
+        wanted = threads if channels == 1 else -(-threads * ROUNDS // channels)
         sharing = max(1, min(wanted, most))
         return [range(share, self._pieces, sharing) for share in range(sharing)]
 
@@ -443,33 +444,33 @@ class Voxels:
         :mod:`segcal.counting` describes what is counted.
         """
         zones, above = len(self._members), self._fine
-        extremes = np.full((len(shares), zones, above + 1, 2), np.inf)
+        parts = list(itertools.product(channels, range(len(shares))))
+        # made by this thread, since the memory of others is not given back to it
+        packed = {part: np.zeros((zones, above + 1, WORDS), np.int64) for part in parts}
+        ends = np.full((len(shares) if TOP in channels else 0, zones, above + 1, 2), np.inf)
         sums = np.zeros((self._pieces, zones, 2))
 
-        def count(part: tuple[int, int]) -> tuple[int, Cells]:
+        def count(part: tuple[int, int]) -> int:
             channel, share = part
-            packed = np.zeros((zones, above + 1, WORDS), np.int64)
-            pieces, bins = shares[share], self._bins
+            pieces, bins, cells = shares[share], self._bins, packed[part]
             for i, (p, y, zone) in zip(pieces, self._each(pieces, _classes(channel)), strict=True):
                 if channel == TOP:
-                    wrong = count_top(p, y, zone, bins, packed, extremes[share], sums[i])
+                    wrong = count_top(p, y, zone, bins, cells, ends[share], sums[i])
                 else:
                     k = channel - 1
-                    wrong = count_class(p[0], y, zone, k, 1, self._threshold, bins, packed)
+                    wrong = count_class(p[0], y, zone, k, 1, self._threshold, bins, cells)
                 if wrong:
-                    return int(wrong), packed
-            return COUNTED, packed
+                    return int(wrong)
+            return COUNTED
 
-        parts = list(itertools.product(channels, range(len(shares))))
-        done = in_threads(count, parts)
-        if wrong := sorted({result for result, _ in done} - {COUNTED}):
+        if wrong := sorted({*in_threads(count, parts)} - {COUNTED}):
             self._refuse(wrong[0])
-        for (channel, share), (_, packed) in zip(parts, done, strict=True):
+        for channel, share in parts:
             if share:
-                self._packed[channel] += packed
+                self._packed[channel] += packed.pop((channel, share))
             else:
-                self._packed[channel] = packed
-        return extremes.min(0), sums.sum(0)
+                self._packed[channel] = packed.pop((channel, share))
+        return ends.min(0, initial=np.inf), sums.sum(0)
 
     def _unpacked(self, inside: Mapping[str, Sequence[int]]) -> dict[str, Cells]:
         """Cells of the tally of every scope, from those of its zones, which are given up.
