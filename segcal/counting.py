@@ -258,9 +258,11 @@ def count_top(p, y, zone, bins, packed, extremes, sums):
             if label < 0 or label >= k:
                 return WRONG_LABEL
             _add(packed, z, cells[i], best[i] == label, np.int64(distance[i]), 1)
-            ends = extremes[z, cells[i]]
-            ends[0] = min(ends[0], np.float64(value[i]))
-            ends[1] = min(ends[1], -np.float64(value[i]))
+            v, cell = np.float64(value[i]), cells[i]
+            if v < extremes[z, cell, 0]:  # hardly ever, and what is not written is not waited for
+                extremes[z, cell, 0] = v
+            if -v < extremes[z, cell, 1]:
+                extremes[z, cell, 1] = -v
             own = np.float64(p[label, first + i])
             product[z] *= max(own, NLL_FLOOR)
             if product[z] < SMALL:

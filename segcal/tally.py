@@ -98,7 +98,6 @@ ROUNDS = 2
 """Number of channels that a thread counts at least, since some take longer than others."""
 REFINED = 2**22
 """Number of values that the second pass can tell apart; if there are more, all are sorted."""
-
 FEW = 0.05
 """Share of the predictions below which a quick look leaves out those that the second pass skips."""
 
@@ -445,7 +444,6 @@ class Voxels:
         """
         zones, above = len(self._members), self._fine
         parts = list(itertools.product(channels, range(len(shares))))
-        # made by this thread, since the memory of others is not given back to it
         packed = {part: np.zeros((zones, above + 1, WORDS), np.int64) for part in parts}
         ends = np.full((len(shares) if TOP in channels else 0, zones, above + 1, 2), np.inf)
         sums = np.zeros((self._pieces, zones, 2))
