@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Callable, Collection, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
@@ -76,24 +76,28 @@ def sources(module: str) -> dict[str, str]:
     Raises:
         ValueError, ImportError, OSError: there is no such module, or it has no source text.
     """
-    package = module.partition(".")[0]
     found: dict[str, str] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        if name in found:
-            continue
-        spec = find_spec(name)
-        loader = None if spec is None else spec.loader
-        text = loader.get_source(name) if isinstance(loader, InspectLoader) else None
-        if spec is None or text is None:
-            raise ImportError(f"{name} has no source text")
-        found[name] = text
-        parent = name if _is_package(spec) else spec.parent
-        for imported in _imported(text, parent or ""):
-            if imported.partition(".")[0] == package:
-                waiting.extend(_modules(imported))
+        if name not in found:
+            found[name], imported = _read(name)
+            waiting.extend(imported)
     return found
+
+
+@cache  # loops of several modules import the same, and parsing is slow
+def _read(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a module, and the modules of its package that it imports."""
+    spec = find_spec(name)
+    loader = None if spec is None else spec.loader
+    text = loader.get_source(name) if isinstance(loader, InspectLoader) else None
+    if spec is None or text is None:
+        raise ImportError(f"{name} has no source text")
+    parent = name if _is_package(spec) else spec.parent
+    package = name.partition(".")[0]
+    own = [n for n in _imported(text, parent or "") if n.partition(".")[0] == package]
+    return text, tuple(module for one in own for module in _modules(one))
 
 
 def _imported(text: str, parent: str) -> Iterator[str]:
