@@ -59,7 +59,7 @@ for words in (
         app(words.split(), standalone_mode=False)
     except SystemExit as ended:
         assert not ended.code, words
-    for slow in ("torch", "scipy.stats", "SimpleITK", "matplotlib.pyplot"):
+    for slow in ("torch", "scipy.stats", "scipy.optimize", "SimpleITK", "matplotlib.pyplot"):
         assert slow not in sys.modules, (words, slow)
 """
 

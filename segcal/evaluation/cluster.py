@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import tempfile
 import threading
@@ -187,6 +186,8 @@ def _kept_at(jobs: int, cluster: Any) -> Iterator[None]:
 
 @contextmanager
 def _connected(scheduler: str) -> Iterator[Any]:
+    import asyncio  # here, since nothing else needs it and its import takes long
+
     distributed = _distributed()
     address = _address(scheduler)
     try:
@@ -218,6 +219,8 @@ def _address(scheduler: str) -> str:
 
 async def _kind(address: str) -> str:
     """Ask what kind of server listens; a client would wait for ever if it is not a scheduler."""
+    import asyncio
+
     distributed = _distributed()
     security = distributed.Security().get_connection_args("client")
     async with distributed.rpc(address, connection_args=security) as server:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import isotonic_regression
+from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics
+from segcal.compiling import compiled
 
 __all__ = ["isotonic_ece", "isotonic_error"]
 
@@ -49,5 +51,58 @@ def isotonic_error(cells: BinStatistics) -> float:
     if not used.any():
         return float("nan")
     count = cells.count[used].astype(np.float64)
-    curve = isotonic_regression(cells.accuracy[used], weights=count).x
+    curve = _increasing()(cells.accuracy[used], count)
     return float((count * np.abs(curve - cells.confidence[used])).sum() / count.sum())
+
+
+@cache
+def _increasing() -> Any:
+    """The loop, compiled when it is first needed.
+
+    ``scipy.optimize.isotonic_regression`` finds the same curve, but its import takes longer than
+    the evaluation of a small case.
+    """
+    return compiled(_pooled)
+
+
+def _pooled(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Increasing curve ``(n,)`` with the smallest weighted squared distance to some values.
+
+    Pool adjacent violators (Busing 2022): a value that is not above the pool before it is joined
+    with it, then with the values after and the pools before, until the means of pools increase.
+
+    Args:
+        values: ``(n,)``.
+        weights: ``(n,)``, positive.
+    """
+    n = len(values)
+    mean, weight = np.empty(n), np.empty(n)
+    end = np.empty(n, np.int64)
+    last = -1
+    i = 0
+    while i < n:
+        here, heavy = values[i], weights[i]
+        if last >= 0 and mean[last] >= here:
+            total = weight[last] * mean[last] + heavy * here
+            heavy += weight[last]
+            here = total / heavy
+            last -= 1
+            while i < n - 1 and here >= values[i + 1]:
+                i += 1
+                total += weights[i] * values[i]
+                heavy += weights[i]
+                here = total / heavy
+            while last >= 0 and mean[last] >= here:
+                total += weight[last] * mean[last]
+                heavy += weight[last]
+                here = total / heavy
+                last -= 1
+        i += 1
+        last += 1
+        mean[last], weight[last], end[last] = here, heavy, i
+    start = 0
+    curve = np.empty(n)
+    for pool in range(last + 1):
+        curve[start : end[pool]] = mean[pool]
+        start = end[pool]
+    return curve

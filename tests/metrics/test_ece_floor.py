@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, stats
 
 from segcal.binning import BinStatistics, equal_width_statistics
 from segcal.metrics.ece import ece
 from segcal.metrics.ece_floor import ece_floor, floor_of_cells, floor_over_cases
-from segcal.metrics.isotonic_ece import isotonic_ece, isotonic_error
+from segcal.metrics.isotonic_ece import _increasing, isotonic_ece, isotonic_error
 from segcal.tally import Voxels
 from tests.conftest import close
 
@@ -177,6 +177,18 @@ def test_without_bins_is_the_distance_to_the_isotonic_fit(values, seed):
     confidence = np.array(values) / 100
     probs, labels = drawn(confidence, seed)
     close(isotonic_ece(probs, labels), increasing(probs.max(0), labels == probs.argmax(0)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    values=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 1000)), min_size=1, max_size=60),
+    divisor=st.sampled_from([1.0, 3.0, 7.0]),
+)
+def test_the_increasing_curve_is_that_of_scipy(values, divisor):
+    """To the last bit, with ties between neighbours and between pools."""
+    shares, weights = np.array(values, np.float64).T
+    expected = optimize.isotonic_regression(shares / divisor, weights=weights).x
+    assert _increasing()(shares / divisor, weights).tolist() == expected.tolist()
 
 
 def test_without_bins_by_hand():
