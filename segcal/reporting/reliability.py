@@ -11,7 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
 from segcal.binning import BinStatistics
@@ -187,7 +187,8 @@ def plot_confidence(
                 bbox={"facecolor": "white", "edgecolor": LINE, "boxstyle": "round"},
             )  # fmt: skip
         _log_shares(axis, 1e-6, 30)
-        axis.tick_params(labelleft=axis is axes[0, 0])
+        if axis is not axes[0, 0]:
+            axis.yaxis.set_major_formatter(NullFormatter())
         axis.set(xlim=(0, 1), xlabel="confidence")
         axis.set_title(fill(scope, TITLE_WIDTH), fontsize=10, y=1)
     axes[0, 0].set_ylabel("share of voxels")
@@ -311,9 +312,9 @@ def _log_shares(axis: Axes, low: float, high: float) -> None:
     """Make the vertical axis logarithmic, with few plain numbers, which are quick to set."""
     axis.set_ylim(low, high)  # first, so that nothing is measured where there is no voxel
     axis.set_yscale("log")
-    axis.set_yticks([tick for tick in (1, 1e-2, 1e-4, 1e-6) if tick >= low])
+    axis.yaxis.set_major_locator(FixedLocator([t for t in (1, 1e-2, 1e-4, 1e-6) if t >= low]))
+    axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter("{x:g}")
-    axis.minorticks_off()
 
 
 def _two_rows(figure: Figure, columns: int) -> NDArray[Any]:
@@ -322,7 +323,7 @@ def _two_rows(figure: Figure, columns: int) -> NDArray[Any]:
         2, columns, squeeze=False, gridspec_kw={"height_ratios": [3.2, 1], "hspace": 0.1}
     )
     for axis in axes[0]:
-        axis.tick_params(labelbottom=False)
+        axis.xaxis.set_major_formatter(NullFormatter())  # tick_params would make ticks
     return axes
 
 
