@@ -56,8 +56,9 @@ channel takes two loops over the block. The first does arithmetic alone, without
 scattered writes, so that it becomes vector instructions; the second adds to the cells, which cannot
 become vector instructions. Rounding is done by adding 2^52 and subtracting it again, because
 doubles from 2^52 on are integers. Hence no loop here may be compiled with ``fastmath``, which would
-cancel the two. Named tuples are unpacked before a loop: looking up their arrays within it keeps it
-from becoming vector instructions, and the pass takes four times as long.
+cancel the two. Named tuples are unpacked before a loop, classes are sliced to one-dimensional rows,
+what is compared or chosen has one width, and arrays are filled by loops, not slices: otherwise a
+loop does not become vector instructions, and takes up to four times as long.
 """
 
 from __future__ import annotations
@@ -206,14 +207,15 @@ def count_class(p, y, zone, k, sign, threshold, bins, packed):
 
 
 @compiled
-def count_top(p, y, zone, bins, packed, extremes, sums):
+def count_top(p, at, y, zone, bins, packed, extremes, sums):
     """Add the top labels of a piece to `packed`, their `extremes`, and the losses to `sums`.
 
     The squared error ``sum_k (p_k - [y = k])^2`` is ``sum_k p_k^2 - 2 p_y + 1``.
 
     Args:
-        p: probabilities ``(K, n)``, float32 or float64, contiguous; :func:`count_class` checks all
+        p: probabilities ``(K, N)``, float32 or float64, contiguous; :func:`count_class` checks all
             of them, this function checks the largest of each voxel.
+        at: index of the first voxel in `p`.
         y: labels uint8 or int32 ``(n,)``; only used where the zone is not -1.
         zone: int8 ``(n,)``, -1 for voxels that do not count.
         bins: M.
@@ -225,21 +227,22 @@ def count_top(p, y, zone, bins, packed, extremes, sums):
         COUNTED; WRONG_VALUE where a value is no probability, or WRONG_LABEL where a label is no
         class. What was added to is invalid then.
     """
-    k, n = p.shape
+    k, n = len(p), len(y)
     fine = packed.shape[1] - 1
     per, step = fine // bins, UNITS // fine
-    value, best = np.empty(BLOCK, p.dtype), np.empty(BLOCK, np.int32)
-    square = np.empty(BLOCK)
+    value, square = np.empty(BLOCK, p.dtype), np.empty(BLOCK)
     cells, distance = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
-    part, product = np.empty_like(sums), np.ones(len(sums))
+    part, product = np.zeros_like(sums), np.ones(len(sums))
     for first in range(0, n, BLOCK):
         size = min(BLOCK, n - first)
-        _find_largest(p, first, size, value, best)
-        square[:size] = 0.0
+        for i in range(size):
+            value[i], square[i] = -np.inf, 0.0
         for c in range(k):
+            row = p[c, at + first : at + first + size]
             for i in range(size):
-                v = np.float64(p[c, first + i])
-                square[i] += v * v
+                v, before = row[i], value[i]
+                value[i] = v if v > before else before
+                square[i] += np.float64(v) * np.float64(v)
         good = True
         for i in range(size):
             v = np.float64(value[i])
@@ -249,7 +252,6 @@ def count_top(p, y, zone, bins, packed, extremes, sums):
             cells[i] = np.int32(cell)
         if not good:
             return WRONG_VALUE
-        part[:] = 0.0
         for i in range(size):
             z = zone[first + i]
             if z < 0:
@@ -257,28 +259,38 @@ def count_top(p, y, zone, bins, packed, extremes, sums):
             label = np.int64(y[first + i])
             if label < 0 or label >= k:
                 return WRONG_LABEL
-            _add(packed, z, cells[i], best[i] == label, np.int64(distance[i]), 1)
+            own = np.float64(p[label, at + first + i])
             v, cell = np.float64(value[i]), cells[i]
+            hit = _is_first(p, at + first + i, label, v)
+            _add(packed, z, cell, hit, np.int64(distance[i]), 1)
             if v < extremes[z, cell, 0]:  # hardly ever, and what is not written is not waited for
                 extremes[z, cell, 0] = v
             if -v < extremes[z, cell, 1]:
                 extremes[z, cell, 1] = -v
-            own = np.float64(p[label, first + i])
             product[z] *= max(own, NLL_FLOOR)
             if product[z] < SMALL:
                 part[z, NLL] -= np.log(product[z])
                 product[z] = 1.0
             part[z, BRIER] += square[i] - 2 * own + 1
         for z in range(len(sums)):
-            if product[z] != 1.0:
-                part[z, NLL] -= np.log(product[z])
-                product[z] = 1.0
-        sums += part
+            sums[z, NLL] += part[z, NLL] - np.log(product[z])
+            sums[z, BRIER] += part[z, BRIER]
+            part[z, NLL] = part[z, BRIER] = 0.0
+            product[z] = 1.0
     return COUNTED
 
 
+@njit(forceinline=True)
+def _is_first(p, at, label, largest):
+    """Whether a class is the first of the most likely classes of a voxel."""
+    first = p[label, at] == largest
+    for c in range(label if first else 0):
+        first &= p[c, at] < largest
+    return first
+
+
 @compiled
-def count_values(p, y, zone, channel, threshold, bins, sought, found):
+def count_values(p, at, y, zone, channel, threshold, bins, sought, found):
     """Count predictions and hits of every distinct float32 value in some cells.
 
     The bits of float32 values from 0 on, read as int32, rise with the values, so the values of a
@@ -287,8 +299,9 @@ def count_values(p, y, zone, channel, threshold, bins, sought, found):
     of equal mass goes through are used.
 
     Args:
-        p: ``(1, n)`` of one class, or ``(K, n)`` of all classes for the top label; float32,
+        p: ``(1, N)`` of one class, or ``(K, N)`` of all classes for the top label; float32,
             contiguous.
+        at: index of the first voxel in `p`.
         y: labels ``(n,)``, as for :func:`count_class`.
         zone: int8 ``(n,)``, -1 for voxels that do not count.
         channel: 0 for the top label, 1 + k for class k.
@@ -297,7 +310,7 @@ def count_values(p, y, zone, channel, threshold, bins, sought, found):
         sought: cells whose values are counted.
         found: where to add; its arrays have enough room.
     """
-    n, of_class = p.shape[1], channel != TOP
+    n, of_class = len(y), channel != TOP
     above = len(sought.place) - 1
     per = above // bins
     edge, least = cell_of(threshold, bins, per), np.float32(threshold if of_class else -np.inf)
@@ -307,10 +320,12 @@ def count_values(p, y, zone, channel, threshold, bins, sought, found):
     for first in range(0, n, BLOCK):
         size = min(BLOCK, n - first)
         for i in range(size):
-            value[i] = p[0, first + i]
-        for c in range(1, len(p)):
+            value[i] = -np.inf
+        for c in range(len(p)):
+            row = p[c, at + first : at + first + size]
             for i in range(size):
-                value[i] = max(value[i], p[c, first + i])
+                v, before = row[i], value[i]
+                value[i] = v if v > before else before
         number = size
         if sought.few:
             number = 0
@@ -329,25 +344,13 @@ def count_values(p, y, zone, channel, threshold, bins, sought, found):
         for j in range(number):
             index[kept] = j
             kept += place[cells[j]] >= 0
-        _note(p, y, zone, first, index[:kept], chosen, channel, least, value, cells, sought, found)
+        _note(
+            p, at, y, zone, first, index[:kept], chosen, channel, least, value, cells, sought, found
+        )  # fmt: skip
 
 
 @njit(forceinline=True)
-def _find_largest(p, first, size, value, best):
-    """Write the largest probability, and its class, to `value` and `best`."""
-    for i in range(size):
-        value[i] = p[0, first + i]
-        best[i] = 0
-    for c in range(1, len(p)):
-        for i in range(size):
-            v = p[c, first + i]
-            more = v > value[i]
-            value[i] = v if more else value[i]
-            best[i] = c if more else best[i]
-
-
-@njit(forceinline=True)
-def _note(p, y, zone, first, index, chosen, channel, least, value, cells, sought, found):
+def _note(p, at, y, zone, first, index, chosen, channel, least, value, cells, sought, found):
     """List or count the chosen predictions of a block; a list's end shows if it is too long."""
     place, listed, begin, end, _, _ = sought
     table, bits, marks, ends = found
@@ -358,31 +361,38 @@ def _note(p, y, zone, first, index, chosen, channel, least, value, cells, sought
         if z < 0 or value[number] <= least:
             continue
         label = np.int64(y[i])
-        if channel != TOP:
-            hit = label == channel - 1
-        else:  # the label is the first of the most likely classes
-            hit = p[label, i] == value[number]
-            for c in range(label if hit else 0):
-                hit &= p[c, i] < value[number]
+        hit = label == channel - 1
+        if channel == TOP:
+            hit = _is_first(p, at + i, label, value[number])
         if listed[j]:
-            at = ends[j]
-            ends[j] = at + 1
-            if at < end[j]:
-                bits[at] = pattern[number]
-                marks[at] = 2 * z + hit
+            row = ends[j]
+            ends[j] = row + 1
+            if row < end[j]:
+                bits[row] = pattern[number]
+                marks[row] = 2 * z + hit
         else:
-            at = begin[j] + pattern[number]
-            table[z, at, PREDICTIONS] += 1
-            table[z, at, HITS] += hit
+            row = begin[j] + pattern[number]
+            table[z, row, PREDICTIONS] += 1
+            table[z, row, HITS] += hit
 
 
 @compiled
-def most_likely(p, found):
-    """Write the class of the largest `p` (K, n), the lowest of equal ones, to `found` (n,)."""
-    n = p.shape[1]
+def most_likely(p, at, found):
+    """Write the class of the largest `p` (K, N), the lowest of equal ones, to `found` (n,).
+
+    Its first voxel has the index `at` in `p`.
+    """
     value, best = np.empty(BLOCK, p.dtype), np.empty(BLOCK, np.int32)
-    for first in range(0, n, BLOCK):
-        size = min(BLOCK, n - first)
-        _find_largest(p, first, size, value, best)
+    for first in range(0, len(found), BLOCK):
+        size = min(BLOCK, len(found) - first)
+        for i in range(size):
+            value[i], best[i] = -np.inf, 0
+        for c in range(len(p)):
+            row, this = p[c, at + first : at + first + size], np.int32(c)
+            for i in range(size):
+                v, before, class_ = row[i], value[i], best[i]
+                more = v > before
+                value[i] = v if more else before
+                best[i] = this if more else class_
         for i in range(size):
             found[first + i] = best[i]

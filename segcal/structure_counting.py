@@ -28,11 +28,12 @@ ends of the level; undecided voxels of the mask, and beside it; and the largest 
 
 
 @partial(compiled, fastmath=("reassoc",))
-def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
+def add_structures(p, at, decided, channels, labels, regions, ends, tie, sums):
     """Add the voxels of a piece to the sums of every structure.
 
     Args:
-        p: probabilities ``(K, n)``, float32 or float64, contiguous.
+        p: probabilities ``(K, N)``, float32 or float64, contiguous.
+        at: index of the first voxel in `p`.
         decided: labels int32 ``(n,)``.
         channels: channel of every structure, int64 ``(structures,)``.
         labels: labels of every structure, int32 ``(structures, most)``, filled up by repetition.
@@ -41,20 +42,22 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
         tie: largest difference of p and its rival at which a voxel is undecided.
         sums: float64 ``(structures, 9)``.
     """
-    k, n = p.shape
+    k, n = len(p), len(decided)
     low, high = ends
     first, second = np.empty(BLOCK, p.dtype), np.empty(BLOCK, p.dtype)
     mask = np.empty(BLOCK, np.uint8)
     seen = np.empty(k, np.bool_)
     for start in range(0, n, BLOCK):
         size = min(BLOCK, n - start)
-        first[:size], second[:size] = -np.inf, -np.inf
+        for i in range(size):
+            first[i], second[i] = -np.inf, -np.inf
         for c in range(k):
-            found = False
+            row, found = p[c, at + start : at + start + size], False
             for i in range(size):
-                v = p[c, start + i]
-                second[i] = max(second[i], min(first[i], v))
-                first[i] = max(first[i], v)
+                v, most = row[i], first[i]
+                lesser = v if v < most else most
+                second[i] = lesser if lesser > second[i] else second[i]
+                first[i] = v if v > most else most
                 found |= v != 0
             seen[c] = found
         least = np.inf
@@ -63,6 +66,7 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
         against_zero = regions or least <= tie
         for s in range(len(channels)):
             c, part = channels[s], sums[s]
+            row = p[c, at + start : at + start + size]
             voxels = 0
             for i in range(size):
                 mask[i] = decided[start + i] == labels[s, 0]
@@ -75,7 +79,7 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
                 continue
             total, in_mask, squares, largest = 0.0, 0.0, 0.0, 0.0
             for i in range(size):
-                v = np.float64(p[c, start + i])
+                v = np.float64(row[i])
                 total += v
                 in_mask += v if mask[i] != 0 else 0.0
                 squares += v * v
@@ -90,7 +94,7 @@ def add_structures(p, decided, channels, labels, regions, ends, tie, sums):
                 continue
             surely, possibly, inside, outside = 0, 0, 0, 0
             for i in range(size):
-                v = np.float64(p[c, start + i])
+                v = np.float64(row[i])
                 strongest = np.float64(first[i])
                 rival = (
                     1 - v if regions else (strongest if v < strongest else np.float64(second[i]))

@@ -102,8 +102,9 @@ FEW = 0.05
 """Share of the predictions below which a quick look leaves out those that the second pass skips."""
 
 Cells = NDArray[np.int64]
-Piece = tuple[NDArray[Any], NDArray[Any], NDArray[np.int8]]
-"""Probabilities, labels and zones of some voxels, in types that are compiled for."""
+Piece = tuple[NDArray[Any], int, NDArray[Any], NDArray[np.int8]]
+"""Probabilities, where some voxels begin in them, and their labels and zones, in types that are
+compiled for."""
 Values = tuple[NDArray[np.float64], NDArray[np.int32]]
 """Distinct values ascending ``(n,)``, and their PREDICTIONS and HITS ``(zones, n, 2)``."""
 Result = TypeVar("Result")
@@ -368,7 +369,7 @@ class Voxels:
         for i in range(self._pieces):
             part = slice(i * PIECE, (i + 1) * PIECE)
             lacking = np.array([not member & bit for member in (*self._members, 0)])
-            moved = np.flatnonzero(more[part])
+            moved = np.flatnonzero(more[part] != 0)  # of bool it is many times as fast
             moved = moved[lacking[self._zone[part][moved]]]  # OUTSIDE is the last
             if self._ignore_index is not None:
                 moved = moved[self._y[part][moved] != self._ignore_index]
@@ -451,12 +452,13 @@ class Voxels:
         def count(part: tuple[int, int]) -> int:
             channel, share = part
             pieces, bins, cells = shares[share], self._bins, packed[part]
-            for i, (p, y, zone) in zip(pieces, self._each(pieces, _classes(channel)), strict=True):
+            each = self._each(pieces, _classes(channel))
+            for i, (p, at, y, zone) in zip(pieces, each, strict=True):
                 if channel == TOP:
-                    wrong = count_top(p, y, zone, bins, cells, ends[share], sums[i])
+                    wrong = count_top(p, at, y, zone, bins, cells, ends[share], sums[i])
                 else:
-                    k = channel - 1
-                    wrong = count_class(p[0], y, zone, k, 1, self._threshold, bins, cells)
+                    k, of_class = channel - 1, p[0, at : at + len(y)]
+                    wrong = count_class(of_class, y, zone, k, 1, self._threshold, bins, cells)
                 if wrong:
                     return int(wrong)
             return COUNTED
@@ -547,10 +549,13 @@ class Voxels:
         """Pieces one after the other, of some classes alone; each is good until the next."""
         single = len(self._p) == 1
         chosen = self._p if single else self._p[classes]
-        for i, p in zip(pieces, _widened(chosen, pieces), strict=True):
+        for i, (p, at) in zip(pieces, _widened(chosen, pieces), strict=True):
             part = slice(i * PIECE, (i + 1) * PIECE)
-            both = np.concatenate([1 - p, p])[classes] if single else p
-            yield both, self._narrow[part], self._zone[part]
+            y, zone = self._narrow[part], self._zone[part]
+            if single:
+                inside = p[:, at : at + len(y)]
+                p, at = np.concatenate([1 - inside, inside])[classes], 0
+            yield p, at, y, zone
 
     def _narrowed(self) -> NDArray[Any]:
         """Labels in the type that is compiled for; those that are no class are K or larger."""
@@ -631,7 +636,8 @@ class Voxels:
 
         classes = _classes(channel)
         parts = []
-        for p, y, zone in self._each(range(self._pieces), classes):
+        for whole, at, y, zone in self._each(range(self._pieces), classes):
+            p = whole[:, at : at + len(y)]
             inside = np.isin(zone, self._inside(scope))
             if channel != TOP:
                 inside &= above(as_tensor(p[0]), threshold).numpy()
@@ -724,28 +730,28 @@ def predicted_classes(probs: NDArray[Any]) -> NDArray[Any]:
     found = np.empty(flat.shape[1], np.uint8 if k <= 256 else np.int32)
 
     def look(pieces: range) -> None:
-        for i, p in zip(pieces, _widened(flat, pieces), strict=True):
-            most_likely(p, found[i * PIECE : (i + 1) * PIECE])
+        for i, (p, at) in zip(pieces, _widened(flat, pieces), strict=True):
+            most_likely(p, at, found[i * PIECE : (i + 1) * PIECE])
 
     _on_threads(look, -(-flat.shape[1] // PIECE))
     return found.reshape(probs.shape[1:])
 
 
-def _widened(p: NDArray[Any], pieces: range) -> Iterator[NDArray[Any]]:
-    """Pieces of ``(K, n)``, contiguous and in a type that is compiled for.
+def _widened(p: NDArray[Any], pieces: range) -> Iterator[tuple[NDArray[Any], int]]:
+    """Arrays ``(K, N)`` that hold pieces of one, and where a piece begins.
 
-    Each takes the place of the one before it in memory: with many classes, fresh memory would take
+    They are contiguous and of a type that is compiled for: the array itself, or copies. Each copy
+    takes the place of the one before it in memory: with many classes, fresh memory would take
     longer than what is written there, as would float16 that NumPy reads.
     """
     wide = _wide(p)
+    if p.dtype == wide and p.flags.c_contiguous:
+        yield from ((p, i * PIECE) for i in pieces)
+        return
     room = np.empty(len(p) * PIECE, wide)
     for i in pieces:
         part = p[:, i * PIECE : (i + 1) * PIECE]
-        if part.dtype == wide and part.flags.c_contiguous:
-            yield part
-            continue
-        piece = room[: part.size].reshape(part.shape)
-        yield copy_floats(part, piece)
+        yield copy_floats(part, room[: part.size].reshape(part.shape)), 0
 
 
 def _wide(p: NDArray[Any]) -> type[np.floating[Any]]:

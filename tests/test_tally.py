@@ -432,7 +432,7 @@ def test_pieces_are_those_of_numpy():
     locked = p.copy()
     locked.setflags(write=False)
     for given_as in (p, np.asfortranarray(p), p.astype(">f2"), locked, p[::-1, ::-1]):
-        pieces = [piece.copy() for piece in _widened(given_as, range(3))]
+        pieces = [of[:, at : at + PIECE].copy() for of, at in _widened(given_as, range(3))]
         assert np.array_equal(np.concatenate(pieces, 1), given_as.astype(np.float32))
         assert np.array_equal(predicted_classes(given_as), given_as.argmax(0))
 

@@ -194,20 +194,26 @@ def _summed(
     starts = range(0, len(prediction), step)
     found = np.zeros((len(starts), len(channels), SUMS))
 
+    ready = probabilities.dtype == wide and probabilities.flags.c_contiguous and valid is None
+
     def add(pieces: range) -> None:
-        room = np.empty(len(probabilities) * COPIED, wide)  # for one copy after the other
+        room = np.empty(0 if ready else len(probabilities) * COPIED, wide)  # for one copy at a time
         for i in pieces:
             part = slice(starts[i], starts[i] + step)
-            slab, decided = probabilities[:, part], prediction[part]
-            if valid is not None:
+            slab, decided, before = probabilities[:, part], prediction[part], 0
+            if ready:
+                slab, before = probabilities, prediction[: starts[i]].size
+            elif valid is not None:
                 slab, decided = slab[:, valid[part]], decided[valid[part]]
             slab, decided = slab.reshape(len(slab), -1), decided.reshape(-1)
             for at in range(0, len(decided), COPIED):
-                some, labelled = slab[:, at : at + COPIED], decided[at : at + COPIED]
-                p = copy_floats(some, room[: some.size].reshape(some.shape))
+                labelled, p, first = decided[at : at + COPIED].astype(np.int32), slab, before + at
+                if not ready:
+                    some, first = slab[:, at : at + COPIED], 0
+                    p = copy_floats(some, room[: some.size].reshape(some.shape))
                 add_structures(
-                    p, labelled.astype(np.int32), of_channels, filled, regions, ends, tie, found[i]
-                )
+                    p, first, labelled, of_channels, filled, regions, ends, tie, found[i]
+                )  # fmt: skip
 
     threads = threads_for(len(starts))
     in_threads(add, [range(t, len(starts), threads) for t in range(threads)])
