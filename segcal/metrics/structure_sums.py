@@ -146,13 +146,16 @@ def structure_sums(
     sums = _summed(probabilities, prediction, channels, labels, regions, valid, level, tie)
     voxel_ml = math.prod(spacing_mm) / 1000
     boxes = label_boxes((prediction,), [value for values in labels for value in values])
-    found = []
-    for of, channel, values in zip(sums.tolist(), channels, labels, strict=True):
+
+    def shell(structure: tuple[int, Sequence[int]]) -> tuple[int, float]:
+        channel, values = structure
         around = _around([boxes[value] for value in values], prediction.shape)
         keep = None if valid is None else valid[around]
-        shell_voxels, shell_bits = _shell(
-            probabilities[channel][around], prediction[around], values, keep
-        )
+        return _shell(probabilities[channel][around], prediction[around], values, keep)
+
+    shells = in_threads(shell, list(zip(channels, labels, strict=True)))
+    found = []
+    for of, (shell_voxels, shell_bits) in zip(sums.tolist(), shells, strict=True):
         found.append(
             StructureSums(
                 mask_voxels=int(of[VOXELS]),
