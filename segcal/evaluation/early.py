@@ -76,7 +76,9 @@ class EarlyCounts:
             return None
         counted, prepared = self._begun
         same = probabilities.__array_interface__ == counted.__array_interface__
-        if not same or _failed(prepared) or any(map(_failed, self._classes)):
+        if not same or prepared.cancelled() or _failed(prepared):
+            return None
+        if any(map(_failed, self._classes)):
             return None
         return prepared.result()
 

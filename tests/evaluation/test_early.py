@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
 
 import numpy as np
 import pytest
@@ -97,6 +98,17 @@ def test_counts_of_other_probabilities_are_thrown_away(early):
             counts.arrived(y, None, p, 3)
             assert (counts.voxels(given) is not None) == kept
     with EarlyCounts(EvaluationSettings()) as counts:
+        assert counts.voxels(p) is None
+
+
+def test_a_thread_that_has_not_begun_leaves_all_to_others():
+    """On a busy machine, a small file is read before the thread gets its turn."""
+    p, y, turn = np.full((3, *SHAPE), 1 / 3), np.zeros(SHAPE, int), Event()
+    with EarlyCounts(EvaluationSettings()) as counts:
+        counts._pool.submit(turn.wait)
+        counts.arrived(y, None, p, 3)
+        counts._pool.shutdown(wait=False, cancel_futures=True)
+        turn.set()
         assert counts.voxels(p) is None
 
 
