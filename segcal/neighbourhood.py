@@ -455,11 +455,10 @@ def pad_labels(labels: Tensor, sizes: tuple[int, ...], outside: int | None) -> T
 
 
 def _replicate(labels: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    padded = labels.new_zeros(
-        (labels.shape[0], *(n + k - 1 for n, k in zip(labels.shape[1:], sizes, strict=True)))
-    )
+    shape = (labels.shape[0], *(n + k - 1 for n, k in zip(labels.shape[1:], sizes, strict=True)))
     if labels.numel() == 0:
-        return padded
+        return labels.new_zeros(shape)
+    padded = labels.new_empty(shape)
     _unpad(padded, sizes).copy_(labels)
     for axis, k in enumerate(sizes, start=1):  # a later axis fills the corners of the earlier
         half, n = k // 2, labels.shape[axis]

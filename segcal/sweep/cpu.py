@@ -29,18 +29,18 @@ from segcal.sweep.bins_loops import (
     sum_block,
 )
 from segcal.sweep.confidence_loops import ConfidenceNumbers, confidence_block, largest_block
+from segcal.sweep.labels_loops import BLOCK, PLACES, VALID, WRONG, encode_block
 from segcal.sweep.loops import BLOCK_VOXELS, STRETCH, Numbers, split, sweep_block
 from segcal.sweep.overlap_loops import overlap_block
 from segcal.sweep.terms import (
     FUNCTION_CODES,
-    NOTHING,
     SHAPE_CODES,
     ConfidencePlan,
     Residual,
     SweepPlan,
     Together,
 )
-from segcal.tensors import check_label_values, valid_mask
+from segcal.tensors import check_label_values
 
 TABLE_BYTES = 2**25
 """Limit on the memory of the sums by bin of all blocks, unless one block per image needs more."""
@@ -64,20 +64,33 @@ def encode(
     Raises:
         ValueError: label values that do not fit.
     """
-    check_label_values(labels, num_classes, terms.ignore_index)
-    valid = valid_mask(labels, terms.ignore_index)
-    codes = labels.to(torch.uint8)
-    if terms.ignore_index is not None:
-        codes = codes.masked_fill(~valid, NOTHING)
-    n = valid.count_nonzero().double()
-    penalty_weight = torch.where(n > 0, 1 / n.clamp(min=1), 0.0)
-    if terms.cross_entropy is None:
+    ignore, ce = terms.ignore_index, terms.cross_entropy
+    class_weight = None if ce is None else ce.class_weight
+    codes = torch.empty(labels.shape, dtype=torch.uint8)
+    blocks = -(-labels.numel() // BLOCK)
+    found = np.zeros((blocks, PLACES + num_classes), np.int64)
+    arguments = (
+        labels.contiguous().view(-1).numpy(),
+        num_classes,
+        ignore is not None,
+        ignore or 0,
+        class_weight is not None,
+        codes.view(-1).numpy(),
+        found,
+    )
+    _in_parallel(lambda block: encode_block(*arguments, block), blocks)
+    counts = found.sum(0)
+    if counts[WRONG]:
+        check_label_values(labels, num_classes, ignore)
+    n = int(counts[VALID])
+    penalty_weight = torch.tensor(1 / n if n else 0.0, dtype=torch.float64)
+    if ce is None:
         return codes, penalty_weight, None
-    if terms.cross_entropy.class_weight is None:
-        return codes, penalty_weight, torch.ones(num_classes).double() / n.clamp(min=1)
-    weight = terms.cross_entropy.class_weight.double()
-    found = torch.where(valid, weight[torch.where(valid, labels, 0).long()], 0.0).sum()
-    return codes, penalty_weight, weight / found.clamp(min=torch.finfo(torch.float64).tiny)
+    if class_weight is None:
+        return codes, penalty_weight, penalty_weight.expand(num_classes)
+    weight = class_weight.double()
+    total = (weight * torch.from_numpy(counts[PLACES:])).sum()
+    return codes, penalty_weight, weight / total.clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def scale(gradient: Tensor, factor: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -26,7 +26,7 @@ from segcal.penalties.margin import Margin, margin
 from segcal.penalties.nacl import NACL, nacl
 from segcal.recipes import build, load_component, names
 from segcal.sweep import cpu, fused, vector_math
-from segcal.sweep.terms import ConfidenceTerm, Residual
+from segcal.sweep.terms import NOTHING, ConfidenceTerm, CrossEntropyTerm, Residual, Together
 from tests.conftest import close
 from tests.test_contracts import data, method
 
@@ -229,6 +229,23 @@ def test_any_layout_of_the_labels(padding):
         crac[1].dual_step()
         close(crac[0].lam, crac[1].lam)
         expected = crac[1](logits, labels)
+
+
+@pytest.mark.parametrize("ignore_index", [None, 0, 77])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_labels_of_several_blocks_are_counted(dtype, ignore_index):
+    labels = torch.randint(0, 5, (3, 50_000), generator=torch.Generator().manual_seed(0))
+    labels[labels == 3] = 2  # a class that does not occur
+    labels[:, 1000:2000] = 0 if ignore_index is None else ignore_index
+    weight = torch.tensor([0.1, 0.5, 2.0, 7.0, 0.3])
+    valid = labels != ignore_index if ignore_index is not None else torch.ones_like(labels) > 0
+    for class_weight in (None, weight):
+        terms = Together(None, CrossEntropyTerm(5, ignore_index, class_weight))
+        codes, per_voxel, of_classes = cpu.encode(labels.to(dtype), 5, terms)
+        assert torch.equal(codes.long(), torch.where(valid, labels, NOTHING))
+        assert per_voxel == 1 / valid.sum().double()
+        each = torch.ones(5).double() if class_weight is None else weight.double()
+        close(of_classes, each / each[labels[valid]].sum(), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
