@@ -11,9 +11,10 @@ are in ``configs/studies`` and ``configs/recipes`` at its commit.
 
 `page` puts tables that are made of these files into a Markdown page, each between the marks
 ``<!-- NAME -->`` and ``<!-- /NAME -->``: ``overview``, ``verdict``, ``goals``, ``means``,
-``duels``, ``ranks``, ``claims`` and ``studies``. Marks that a page does not have are left out.
-Studies of one method's weight go into a folder of their own, so that they take no part in ranks:
-``collect --results data/results/weights OUTPUT``; their goals stand between the marks ``weights``.
+``duels``, ``rivals``, ``ranks``, ``claims`` and ``studies``. Marks that a page does not have are
+left out. Studies of one method's weight go into a folder of their own, so that they take no part in
+ranks: ``collect --results data/results/weights OUTPUT``; their goals stand between the marks
+``weights``.
 """
 
 from __future__ import annotations
@@ -190,6 +191,7 @@ def sections(
         "goals": [tables.goal_table(c) for c in comparisons if c.changes],
         "means": [tables.mean_table(c, shown) for c in comparisons],
         "duels": [tables.duel_table(comparisons, f, m) for f in FIELDS for m in FOUGHT],
+        "rivals": [tables.rival_table(comparisons, OURS)],
         "ranks": [tables.rank_table(rank_everywhere(comparisons), "all sets")],
         "claims": [tables.claim_table(claims, comparisons)] if claims else [],
         "studies": [studies_table(results)],

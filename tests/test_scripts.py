@@ -132,7 +132,9 @@ def test_what_is_published_is_what_was_measured(tmp_path):
     study = write_simulated(tmp_path / "study", effects=effects, patients=5)
     measured = read_results(study)
     page, results = tmp_path / "page.md", tmp_path / "results"
-    marks = ("overview", "verdict", "goals", "means", "duels", "ranks", "claims", "studies")
+    marks = (
+        "overview", "verdict", "goals", "means", "duels", "rivals", "ranks", "claims", "studies",
+    )  # fmt: skip
     page.write_text("# A page\n" + "".join(f"<!-- {m} -->\nbefore\n<!-- /{m} -->\n" for m in marks))
     options = SimpleNamespace(
         studies=[study], results=results, page=page, baseline="dice_ce", resamples=50

@@ -15,6 +15,7 @@ from segcal.study.tables import (
     goal_table,
     mean_table,
     overview_table,
+    rival_table,
     verdict_table,
 )
 from tests.study.simulated import Effect, write_simulated
@@ -168,6 +169,17 @@ def test_duels_count_both_sides(whole):
     assert cells["confidence", "dice_ce"] == "2"
     assert cells["dice_ce", "confidence"] == "0"
     assert cells["dice_ce", "dice_ce"] == ""
+    rivals = rival_table(comparisons, "confidence")
+    assert {row[0].text for row in rivals.rows} == {row[0].text for row in table.rows} - {
+        "confidence"
+    }
+    (of_baseline,) = (row for row in rivals.rows if row[0].text == "dice_ce")
+    (as_trained,) = (
+        cell.text
+        for cell, column in zip(of_baseline, rivals.columns, strict=True)
+        if column.name == "ECE near, as trained"
+    )
+    assert as_trained == "2 : 0 of 2"
 
 
 def test_a_report_replaces_the_one_before(tmp_path):
