@@ -396,11 +396,11 @@ def duel_table(comparisons: Sequence[GroupComparison], field: str, metric: str) 
         field: name of the methods that are compared.
         metric: its column.
     """
-    won, groups = _duels(comparisons, field, metric)
+    duels, groups = _duels(comparisons, field, metric)
     recipe = {m.name: m.recipe for c in comparisons for m in c.methods}
-    names = list(dict.fromkeys(row for row, _ in won))
+    names = list(dict.fromkeys(row for row, _ in duels))
     body = [
-        [Cell(recipe[row], row), *(_duel_cell(won.get((row, column))) for column in names)]
+        [Cell(recipe[row], row), *(_duel_cell(duels.get((row, column))) for column in names)]
         for row in names
     ]
     caption = (
