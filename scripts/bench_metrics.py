@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
+import importlib
 import json
 import os
 import platform
@@ -53,7 +53,7 @@ from segcal.tally import Voxels
 PACKAGES = {
     "MedPy": "medpy",
     "MONAI": "monai",
-    "seg-metrics": "seg_metrics",
+    "seg-metrics": "seg_metrics.seg_metrics",
     "surface-distance": "surface_distance",
     "torchmetrics": "torchmetrics",
 }
@@ -164,8 +164,10 @@ def probabilities(made: Scene) -> NDArray[np.float32]:
 def installed(package: str, without: list[str], console: Console) -> bool:
     if package in without:
         return False
-    if importlib.util.find_spec(PACKAGES[package]) is None:
-        console.print(f"{package} is not installed: left out")
+    try:
+        importlib.import_module(PACKAGES[package])
+    except ImportError as error:  # itself, or what it needs but does not bring along
+        console.print(f"{package} is left out, since it cannot be imported: {error}")
         return False
     return True
 

@@ -16,6 +16,7 @@ from segcal.study.comparing import (
     NEAR_ECE,
     NEAR_NLL,
     NLL,
+    REPAIR,
     TACE,
     TRUTH,
     GroupComparison,
@@ -438,10 +439,11 @@ def rival_table(comparisons: Sequence[GroupComparison], recipe: str) -> Table:
         for name, of in rows.items()
     ]
     caption = (
-        f"In how many sets and networks {recipe} has the better mean, and in how many the other "
-        "recipe, beyond chance (as for every pair of recipes: paired t-test over patients, "
-        "corrected for the number of pairs by Holm, 5 %; interval excludes 0; all seeds agree), of "
-        "those with both. Repaired: both with class_region. Bold: better in all."
+        f"First number: sets and networks in which {recipe} has the better mean beyond chance; "
+        "second: in which the other recipe has; last: in which both were trained. Chance is ruled "
+        "out as for every pair of recipes: paired t-test over patients, corrected for the number "
+        "of pairs by Holm, 5 %; interval excludes 0; all seeds agree. Repaired: both with "
+        f"{REPAIR}. Bold: better in all."
     )
     title = f"{recipe} against every other recipe"
     named = [Column("recipe"), *map(Column, columns.values())]

@@ -169,17 +169,16 @@ def test_duels_count_both_sides(whole):
     assert cells["confidence", "dice_ce"] == "2"
     assert cells["dice_ce", "confidence"] == "0"
     assert cells["dice_ce", "dice_ce"] == ""
-    rivals = rival_table(comparisons, "confidence")
-    assert {row[0].text for row in rivals.rows} == {row[0].text for row in table.rows} - {
-        "confidence"
-    }
-    (of_baseline,) = (row for row in rivals.rows if row[0].text == "dice_ce")
-    (as_trained,) = (
-        cell.text
-        for cell, column in zip(of_baseline, rivals.columns, strict=True)
-        if column.name == "ECE near, as trained"
-    )
-    assert as_trained == "2 : 0 of 2"
+    for recipe, other, expected in (
+        ("confidence", "dice_ce", "2 : 0 of 2"),
+        ("dice_ce", "confidence", "0 : 2 of 2"),
+    ):
+        rivals = rival_table(comparisons, recipe)
+        assert {row[0].text for row in rivals.rows} == {r[0].text for r in table.rows} - {recipe}
+        column = [c.name for c in rivals.columns].index("ECE near, as trained")
+        (cell,) = (row[column] for row in rivals.rows if row[0].text == other)
+        assert cell.text == expected
+        assert cell.best == (recipe == "confidence")
 
 
 def test_a_report_replaces_the_one_before(tmp_path):

@@ -246,6 +246,10 @@ def test_labels_of_several_blocks_are_counted(dtype, ignore_index):
         assert per_voxel == 1 / valid.sum().double()
         each = torch.ones(5).double() if class_weight is None else weight.double()
         close(of_classes, each / each[labels[valid]].sum(), rtol=1e-14, atol=0)
+    wrong = 2**40 + 1 if dtype == torch.int64 else 5  # its last byte alone would be a class
+    labels[-1, -1] = wrong
+    with pytest.raises(ValueError, match=rf"got \[{wrong}\] in 1 voxels"):
+        cpu.encode(labels.to(dtype), 5, terms)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
