@@ -23,7 +23,9 @@ R = TypeVar("R")
 def compiled(function: Callable[P, R], *, fastmath: Collection[str] = ()) -> Callable[P, R]:
     """Compile a loop that runs without the interpreter's lock, and keep it on disk if possible.
 
-    Numba is imported here and not above, so that programs which need no such loop start faster.
+    Numba is imported here and not above, so that programs which need no such loop start faster. A
+    division by 0 gives infinity or NaN as in NumPy, because a loop that could raise an error does
+    not become vector instructions.
 
     Args:
         function: a loop that Numba understands.
@@ -31,7 +33,7 @@ def compiled(function: Callable[P, R], *, fastmath: Collection[str] = ()) -> Cal
     """
     from numba import njit
 
-    loop = njit(nogil=True, fastmath=set(fastmath))(function)
+    loop = njit(nogil=True, fastmath=set(fastmath), error_model="numpy")(function)
     try:
         kept = _on_disk(function)
     except (ImportError, OSError, RuntimeError, SyntaxError, ValueError):

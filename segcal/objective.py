@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,14 @@ from typing_extensions import Self
 from segcal.heads import HEADS, Head, split_heads
 from segcal.late_checks import raise_wrong_labels
 from segcal.schedule import Ramp, Schedules
-from segcal.sweep.fused import supports, supports_overlap, sweep
+from segcal.sweep.fused import Weights, supports, sweep
 from segcal.sweep.terms import (
+    BinTerm,
     ConfidenceTerm,
     CrossEntropyTerm,
     OverlapTerm,
-    Penalty,
     Residual,
-    Swept,
+    Together,
 )
 from segcal.tensors import check_logits, double_needed, is_soft
 from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoViewTerm, View
@@ -35,25 +35,13 @@ from segcal.term import Capabilities, DualStep, OtherTerm, Reduce, Term, TwoView
 __all__ = ["Objective", "TwoHeads", "two_view_loss"]
 
 
-class _SharedSweep(NamedTuple):
-    """A cross-entropy, and the terms that share its sweep, a single pass over the voxels.
-
-    Attributes:
-        names: names of the cross-entropy, the penalty and the loss of overlaps (such as Dice); ""
-            where there is none.
-        cross_entropy: description of the cross-entropy.
-        penalty: description of the penalty, or None.
-        overlap: description of the loss of overlaps, or None.
-    """
-
-    names: tuple[str, str, str]
-    cross_entropy: CrossEntropyTerm
-    penalty: Penalty | None = None
-    overlap: OverlapTerm | None = None
-
-
-def _alike(one: Swept, other: Swept) -> bool:
-    return (one.num_classes, one.ignore_index) == (other.num_classes, other.ignore_index)
+_KINDS: dict[str, Any] = {
+    "penalty": Residual | ConfidenceTerm,
+    "cross_entropy": CrossEntropyTerm,
+    "overlap": OverlapTerm,
+    "bins": BinTerm,
+}
+"""What one sweep computes, by the names that :class:`segcal.sweep.terms.Together` has for it."""
 
 
 class Objective(nn.Module):
@@ -153,9 +141,9 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the scalar objective, and every term without its weight and gradient, by name.
 
-        Where cross-entropy, a penalty and soft Dice can be computed in one pass over the voxels
-        (:mod:`segcal.sweep`), they are; the sum is the same but for rounding. A term that compares
-        two views (BWCR) is left out in eval mode.
+        Where several of cross-entropy, a penalty, soft Dice and mL1-ACE can be computed in one
+        sweep over the voxels (:mod:`segcal.sweep`), they are; the sum is the same but for rounding.
+        A term that compares two views (BWCR) is left out in eval mode.
 
         Args:
             logits: ``(N, K, *S)``.
@@ -190,20 +178,13 @@ class Objective(nn.Module):
         two = self._two_views()
         values: dict[str, Tensor] = {}
         parts: list[Tensor] = []
-        shared = None if is_soft(logits, labels) else self._shared(logits)
-        if shared is not None:
-            weights = [self.in_force.get(name, 0.0) for name in shared.names]
-            part, *found = sweep(
-                logits,
-                labels,
-                shared.penalty,
-                weight=weights[1],
-                cross_entropy=shared.cross_entropy,
-                cross_entropy_weight=weights[0],
-                overlap=shared.overlap,
-                overlap_weight=weights[2],
-            )
-            values = {n: v for n, v in zip(shared.names, found, strict=True) if n in self.terms}
+        shared = {} if is_soft(logits, labels) else self._shared(logits)
+        if shared:
+            together = Together(**{kind: what for kind, (_, what) in shared.items()})
+            weights = {kind: self.in_force.get(name, 0.0) for kind, (name, _) in shared.items()}
+            part, found = sweep(logits, labels, together, Weights(**weights))
+            by_kind = Weights(*found)
+            values = {name: getattr(by_kind, kind) for kind, (name, _) in shared.items()}
             parts.append(part)
         declared = self.declared()
         for name, term in self.terms.items():
@@ -252,33 +233,25 @@ class Objective(nn.Module):
         return dict(self._terms())
 
     def shares_sweep(self, logits: Tensor) -> bool:
-        """Whether a cross-entropy shares a sweep over logits ``(N, K, *S)`` with other terms."""
-        return self._shared(logits) is not None
+        """Whether some terms share a sweep over logits ``(N, K, *S)``."""
+        return bool(self._shared(logits))
 
     def _two_views(self) -> list[str]:
         """Names of terms that compare two views."""
         return [name for name, term in self.declared().items() if term.two_views]
 
-    def _shared(self, logits: Tensor) -> _SharedSweep | None:
-        """Terms that share a sweep: a cross-entropy with a penalty, a loss of overlaps, or both."""
-        described = [(name, term.swept()) for name, term in self.declared().items()]
-        for name, loss in described:
-            if not isinstance(loss, CrossEntropyTerm):
+    def _shared(self, logits: Tensor) -> dict[str, tuple[str, Any]]:
+        """Terms that share a sweep, by their kind: name and description; none if it is one."""
+        groups: dict[Any, dict[str, tuple[str, Any]]] = {}
+        for name, term in self.declared().items():
+            what = term.swept()
+            if what is None or not supports(logits, what):
                 continue
-            beside = [(n, d) for n, d in described if d is not None and _alike(d, loss)]
-            penalties = [
-                (n, d)
-                for n, d in beside
-                if isinstance(d, Residual | ConfidenceTerm) and supports(logits, d)
-            ]
-            overlaps = [
-                (n, d) for n, d in beside if isinstance(d, OverlapTerm) and supports_overlap(logits)
-            ]
-            if penalties or overlaps:
-                penalty, overlap = (*penalties, ("", None))[0], (*overlaps, ("", None))[0]
-                names = (name, penalty[0], overlap[0])
-                return _SharedSweep(names, loss, penalty[1], overlap[1])
-        return None
+            kind = next(kind for kind, types in _KINDS.items() if isinstance(what, types))
+            group = groups.setdefault((what.num_classes, what.ignore_index), {})
+            group.setdefault(kind, (name, what))
+        largest = max(groups.values(), key=len, default={})
+        return largest if len(largest) > 1 else {}
 
     def forward(self, logits: Tensor, labels: Tensor, image: Tensor | None = None) -> Tensor:
         """Return the scalar objective; :meth:`loss_and_terms` also returns its terms."""
@@ -396,7 +369,7 @@ class TwoHeads(Objective):
         return split_heads(logits, known)
 
     def shares_sweep(self, logits: Tensor) -> bool:
-        """Whether a cross-entropy and a penalty of a head share a sweep over its logits."""
+        """Whether some terms of a head share a sweep over its logits."""
         both = zip(self._objectives().values(), self.by_head(logits), strict=True)
         return any(one.shares_sweep(of_head) for one, of_head in both)
 

@@ -21,7 +21,7 @@ from segcal.alm.functions import FUNCTIONS, FunctionName
 from segcal.arrays import check_choice
 from segcal.late_checks import raise_wrong_labels
 from segcal.sweep.fused import Statistics, statistics, supports, sweep
-from segcal.sweep.terms import Residual
+from segcal.sweep.terms import Residual, Together
 from segcal.tensors import check_background, full_precision, is_soft
 from segcal.term import DualStep, LearnedTerm, Reduce
 
@@ -229,7 +229,7 @@ class AugmentedLagrangian(LearnedTerm):
         """
         residual = self.swept()
         if residual is not None and supports(logits, residual) and not is_soft(logits, labels):
-            return sweep(logits, labels, residual)[0]
+            return sweep(logits, labels, Together(residual))[0]
         with full_precision(logits) as x:
             z, region = self.constraints(x, labels)
             value, _ = self._evaluate(z, region)

@@ -103,7 +103,7 @@ def _say_fast_paths(found_gpu: bool) -> None:
     for name in ("cpu", "cuda") if found_gpu else ("cpu",):
         logits = torch.zeros(1, 2, 8, 8, device=name)
         terms = (penalty(2).to(name).swept() for penalty in (NACL, Confidence))
-        works = all(supports(logits, term) for term in terms)
+        works = all(term is not None and supports(logits, term) for term in terms)
         say(console, f"{name}: {'fast path works' if works else 'slower readable version'}")
     if found_gpu:
         say(console, f"GPU: {torch.cuda.get_device_name(0)}; segcal doctor --gpu checks it")

@@ -139,6 +139,18 @@ def _of_sums(
     return loss.mean()
 
 
+def of_all_classes(slope: Tensor, classes: Tensor) -> Tensor:
+    """Derivatives like `classes` ``(N, K)``, 0 where the first classes have none.
+
+    Args:
+        slope: ``(N, F)``, of the last F classes; or ``(F,)``, of sums over the batch.
+        classes: what the derivatives are by.
+    """
+    found = torch.zeros_like(classes)
+    found[:, classes.shape[1] - slope.shape[-1] :] = slope
+    return found
+
+
 def _scaled_by_error(p: Tensor, t: Tensor) -> Tensor:
     """Return `p`; its gradient is multiplied by ``|p - t|`` in the backward pass."""
     held = p.detach()
@@ -189,10 +201,23 @@ class SoftDiceLoss(Term):
             return None
         return OverlapTerm(self.num_classes, self._of_overlaps, self.ignore_index)
 
-    def _of_overlaps(self, probability: Tensor, overlap: Tensor, labelled: Tensor) -> Tensor:
+    def _of_overlaps(
+        self, probability: Tensor, overlap: Tensor, labelled: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         first = 0 if self.include_background else 1
         p, o, t = (x[:, first:] for x in (probability, overlap, labelled))
-        return _of_sums(p + t, o, t, self.batch, self.smooth, self.skip_empty)
+        value = _of_sums(p + t, o, t, self.batch, self.smooth, self.skip_empty)
+        if self.batch:
+            p, o, t = (x.sum(0) for x in (p, o, t))
+        kept = (t > 0).to(t) if self.skip_empty else torch.ones_like(t)
+        share = kept / kept.sum().clamp(min=1)
+        size, twice = p + t + self.smooth, 2 * o + self.smooth
+        by_probability, by_overlap = share * twice / size**2, -2 * share / size
+        return (
+            value,
+            of_all_classes(by_probability, probability),
+            of_all_classes(by_overlap, overlap),
+        )
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""

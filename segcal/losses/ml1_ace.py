@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from segcal.arrays import check_choice
 from segcal.binning import equal_width_index
-from segcal.sweep.bins import bin_sums, supports_bins
+from segcal.sweep.fused import supports, sweep
+from segcal.sweep.terms import BinTerm, Together
 from segcal.tensors import (
     check_channels,
     check_logits_labels,
@@ -71,8 +72,8 @@ def ml1_ace(
         per_channel: `labels` are ``(N, K, *S)`` of 0 and 1 that may overlap; p is the sigmoid
             of every channel, none of which is background.
         ignore_index: label to leave out.
-        fused: use compiled loops where that is possible (see :mod:`segcal.sweep.bins`). False is
-            the readable version, which has a second derivative.
+        fused: use compiled loops where that is possible (see :mod:`segcal.sweep`). False is the
+            readable version, which has a second derivative.
 
     Returns:
         scalar; images without a valid voxel are left out; 0 if no image has a valid voxel.
@@ -81,30 +82,74 @@ def ml1_ace(
         ValueError: shapes, label values or options that do not fit.
     """
     _check(bins, binning, empty_weight)
+    options = _Options.of(binning, empty_weight, skip_empty, include_background or per_channel)
     check = check_channels if per_channel else check_logits_labels
     check(logits, labels, ignore_index=ignore_index)
+    if fused and not per_channel and logits.ndim > 2:
+        term = options.term(logits.shape[1], bins, binning, ignore_index)
+        if supports(logits, term):
+            return sweep(logits, labels, Together(bins=term))[0]
     with full_precision(logits) as x:
         if not x.numel():
             return x.sum()
-        if fused and not per_channel and supports_bins(x):
-            weight, confidence, accuracy = bin_sums(
-                x, labels, bins=bins, soft=binning == "soft", ignore_index=ignore_index
-            )
-        else:
-            weight, confidence, accuracy = _sums(
-                x, labels, bins, binning, per_channel, ignore_index
-            )
-        first = 0 if include_background or per_channel else 1
-        weight, confidence, accuracy = (
-            t[:, first:].flatten(0, 1) for t in (weight, confidence, accuracy)
-        )
+        sums = _sums(x, labels, bins, binning, per_channel, ignore_index)
+        return options.value(*sums).to(x.dtype)
+
+
+class _Options(NamedTuple):
+    """How the loss follows from sums by bin: W, C and A, float64 ``(N, K, M)`` each.
+
+    Attributes:
+        first: first class that takes part.
+        least: bins of a smaller weight count as empty.
+        skip_empty: whether a class without a labelled voxel in an image counts as a gap of 0.
+    """
+
+    first: int
+    least: float
+    skip_empty: bool
+
+    @classmethod
+    def of(
+        cls, binning: Binning, empty_weight: float, skip_empty: bool, include_background: bool
+    ) -> _Options:
+        """Options from those of :func:`ml1_ace`."""
         least = empty_weight if binning == "soft" else 1.0
-        found = ~(weight < least)  # NaN goes on to the loss, as in others
-        total = torch.where(found, (confidence - accuracy).abs(), 0.0)
-        gap = (total / torch.where(found, weight, 1.0)).sum(1) / found.sum(1).clamp(min=1)
-        if skip_empty:
-            gap = torch.where(accuracy.sum(1) == 0, 0.0, gap)
-        return (gap.sum() / found.any(1).sum().clamp(min=1)).to(x.dtype)
+        return cls(0 if include_background else 1, least, skip_empty)
+
+    def term(
+        self, num_classes: int, bins: int, binning: Binning, ignore_index: int | None
+    ) -> BinTerm:
+        """Describe the loss to :mod:`segcal.sweep`."""
+        return BinTerm(num_classes, bins, binning == "soft", self.with_slopes, ignore_index)
+
+    def value(self, weight: Tensor, confidence: Tensor, accuracy: Tensor) -> Tensor:
+        """Return the loss."""
+        share, gap = self._shares(weight, accuracy), (confidence - accuracy).abs()
+        return torch.where(share == 0, 0.0, share * gap).sum()
+
+    def with_slopes(
+        self, weight: Tensor, confidence: Tensor, accuracy: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the loss, and its derivatives by W, C and A."""
+        share, difference = self._shares(weight, accuracy), confidence - accuracy
+        each = torch.where(share == 0, 0.0, share * difference.abs())
+        by_confidence = torch.where(share == 0, 0.0, share * difference.sign())
+        return each.sum(), -each / weight.clamp(min=self.least), by_confidence, -by_confidence
+
+    def _shares(self, weight: Tensor, accuracy: Tensor) -> Tensor:
+        """``1 / (W M+ B)``, which is the loss per ``|C - A|``; 0 where a bin takes no part.
+
+        B is the number of images and classes that have a bin which is not empty.
+        """
+        found = ~(weight < self.least)  # NaN goes on to the loss, as in others
+        found[:, : self.first] = False
+        filled = found.sum(2, keepdim=True)
+        pairs = filled * (filled > 0).sum().clamp(min=1)
+        if self.skip_empty:
+            found = found & (accuracy.sum(2, keepdim=True) != 0)
+        share = 1 / (torch.where(found, weight, 1.0) * pairs.clamp(min=1))
+        return torch.where(found, share, 0.0)
 
 
 def _sums(
@@ -182,6 +227,15 @@ class ML1ACE(Term):
         self.per_channel = per_channel
         self.ignore_index = ignore_index
         self.fused = fused
+
+    def swept(self) -> BinTerm | None:
+        """Describe the loss to :mod:`segcal.sweep`; None where it has no fast form."""
+        if not self.fused or self.per_channel:
+            return None
+        options = _Options.of(
+            self.binning, self.empty_weight, self.skip_empty, self.include_background
+        )
+        return options.term(self.num_classes, self.bins, self.binning, self.ignore_index)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss of `logits` ``(N, K, *S)`` against `labels` ``(N, *S)``."""

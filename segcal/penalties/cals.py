@@ -11,7 +11,7 @@ from torch import Tensor
 from segcal.alm import AugmentedLagrangian
 from segcal.arrays import check_choice
 from segcal.sweep.fused import supports, sweep
-from segcal.sweep.terms import Residual
+from segcal.sweep.terms import Residual, Together
 from segcal.tensors import check_logits_labels, full_precision, valid_mask
 from segcal.term import DualStep, LearnedTerm, Reduce
 
@@ -197,7 +197,7 @@ class CALSHR(LearnedTerm):
         """Return the penalty of `logits` ``(N, K, *S)``; 0 when no voxel is valid."""
         residual = self.swept()
         if residual is not None and supports(logits, residual):
-            return sweep(logits, labels, residual)[0]
+            return sweep(logits, labels, Together(residual))[0]
         with full_precision(logits) as x:
             excess, n = self._excess(x, labels)
             per_class = excess.sum([0, *range(2, x.ndim)])

@@ -24,7 +24,7 @@ from torch import Tensor
 from segcal.late_checks import raise_wrong_labels
 from segcal.neighbourhood import KernelSize, check_options, outer_region
 from segcal.sweep.fused import confidence_statistics, supports, sweep
-from segcal.sweep.terms import ConfidenceTerm
+from segcal.sweep.terms import ConfidenceTerm, Together
 from segcal.tensors import (
     check_background,
     check_channels,
@@ -388,7 +388,7 @@ class Confidence(LearnedTerm):
         """
         term = self.swept()
         if term is not None and supports(logits, term) and not is_soft(logits, labels):
-            return sweep(logits, labels, term)[0]
+            return sweep(logits, labels, Together(term))[0]
         with full_precision(logits) as x:
             return log_odds_mean(self.decisions(x, labels), self.multipliers_in_force())
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from segcal.sweep.fused import supports, sweep
-from segcal.sweep.terms import Residual
+from segcal.sweep.terms import Residual, Together
 from segcal.tensors import (
     ClassReduction,
     check_background,
@@ -160,7 +160,7 @@ class Margin(Term):
         """Return the weighted penalty of `logits` ``(N, K, *S)``; `labels` ``(N, *S)``."""
         residual = self.swept()
         if residual is not None and supports(logits, residual):
-            return sweep(logits, labels, residual)[0]
+            return sweep(logits, labels, Together(residual))[0]
         check_num_classes(logits, self.num_classes)
         return self.alpha * margin(
             logits,

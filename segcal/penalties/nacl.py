@@ -19,7 +19,7 @@ from segcal.neighbourhood import (
     class_proportions,
 )
 from segcal.sweep.fused import supports, sweep
-from segcal.sweep.terms import Residual
+from segcal.sweep.terms import Residual, Together
 from segcal.tensors import (
     ClassReduction,
     check_background,
@@ -217,7 +217,7 @@ class NACL(Term):
         """
         residual = self.swept()
         if residual is not None and supports(logits, residual):
-            return sweep(logits, labels, residual)[0]
+            return sweep(logits, labels, Together(residual))[0]
         check_num_classes(logits, self.num_classes)
         return self.alpha * nacl(
             logits,

@@ -1,58 +1,45 @@
-"""Loops that sum probabilities by bin, and the gradient of a loss of the sums, for CPUs.
+"""Loops that sum probabilities by bin, and slopes of a loss of the sums, for CPUs.
 
-**What is computed.** For a voxel with label y and logits l, p is the softmax, and every p_k belongs
-to bins m of M by weights w_m: all of it to the bin of :func:`segcal.binning.equal_width_index`
-(hard), or 1 - f to bin a and f to bin a + 1, where ``t = min(max(M p_k - 1/2, 0), M - 1)``, a is
-its integer part and f the rest (soft). :func:`sum_block` finds, per image n, class k and bin m,
+**What is computed.** For a voxel with label y and softmax p, every p_k belongs to bins m of M by
+weights w_m: all of it to the bin of :func:`segcal.binning.equal_width_index` (hard), or 1 - f to
+bin a and f to bin a + 1, where ``t = min(max(M p_k - 1/2, 0), M - 1)``, a is its integer part and f
+the rest (soft). Per image n, class k and bin m, sums are
 
     W = sum w_m      C = sum w_m p_k      A = sum w_m [k = y]
 
-From a loss L of these, by its derivatives, :func:`pull_block` finds the gradient
+A loss L of these has, for p_k, the slope
 
-    dL/dl_k = p_k (g_k - sum_j p_j g_j)
     g_k = sum_m w_m dL/dC_m + sum_m w_m' (dL/dW_m + p_k dL/dC_m + [k = y] dL/dA_m)
 
 where w' is 0 for hard bins, and -M and M for soft bins if t is not at a bound. Within a cell (see
 below) g_k is a straight line in p_k, whose two numbers are looked up.
 
-**Why two passes.** The loss is known when all voxels are summed. The second pass computes the
-softmax anew, so that the gradient is all that is kept in the size of the logits.
+**Cells.** Numbers are summed by cell. There are M + 1 cells: a; or ``M`` where t is held at 0 (so
+that w' is 0; at its upper bound a + 1 is a). A cell has sums of 1 - f and f, each times 1, p, and
+[k = y]. Most probabilities of a segmentation are near 0 or 1: those of the lowest and of the
+highest cell, where f is 0, are summed as vectors, and only the others, a few percent, one after the
+other. Additions to the same number wait for each other, so neighbours in the list of these go to
+``LANES`` tables in turn.
 
-**Cells.** Numbers are summed by cell. There are M + 2 cells: a; or ``M`` where t is held at 0 (so
-that w' is 0; at its upper bound a + 1 is a); or ``M + 1`` for voxels that do not count. A cell has
-sums of 1 - f, f, (1 - f) p and f p. Additions to the same number wait for each other, and mostly
-the same cell comes again, so neighbouring voxels go to ``LANES`` tables in turn. Hits are added
-once per voxel, by the probability of its label, not once per class.
-
-**Layout.** Logits are ``(N, K, V)``, contiguous; the loops need no neighbours of a voxel. Stretches
-are defined in :mod:`segcal.sweep.loops`; a block is consecutive stretches of one image.
-
-**Invariants.** Which stretches make a block depends on shape and number of bins alone, and every
-block adds to tables of its own, so results have the same bits on any number of threads. A voxel
-with label ``NOTHING`` gives exactly 0 to sums and gradient. A NaN in the logits of any other voxel
-reaches the sums, in some bin. Sums are float64; everything else has the type of the logits.
+These functions see a stretch (:mod:`segcal.sweep.stretches`); :mod:`segcal.sweep.sums_loops` calls
+them. A NaN has a cell, so that it reaches the sums.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from segcal.compiling import compiled
-from segcal.sweep.loops import STRETCH, of_class, set_exponentials, set_largest
 from segcal.sweep.terms import NOTHING
-from segcal.sweep.vector_math import EXACT
+from segcal.sweep.vector_math import IN_VECTORS, SUMS
 
 LANES = 4
-SLOTS = 4
-"""Sums of a cell: of 1 - f, f, (1 - f) p and f p."""
-HIT_SLOTS = 2
-"""Sums of a cell over the voxels whose label is the class: of 1 - f and f."""
-EXTRA_CELLS = 2
-"""Beyond one for each bin: t held at 0, and voxels that do not count."""
+SLOTS = 6
+"""Sums of a cell: of 1 - f and f; times p; and over the voxels whose label is the class."""
+EXTRA_CELLS = 1
+"""Beyond one for each bin: t held at 0."""
 LINE = 2
 """Numbers of a cell in the second pass: intercept and slope of g over p."""
 
@@ -71,212 +58,187 @@ class Bins(NamedTuple):
     soft: bool
 
 
+@njit(**IN_VECTORS)
+def _cell(p, x, bins):
+    """Return the cell of p[x], and f; selections are written so that NaN has a cell."""
+    zero, top = p.dtype.type(0), p.dtype.type(bins.number - 1)
+    if not bins.soft:
+        m = np.ceil(np.float64(np.float32(p[x])) * bins.number - bins.tolerance) - 1.0
+        m = m if m > 0.0 else 0.0
+        return np.int64(m if m < bins.number - 1.0 else bins.number - 1.0), zero
+    position = p[x] * p.dtype.type(bins.number) - p.dtype.type(0.5)
+    inside = top if position > top else position
+    inside = zero if inside < zero else inside
+    left = np.floor(inside)
+    cell = np.int64(left) if left > zero else np.int64(0)
+    return np.int64(bins.number) if position < zero else cell, inside - left
+
+
+@njit(**IN_VECTORS)
+def _ends(bins):
+    """Cells of the lowest and the highest probabilities, in which f is 0 and no line rises."""
+    return bins.number if bins.soft else 0, bins.number - 1
+
+
+@njit(**IN_VECTORS)
+def _set_kinds(p, label, bins, lowest, others):
+    """Say which voxels that count are in the lowest cell, and which between the ends."""
+    T = p.dtype.type
+    if bins.soft:
+        count, half, zero, top = T(bins.number), T(0.5), T(0), T(bins.number - 1)
+        for x in range(p.shape[0]):
+            position, counts = p[x] * count - half, label[x] != NOTHING
+            low = position < zero
+            high = position >= top  # of NaN neither
+            lowest[x] = counts & low
+            others[x] = counts & (not low) & (not high)
+    else:
+        for x in range(p.shape[0]):
+            position = np.float64(np.float32(p[x])) * bins.number - bins.tolerance
+            counts = label[x] != NOTHING
+            low = not position > 1.0  # NaN, too
+            high = position > bins.number - 1.0
+            lowest[x] = counts & low
+            others[x] = counts & (not low) & (not high)
+
+
+@njit(**SUMS)
+def _add_ends(p, label, code, lowest, others, low, high):
+    """Add the voxels of the lowest and of the highest cell to their sums."""
+    low_voxels, low_hits, low_sum = np.int32(0), np.int32(0), 0.0
+    high_voxels, high_hits, high_sum = np.int32(0), np.int32(0), 0.0
+    for x in range(p.shape[0]):
+        v, hit, at_low = np.float64(p[x]), label[x] == code, lowest[x] != 0
+        at_high = (others[x] == 0) & (lowest[x] == 0) & (label[x] != NOTHING)
+        low_voxels = np.int32(low_voxels + at_low)
+        high_voxels = np.int32(high_voxels + at_high)
+        low_hits = np.int32(low_hits + (at_low & hit))
+        high_hits = np.int32(high_hits + (at_high & hit))
+        low_sum += v if at_low else 0.0
+        high_sum += v if at_high else 0.0
+    low[0] += low_voxels
+    low[2] += low_sum
+    low[4] += low_hits
+    high[0] += high_voxels
+    high[2] += high_sum
+    high[4] += high_hits
+
+
+@njit(**IN_VECTORS)
+def _list(marks, words, end, places):
+    """List the places of the first `end` marks that are 1, and return how many there are.
+
+    Args:
+        marks: uint8, 0 or 1, 0 from `end` to the next multiple of eight.
+        words: the same memory as uint64.
+        end: number of marks.
+        places: int32, set.
+    """
+    number = 0
+    for i in range((end + 7) // 8):
+        if words[i]:  # mostly none of eight
+            for x in range(8 * i, 8 * i + 8):  # a branch would often be guessed wrong
+                places[number] = x
+                number += marks[x]
+    return number
+
+
 class BinBuffers(NamedTuple):
-    """Buffers of a stretch, with one number per voxel.
+    """Buffers of a stretch.
 
     Attributes:
-        floats: ``(FLOAT_SLOTS, length)`` of the logits' type.
-        cells: int32 ``(length,)``, cells of the current class.
-        probs: ``(K, length)``, e^(l - max l), then p.
-        slopes: ``(K, length)``, g; for no class in the first pass.
+        lowest: uint8 ``(length,)``, whether a voxel is in the lowest cell.
+        others: uint8 ``(length,)``, whether it is in a cell between the lowest and the highest.
+        words: the memory of `others` as uint64.
+        places: int32 ``(length + 1,)``, list of these voxels.
     """
 
-    floats: Any
-    cells: Any
-    probs: Any
-    slopes: Any
-
-
-FLOAT_SLOTS = 4
-LARGEST = 0  # max l
-NORM = 1  # the sum of e^(l - max l)
-SHARE = 2  # f, of the class in turn
-OWN = 3  # p of the label; in the second pass the sum of p g
+    lowest: Any
+    others: Any
+    words: Any
+    places: Any
 
 
 @njit
-def _buffers(logits, classes_of_slopes):
-    length = min(logits.shape[3], STRETCH)
+def bin_buffers(length):
+    """Buffers for stretches of up to `length` voxels."""
+    others = np.zeros(8 * ((length + 7) // 8), np.uint8)
     return BinBuffers(
-        np.empty((FLOAT_SLOTS, length), logits.dtype),
-        np.empty(length, np.int32),
-        np.empty((logits.shape[1], length), logits.dtype),
-        np.empty((classes_of_slopes, length), logits.dtype),
+        np.empty(length, np.uint8), others, others.view(np.uint64), np.empty(length + 1, np.int32)
     )
 
 
-@njit(forceinline=True, fastmath=EXACT)
-def _set_probabilities(logits, at, largest, norm, probs):
-    """Set the softmax of a stretch."""
-    set_largest(logits, at, largest)
-    set_exponentials(logits, at, largest, probs, norm)
-    for k in range(logits.shape[1]):
-        e = probs[k, : norm.shape[0]]
-        for x in range(norm.shape[0]):
-            e[x] /= norm[x]
+@njit(**IN_VECTORS)
+def _mark(p, label, bins, buffers):
+    """Set the buffers for a stretch, and return the number of voxels between the ends."""
+    width = p.shape[0]
+    _set_kinds(p, label, bins, buffers.lowest, buffers.others[:width])
+    for x in range(width, min(8 * ((width + 7) // 8), buffers.others.shape[0])):
+        buffers.others[x] = 0
+    return _list(buffers.others, buffers.words, width, buffers.places)
 
 
-@njit(forceinline=True, fastmath=EXACT)
-def _set_cells(p, label, bins, cells, share):
-    """Set the cell of every p, and f; selections are written so that NaN has a cell."""
-    T = p.dtype.type
-    zero, half, count, top = T(0), T(0.5), T(bins.number), T(bins.number - 1)
-    if bins.soft:
-        for x in range(p.shape[0]):
-            position = p[x] * count - half
-            inside = top if position > top else position
-            inside = zero if inside < zero else inside
-            left = np.floor(inside)
-            share[x] = inside - left
-            left = left if left > zero else zero
-            cells[x] = np.int32(count if position < zero else left)
-    else:
-        for x in range(p.shape[0]):
-            m = np.ceil(np.float64(np.float32(p[x])) * bins.number - bins.tolerance) - 1.0
-            m = m if m > 0.0 else 0.0
-            cells[x] = np.int32(m if m < bins.number - 1.0 else bins.number - 1.0)
-            share[x] = zero
-    nothing = np.int32(bins.number + 1)
-    for x in range(p.shape[0]):
-        cells[x] = nothing if label[x] == NOTHING else cells[x]
+@njit(**IN_VECTORS)
+def add(p, k, label, bins, buffers, table):
+    """Add a stretch of one class to its sums ``(LANES * cells * SLOTS,)``.
 
-
-@njit(forceinline=True, fastmath=EXACT)
-def _add(p, cells, share, per_lane, table):
-    """Add a stretch of one class to its sums ``(LANES * cells * SLOTS,)``."""
-    for x in range(p.shape[0]):
-        i = SLOTS * ((x & (LANES - 1)) * per_lane + cells[x])
-        f, v = np.float64(share[x]), np.float64(p[x])
+    Args:
+        p: probabilities of the class.
+        k: the class.
+        label: labels.
+        bins: the bins.
+        buffers: of :func:`bin_buffers`.
+        table: the sums.
+    """
+    per_lane, code = bins.number + EXTRA_CELLS, np.uint8(k)
+    lowest, highest = _ends(bins)
+    number = _mark(p, label, bins, buffers)
+    _add_ends(
+        p, label, code, buffers.lowest, buffers.others, table[SLOTS * lowest :],
+        table[SLOTS * highest :],
+    )  # fmt: skip
+    for j in range(number):
+        x = buffers.places[j]
+        cell, share = _cell(p, x, bins)
+        i = SLOTS * ((j & (LANES - 1)) * per_lane + cell)
+        f, v, hit = np.float64(share), np.float64(p[x]), np.float64(label[x] == code)
         w = 1.0 - f
-        a, b, c, d = table[i], table[i + 1], table[i + 2], table[i + 3]
-        table[i] = a + w
-        table[i + 1] = b + f
-        table[i + 2] = c + w * v
-        table[i + 3] = d + f * v
+        table[i] += w
+        table[i + 1] += f
+        table[i + 2] += w * v
+        table[i + 3] += f * v
+        table[i + 4] += w * hit
+        table[i + 5] += f * hit
 
 
-@njit(forceinline=True, fastmath=EXACT)
-def _add_hits(label, cells, share, per_lane, table):
-    """Add a stretch to the hits ``(K * LANES * cells * HIT_SLOTS,)``."""
-    for x in range(label.shape[0]):
-        y = np.int64(label[x]) if label[x] != NOTHING else 0
-        i = HIT_SLOTS * ((y * LANES + (x & (LANES - 1))) * per_lane + cells[x])
-        f = np.float64(share[x])
-        a, b = table[i], table[i + 1]
-        table[i] = a + (1.0 - f)
-        table[i + 1] = b + f
+@njit(**IN_VECTORS)
+def _add_at_ends(label, buffers, low, high, g):
+    """Add two numbers to g in the lowest and in the highest cell, where hits make no difference."""
+    lowest, others, zero = buffers.lowest, buffers.others, g.dtype.type(0)
+    for x in range(g.shape[0]):
+        at_high = (others[x] == 0) & (lowest[x] == 0) & (label[x] != NOTHING)
+        g[x] += low if lowest[x] != 0 else zero
+        g[x] += high if at_high else zero
 
 
-@njit(inline="always")
-def _sum_stretch(logits, codes, bins, at, buffers, table, hits):
-    """Add the voxels at ``(n, 0, start, stop)``."""
-    width, per_lane = at[3] - at[2], bins.number + EXTRA_CELLS
-    label, floats, cells = codes[at[0], at[2] : at[3]], buffers.floats, buffers.cells[:width]
-    largest, norm = floats[LARGEST, :width], floats[NORM, :width]
-    share, own = floats[SHARE, :width], floats[OWN, :width]
-    _set_probabilities(logits, at, largest, norm, buffers.probs)
-    for x in range(width):
-        own[x] = logits.dtype.type(0)
-    for k in range(logits.shape[1]):
-        p, code = buffers.probs[k, :width], np.uint8(k)
-        for x in range(width):
-            own[x] = p[x] if label[x] == code else own[x]
-        _set_cells(p, label, bins, cells, share)
-        _add(p, cells, share, per_lane, table[k])
-    _set_cells(own, label, bins, cells, share)
-    _add_hits(label, cells, share, per_lane, hits)
-
-
-@partial(compiled, fastmath=EXACT)
-def sum_block(logits, codes, bins, per_block, all_sums, all_hits, block):
-    """Sum the stretches of one block by cell.
+@njit(**IN_VECTORS)
+def add_lines(p, k, label, bins, buffers, lines, g):
+    """Add to g the slope that a loss of the sums gives p of class k.
 
     Args:
-        logits: ``(N, K, 1, V)``, contiguous.
-        codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
-        bins: :class:`Bins`.
-        per_block: number of stretches of a block.
-        all_sums: float64 ``(N, blocks / N, K, M + 2, SLOTS)``, set for the block.
-        all_hits: float64 ``(N, blocks / N, K, M + 2, HIT_SLOTS)``, set for the block.
-        block: number of the block.
+        p: probabilities of the class.
+        k: the class.
+        label: labels.
+        bins: the bins.
+        buffers: of :func:`bin_buffers`.
+        lines: ``(2 * cells * LINE,)``, for voxels that are no hit and for hits.
+        g: the slopes.
     """
-    classes, size, per_lane = logits.shape[1], logits.shape[3], bins.number + EXTRA_CELLS
-    n, part = block // all_sums.shape[1], block % all_sums.shape[1]
-    buffers = _buffers(logits, 0)
-    table = np.zeros((classes, LANES * per_lane * SLOTS))
-    hits = np.zeros(classes * LANES * per_lane * HIT_SLOTS)
-    begin = part * per_block * STRETCH
-    for start in range(begin, min(begin + per_block * STRETCH, size), STRETCH):
-        at = (n, 0, start, min(start + STRETCH, size))
-        _sum_stretch(logits, codes, bins, at, buffers, table, hits)
-    lanes = table.reshape((classes, LANES, per_lane, SLOTS))
-    hit_lanes = hits.reshape((classes, LANES, per_lane, HIT_SLOTS))
-    all_sums[n, part] = lanes[:, 0]
-    all_hits[n, part] = hit_lanes[:, 0]
-    for lane in range(1, LANES):
-        all_sums[n, part] += lanes[:, lane]
-        all_hits[n, part] += hit_lanes[:, lane]
-
-
-@njit(forceinline=True, fastmath=EXACT)
-def _set_slopes(p, k, label, cells, lines, g, total):
-    """Set g of class k from `lines` ``(2 * cells * LINE,)``, and add p g to total."""
-    code, of_hit = np.uint8(k), np.int32(lines.shape[0] // (2 * LINE))
-    for x in range(p.shape[0]):
-        cells[x] += of_hit if label[x] == code else np.int32(0)
-    for x in range(p.shape[0]):
-        i = LINE * np.int64(cells[x])
-        g[x] = lines[i] + lines[i + 1] * p[x]
-    for x in range(p.shape[0]):
-        total[x] += p[x] * g[x]
-
-
-@njit(forceinline=True, fastmath=EXACT)
-def _write_gradient(out, label, p, g, total):
-    """Write the gradient of a class."""
-    zero = out.dtype.type(0)
-    for x in range(out.shape[0]):
-        out[x] = p[x] * (g[x] - total[x]) if label[x] != NOTHING else zero
-
-
-@njit(inline="always")
-def _pull_stretch(logits, codes, bins, lines, gradient, at, buffers):
-    """Write the gradient of the voxels at ``(n, 0, start, stop)``."""
-    width = at[3] - at[2]
-    label, floats, cells = codes[at[0], at[2] : at[3]], buffers.floats, buffers.cells[:width]
-    largest, norm = floats[LARGEST, :width], floats[NORM, :width]
-    share, total = floats[SHARE, :width], floats[OWN, :width]
-    _set_probabilities(logits, at, largest, norm, buffers.probs)
-    for x in range(width):
-        total[x] = logits.dtype.type(0)
-    for k in range(logits.shape[1]):
-        p, g = buffers.probs[k, :width], buffers.slopes[k, :width]
-        _set_cells(p, label, bins, cells, share)
-        _set_slopes(p, k, label, cells, lines[at[0], k], g, total)
-    for k in range(logits.shape[1]):
-        p, g = buffers.probs[k, :width], buffers.slopes[k, :width]
-        _write_gradient(of_class(gradient, k, at), label, p, g, total)
-
-
-@partial(compiled, fastmath=EXACT)
-def pull_block(logits, codes, bins, per_block, per_image, lines, gradient, block):
-    """Write the gradient of the stretches of one block.
-
-    Args:
-        logits: ``(N, K, 1, V)``, contiguous.
-        codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
-        bins: :class:`Bins`.
-        per_block: number of stretches of a block.
-        per_image: number of blocks of an image.
-        lines: ``(N, K, 2 * (M + 2) * LINE)`` of the logits' type: g as a line in p by cell, first
-            for voxels that are no hit and then for hits.
-        gradient: like `logits`.
-        block: number of the block.
-    """
-    size = logits.shape[3]
-    n, part = block // per_image, block % per_image
-    buffers = _buffers(logits, logits.shape[1])
-    begin = part * per_block * STRETCH
-    for start in range(begin, min(begin + per_block * STRETCH, size), STRETCH):
-        at = (n, 0, start, min(start + STRETCH, size))
-        _pull_stretch(logits, codes, bins, lines, gradient, at, buffers)
+    code, hits = np.uint8(k), lines.shape[0] // 2
+    lowest, highest = _ends(bins)
+    number = _mark(p, label, bins, buffers)
+    _add_at_ends(label, buffers, lines[LINE * lowest], lines[LINE * highest], g)
+    for j in range(number):
+        x = buffers.places[j]
+        i = LINE * _cell(p, x, bins)[0] + (hits if label[x] == code else 0)
+        g[x] += lines[i] + lines[i + 1] * p[x]

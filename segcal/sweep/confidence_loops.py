@@ -1,4 +1,4 @@
-"""The sweep's loops for the penalty on log-odds, compiled by Numba: :func:`confidence_block`.
+"""The sweep's loops for the penalty on log-odds, compiled by Numba: :func:`confidence_blocks`.
 
 **What is computed.** For a voxel with label y and logits l, with c the first class of the largest
 logit, and with r the region of the predicted map,
@@ -15,13 +15,17 @@ and, with a and b the factors of the two and d = b v lam_rc, or 0 beyond the cli
 
 In validation the sums of p_c and of [c = y], and the voxels, are found per r and c.
 
-**Why two passes.** r depends on the predictions of the neighbours, so :func:`largest_block` first
+**Why two passes.** r depends on the predictions of the neighbours, so :func:`largest_blocks` first
 finds c of all voxels, as bytes; regions are found between the two passes. The second pass, like the
 pass of :mod:`segcal.sweep.loops`, reads the logits once and writes the gradient once, and the
 exponentials serve cross-entropy, log-odds and both gradients.
 
+**Losses of sums.** Where a loss of sums such as soft Dice takes part, its pass
+(:mod:`segcal.sweep.sums_loops`) also finds c and the cross-entropy, and the second pass reads the
+softmax that it left in place of the gradient, and no logits: ``o_i = sum_{j != c} p_j / p_c``.
+
 **Layout.** Logits are ``(N, K, V)``, contiguous; the loops need no neighbours of a voxel.
-Stretches, blocks and buffers are those of :mod:`segcal.sweep.loops`.
+Stretches and blocks are those of :mod:`segcal.sweep.stretches`.
 
 **Invariants.** Results have the same bits on any number of threads, because every block adds to
 sums of its own. Sums of odds start from the other classes, never from ``1 - p_c``, so that they are
@@ -40,19 +44,23 @@ from numba import njit
 from numpy.typing import NDArray
 
 from segcal.compiling import compiled
-from segcal.sweep.loops import (
-    CROSS_ENTROPY,
-    PENALTY,
+from segcal.sweep.bins_loops import bin_buffers
+from segcal.sweep.loops import CROSS_ENTROPY, PENALTY
+from segcal.sweep.sharing import take
+from segcal.sweep.stretches import (
     STRETCH,
-    add_overlap_gradient,
+    blocks_of,
+    cross_entropy,
     of_class,
     set_ce_weights,
     set_largest,
+    set_largest_class,
     split,
     sum_up,
 )
+from segcal.sweep.sums_loops import SumSlopes, set_slopes
 from segcal.sweep.terms import NOTHING
-from segcal.sweep.vector_math import EXACT, exponential, logarithm
+from segcal.sweep.vector_math import EXACT, IN_VECTORS, exponential, logarithm
 
 CONFIDENCE_SUM, HITS, VOXELS = 0, 1, 2
 """Tables ``(2, K)`` in a block's statistics."""
@@ -74,7 +82,9 @@ class ConfidenceNumbers(NamedTuple):
         with_ce: whether to compute the cross-entropy.
         with_gradient: whether to compute the gradient.
         with_statistics: whether to compute the statistics.
-        slopes: ``(N, 2, K)``, derivatives of a loss of overlaps; empty without such a loss.
+        with_softmax: whether the softmax is in the memory of the gradient, for `slopes`; the
+            cross-entropy's value is then not computed.
+        slopes: of losses of sums.
     """
 
     ce_weight: NDArray[np.float64]
@@ -88,7 +98,8 @@ class ConfidenceNumbers(NamedTuple):
     with_ce: bool
     with_gradient: bool
     with_statistics: bool
-    slopes: NDArray[np.float64]
+    with_softmax: bool
+    slopes: SumSlopes
 
 
 class OddsBuffers(NamedTuple):
@@ -96,24 +107,27 @@ class OddsBuffers(NamedTuple):
 
     Attributes:
         floats: ``(FLOAT_SLOTS, length)``.
-        exps: ``(K, length)``, e^(l - l_c); 0 for class c itself.
+        exps: ``(K, length)``, e^(l - l_c), 0 for class c itself; with a softmax, slopes g.
+        bins: for :func:`set_slopes`.
     """
 
     floats: Any
     exps: Any
+    bins: Any
 
 
-FLOAT_SLOTS = 7
-LARGEST = 0  # l_c
+FLOAT_SLOTS = 8
+LARGEST = 0  # l_c; with a softmax, p_c
 ODDS = 1  # o
 CE_WEIGHT = 2  # w_y; then a w_y
-GAP = 3  # l_c - l_y; then the cross-entropy
+GAP = 3  # l_c - l_y; then the cross-entropy; with a softmax, the sum of p g
 PULL = 4  # lam_rc; then d
 VALUE = 5  # lam_rc min(-log o, clip)
-SHARE = 6  # what turns exps into the gradient of their class; then into the softmax
+SHARE = 6  # what turns exps, or p, into the gradient of their class
+NORM = 7  # 1 + o; with a softmax, what turns p_c into its part of the gradient
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _set_odds(logits, at, predicted, largest, exps, odds):
     """Set exps, and odds to their sum."""
     zero = odds.dtype.type(0)
@@ -127,25 +141,24 @@ def _set_odds(logits, at, predicted, largest, exps, odds):
             odds[x] += e[x]
 
 
-@njit(forceinline=True, fastmath=EXACT)
-def _cross_entropy(logits, at, label, largest, odds, gap, weight):
-    """Return the sum of the cross-entropy."""
-    T = odds.dtype.type
-    zero, one = T(0), T(1)
+@njit(**IN_VECTORS)
+def _set_odds_of_softmax(softmax, at, predicted, own, odds):
+    """Set own to p of the predicted class, and odds to the others' sum over it."""
+    zero = odds.dtype.type(0)
     for x in range(odds.shape[0]):
-        gap[x] = zero
-    for k in range(logits.shape[1]):
-        plane, code = of_class(logits, k, at), np.uint8(k)
+        own[x] = zero
+        odds[x] = zero
+    for k in range(softmax.shape[1]):
+        p, code = of_class(softmax, k, at), np.uint8(k)
         for x in range(odds.shape[0]):
-            gap[x] = largest[x] - plane[x] if label[x] == code else gap[x]
+            here, other = p[x], own[x]  # loaded in any case, which vectors can
+            own[x] = here if predicted[x] == code else other
+            odds[x] += zero if predicted[x] == code else here
     for x in range(odds.shape[0]):
-        gap[x] += logarithm(one + odds[x])
-    for x in range(odds.shape[0]):
-        gap[x] = gap[x] * weight[x] if label[x] != NOTHING else zero
-    return sum_up(gap)
+        odds[x] /= own[x]
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _set_multipliers(table, label, predicted, outer, lam):
     """Set lam_rc, 0 where the voxel does not count."""
     T = lam.dtype.type
@@ -161,7 +174,7 @@ def _set_multipliers(table, label, predicted, outer, lam):
         lam[x] = lam[x] if label[x] != NOTHING else zero
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _penalise(clip, edge, factor, label, odds, pull, value):
     """Return the sum of the penalty without v; turn lam_rc into d = factor lam_rc."""
     T = odds.dtype.type
@@ -175,7 +188,7 @@ def _penalise(clip, edge, factor, label, odds, pull, value):
     return sum_up(value)
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _set_shares(odds, weight, pull, share):
     """Set the factors from exps to gradients; turn d into the gradient of class c, but for hits."""
     T = odds.dtype.type
@@ -187,7 +200,7 @@ def _set_shares(odds, weight, pull, share):
         pull[x] = p + pull[x]
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _write_gradient(g, k, label, predicted, e, share, own, weight):
     """Write the gradient of class k."""
     zero, code = g.dtype.type(0), np.uint8(k)
@@ -197,19 +210,29 @@ def _write_gradient(g, k, label, predicted, e, share, own, weight):
         g[x] = slope - hit if label[x] != NOTHING else zero
 
 
-@njit(forceinline=True, fastmath=EXACT)
-def _complete(predicted, odds, exps, per_exp):
-    """Set e^(l - l_c) of class c too, and the factor that turns exps into the softmax."""
-    one = odds.dtype.type(1)
+@njit(**IN_VECTORS)
+def _set_shares_of_softmax(odds, own, weight, pull, total, norm, share):
+    """Set the factors from p of class c, and of the others, to their parts of the gradient."""
+    tiny = odds.dtype.type(1e-37)
     for x in range(odds.shape[0]):
-        per_exp[x] = one / (one + odds[x])
-    for k in range(exps.shape[0]):
-        e, code = exps[k, : odds.shape[0]], np.uint8(k)
-        for x in range(odds.shape[0]):
-            e[x] = one if predicted[x] == code else e[x]
+        o = tiny if odds[x] < tiny else odds[x]
+        norm[x] = weight[x] - total[x]
+        share[x] = norm[x] - pull[x] / (o * own[x])
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
+def _turn_softmax(g, k, label, predicted, slope, norm, share, pull, weight):
+    """Turn p of class k in g into the gradient."""
+    zero, code = g.dtype.type(0), np.uint8(k)
+    for x in range(g.shape[0]):
+        here = predicted[x] == code
+        hit = weight[x] if label[x] == code else zero
+        found = g[x] * ((norm[x] if here else share[x]) + slope[x])
+        found += (pull[x] if here else zero) - hit
+        g[x] = found if label[x] != NOTHING else zero
+
+
+@njit(**IN_VECTORS)
 def _observe(label, predicted, outer, odds, statistics):
     """Add the stretch to the sums of confidence and hits, and to the voxels."""
     for x in range(odds.shape[0]):
@@ -223,20 +246,26 @@ def _observe(label, predicted, outer, odds, statistics):
 @njit(inline="always")
 def _sweep_stretch(logits, maps, plan, gradient, sums, statistics, at, buffers):
     """Sweep the voxels at ``(n, 0, start, stop)``."""
-    width, floats = at[3] - at[2], buffers.floats
+    width, floats, exps = at[3] - at[2], buffers.floats, buffers.exps
     label, predicted = maps[0][at[0], at[2] : at[3]], maps[1][at[0], at[2] : at[3]]
     outer = maps[2][at[0], at[2] : at[3]]
     largest, odds, weight = floats[LARGEST, :width], floats[ODDS, :width], floats[CE_WEIGHT, :width]
     gap, pull, value = floats[GAP, :width], floats[PULL, :width], floats[VALUE, :width]
-    share = floats[SHARE, :width]
+    share, norm = floats[SHARE, :width], floats[NORM, :width]
     T = odds.dtype.type
-    set_largest(logits, at, largest)
-    _set_odds(logits, at, predicted, largest, buffers.exps, odds)
     for x in range(width):
         weight[x] = T(0)
     if plan.with_ce:
         set_ce_weights(plan.ce_weight, plan.one_ce_weight, label, weight)
-        sums[CROSS_ENTROPY] += _cross_entropy(logits, at, label, largest, odds, gap, weight)
+    if plan.with_softmax:
+        _set_odds_of_softmax(gradient, at, predicted, largest, odds)
+    else:
+        set_largest(logits, at, largest)
+        _set_odds(logits, at, predicted, largest, exps, odds)
+        if plan.with_ce:
+            for x in range(width):
+                norm[x] = T(1) + odds[x]
+            sums[CROSS_ENTROPY] += cross_entropy(logits, at, label, largest, norm, weight, gap)
     _set_multipliers(plan.lam, label, predicted, outer, pull)
     factor = T(plan.penalty_factor * plan.penalty_weight)
     sums[PENALTY] += plan.penalty_weight * _penalise(
@@ -247,67 +276,71 @@ def _sweep_stretch(logits, maps, plan, gradient, sums, statistics, at, buffers):
     if plan.with_gradient:
         for x in range(width):
             weight[x] *= T(plan.ce_factor)
-        _set_shares(odds, weight, pull, share)
+        if plan.with_softmax:
+            set_slopes(gradient, at, plan.slopes, label, exps, gap, buffers.bins)
+            _set_shares_of_softmax(odds, largest, weight, pull, gap, norm, share)
+        else:
+            _set_shares(odds, weight, pull, share)
         for k in range(logits.shape[1]):
-            g, e = of_class(gradient, k, at), buffers.exps[k, :width]
-            _write_gradient(g, k, label, predicted, e, share, pull, weight)
-        if plan.slopes.shape[0]:
-            _complete(predicted, odds, buffers.exps, share)
-            add_overlap_gradient(gradient, at, plan.slopes[at[0]], label, buffers.exps, share, gap)
+            g, e = of_class(gradient, k, at), exps[k, :width]
+            if plan.with_softmax:
+                _turn_softmax(g, k, label, predicted, e, norm, share, pull, weight)
+            else:
+                _write_gradient(g, k, label, predicted, e, share, pull, weight)
 
 
 @partial(compiled, fastmath=EXACT)
-def confidence_block(logits, maps, plan, gradient, all_sums, all_statistics, block):
-    """Sweep the stretches of one block, adding to its row of the sums and statistics.
+def confidence_blocks(logits, maps, plan, gradient, all_sums, all_statistics, queue):
+    """Sweep the stretches of the blocks that `queue` gives, adding to their sums and statistics.
 
     Args:
         logits: ``(N, K, 1, V)``, contiguous.
         maps: uint8 ``(N, V)`` each: labels, predicted classes, and regions.
         plan: what to compute.
-        gradient: like `logits`; empty where it is not wanted.
+        gradient: like `logits`, set; the softmax before, where the plan says so; empty where it is
+            not wanted.
         all_sums: float64 ``(blocks, 2)``, zeros: weighted sums of cross-entropy and penalty.
         all_statistics: float64 ``(blocks, 3, 2, K)``, zeros; one row where it is not wanted.
-        block: number of the block.
+        queue: see :func:`segcal.sweep.sharing.take`.
     """
     images, classes, _, size = logits.shape
     per_image = (size + STRETCH - 1) // STRETCH
     length = min(size, STRETCH)
     buffers = OddsBuffers(
-        np.empty((FLOAT_SLOTS, length), logits.dtype), np.empty((classes, length), logits.dtype)
+        np.empty((FLOAT_SLOTS, length), logits.dtype),
+        np.empty((classes, length), logits.dtype),
+        bin_buffers(length),
     )
-    sums = all_sums[block]
-    statistics = all_statistics[block if plan.with_statistics else 0]
     stretches, per_block = split(images, size)
-    for index in range(block * per_block, min((block + 1) * per_block, stretches)):
-        start = (index % per_image) * STRETCH
-        at = (index // per_image, 0, start, min(start + STRETCH, size))
-        _sweep_stretch(logits, maps, plan, gradient, sums, statistics, at, buffers)
+    block = take(queue)
+    while block < blocks_of(images, size):
+        sums = all_sums[block]
+        statistics = all_statistics[block if plan.with_statistics else 0]
+        for index in range(block * per_block, min((block + 1) * per_block, stretches)):
+            start = (index % per_image) * STRETCH
+            at = (index // per_image, 0, start, min(start + STRETCH, size))
+            _sweep_stretch(logits, maps, plan, gradient, sums, statistics, at, buffers)
+        block = take(queue)
 
 
 @partial(compiled, fastmath=EXACT)
-def largest_block(logits, predicted, block):
-    """Set the first class of the largest logit in the stretches of one block.
+def largest_blocks(logits, predicted, queue):
+    """Set the first class of the largest logit in the blocks that `queue` gives.
 
     Args:
         logits: ``(N, K, 1, V)``, contiguous.
         predicted: uint8 ``(N, V)``.
-        block: number of the block.
+        queue: see :func:`segcal.sweep.sharing.take`.
     """
-    images, classes, _, size = logits.shape
+    images, _, _, size = logits.shape
     per_image = (size + STRETCH - 1) // STRETCH
     buffer = np.empty(min(size, STRETCH), logits.dtype)
     stretches, per_block = split(images, size)
-    for index in range(block * per_block, min((block + 1) * per_block, stretches)):
-        start = (index % per_image) * STRETCH
-        at = (index // per_image, 0, start, min(start + STRETCH, size))
-        found, largest = predicted[at[0], at[2] : at[3]], buffer[: at[3] - at[2]]
-        plane = of_class(logits, 0, at)
-        for x in range(largest.shape[0]):
-            largest[x] = plane[x]
-            found[x] = 0
-        for k in range(1, classes):
-            plane, code = of_class(logits, k, at), np.uint8(k)
-            for x in range(largest.shape[0]):
-                larger = plane[x] > largest[x]
-                largest[x] = plane[x] if larger else largest[x]
-                found[x] = code if larger else found[x]
+    block = take(queue)
+    while block < blocks_of(images, size):
+        for index in range(block * per_block, min((block + 1) * per_block, stretches)):
+            start = (index % per_image) * STRETCH
+            at = (index // per_image, 0, start, min(start + STRETCH, size))
+            found, largest = predicted[at[0], at[2] : at[3]], buffer[: at[3] - at[2]]
+            set_largest_class(logits, at, largest, found)
+        block = take(queue)

@@ -1,49 +1,66 @@
 """The sweep on CPUs: hands a plan to the compiled loops, and shares the work among threads.
 
 What is computed, and how, is described in :mod:`segcal.sweep.loops`; for the penalty on log-odds in
-:mod:`segcal.sweep.confidence_loops`, and for sums by bin in :mod:`segcal.sweep.bins_loops`.
+:mod:`segcal.sweep.confidence_loops`, and for losses of sums in :mod:`segcal.sweep.sums_loops`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from segcal.sweep.bins_loops import (
-    EXTRA_CELLS,
-    HIT_SLOTS,
-    SLOTS,
-    Bins,
-    pull_block,
-    sum_block,
-)
-from segcal.sweep.confidence_loops import ConfidenceNumbers, confidence_block, largest_block
-from segcal.sweep.labels_loops import BLOCK, PLACES, VALID, WRONG, encode_block
-from segcal.sweep.loops import BLOCK_VOXELS, STRETCH, Numbers, split, sweep_block
-from segcal.sweep.overlap_loops import overlap_block
+from segcal.binning import edge_tolerance
+from segcal.sweep.bins_loops import EXTRA_CELLS, LINE, SLOTS, Bins
+from segcal.sweep.confidence_loops import ConfidenceNumbers, confidence_blocks, largest_blocks
+from segcal.sweep.labels_loops import BLOCK, PLACES, VALID, WRONG, encode_blocks
+from segcal.sweep.loops import Numbers, sweep_blocks
+from segcal.sweep.stretches import BLOCK_VOXELS, STRETCH, blocks_of
+from segcal.sweep.sums_loops import SumNumbers, SumSlopes, sum_blocks
 from segcal.sweep.terms import (
     FUNCTION_CODES,
     SHAPE_CODES,
+    BinTerm,
     ConfidencePlan,
     Residual,
+    SharedPlan,
+    SumsPlan,
     SweepPlan,
     Together,
 )
 from segcal.tensors import check_label_values
 
 TABLE_BYTES = 2**25
-"""Limit on the memory of the sums by bin of all blocks, unless one block per image needs more."""
+"""Limit on the memory of the sums of all blocks, unless one block per image needs more."""
+
+
+class Sums(NamedTuple):
+    """What :func:`sum_up` finds.
+
+    Attributes:
+        cross_entropy: float64 scalar, 0 where it is left out.
+        overlaps: P, O and T of :mod:`segcal.sweep.sums_loops`, float64 ``(3, N, K)``; zeros without
+            a loss of overlaps.
+        bins: W, C and A of :mod:`segcal.sweep.bins_loops`, float64 ``(3, N, K, M)``; None without a
+            loss of bins.
+        predicted: first class of the largest logit, uint8 ``(N, V)``, or None.
+        softmax: like the logits, or None.
+    """
+
+    cross_entropy: Tensor
+    overlaps: Tensor
+    bins: Tensor | None
+    predicted: Tensor | None
+    softmax: Tensor | None
 
 
 def encode(
@@ -78,7 +95,7 @@ def encode(
         codes.view(-1).numpy(),
         found,
     )
-    _in_parallel(lambda block: encode_block(*arguments, block), blocks)
+    _in_parallel(lambda queue: encode_blocks(*arguments, queue), blocks)
     counts = found.sum(0)
     if counts[WRONG]:
         check_label_values(labels, num_classes, ignore)
@@ -121,13 +138,12 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
         first two are float64.
     """
     n, k, z, y, x = logits.shape
-    stretches, per_block = split(n * z, y * x)
-    blocks = -(-stretches // per_block)
+    blocks = blocks_of(n * z, y * x)
     sums = np.zeros((blocks, 2))
-    numbers = _numbers(plan, k)
+    numbers = _numbers(plan, logits)
     statistics = np.zeros((blocks if plan.statistics else 1, 3, *numbers.lam.shape))
     planes, codes = logits.view(n, k, z, y * x), codes.contiguous()
-    gradient = torch.empty_like(planes) if plan.gradient else logits.new_empty((0,) * 4)
+    gradient = _gradient(plan, planes)
     arguments = (
         planes.numpy(),
         codes.numpy(),
@@ -136,7 +152,7 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
         sums,
         statistics,
     )
-    _in_parallel(lambda block: sweep_block(*arguments, block), blocks)
+    _in_parallel(lambda queue: sweep_blocks(*arguments, queue), blocks)
     return (
         torch.from_numpy(sums.sum(0)),
         torch.from_numpy(statistics.sum(0)),
@@ -147,10 +163,9 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
 def largest_class(logits: Tensor) -> Tensor:
     """First class of the largest logit, uint8 ``(N, V)``, of contiguous logits ``(N, K, V)``."""
     n, _, voxels = logits.shape
-    stretches, per_block = split(n, voxels)
     predicted = logits.new_empty((n, voxels), dtype=torch.uint8)
     arguments = logits.unsqueeze(2).numpy(), predicted.numpy()
-    _in_parallel(lambda block: largest_block(*arguments, block), -(-stretches // per_block))
+    _in_parallel(lambda queue: largest_blocks(*arguments, queue), blocks_of(n, voxels))
     return predicted
 
 
@@ -170,119 +185,135 @@ def run_confidence(
         and of hits, and voxels; the gradient like `logits`, or None. The first two are float64.
     """
     n, k, voxels = logits.shape
-    stretches, per_block = split(n, voxels)
-    blocks = -(-stretches // per_block)
+    blocks = blocks_of(n, voxels)
     sums = np.zeros((blocks, 2))
     statistics = np.zeros((blocks if plan.statistics else 1, 3, 2, k))
-    gradient = torch.empty_like(logits) if plan.gradient else logits.new_empty((0, 0, 0))
+    planes = logits.unsqueeze(2)
+    gradient = _gradient(plan, planes)
     arguments = (
-        logits.unsqueeze(2).numpy(),
+        planes.numpy(),
         tuple(x.contiguous().numpy() for x in maps),
-        _confidence_numbers(plan, torch.finfo(logits.dtype).eps),
-        gradient.unsqueeze(2).numpy(),
+        _confidence_numbers(plan, logits),
+        gradient.numpy(),
         sums,
         statistics,
     )
-    _in_parallel(lambda block: confidence_block(*arguments, block), blocks)
+    _in_parallel(lambda queue: confidence_blocks(*arguments, queue), blocks)
     return (
         torch.from_numpy(sums.sum(0)),
         torch.from_numpy(statistics.sum(0)),
-        gradient if plan.gradient else None,
+        gradient.view_as(logits) if plan.gradient else None,
     )
 
 
-def sum_bins(logits: Tensor, codes: Tensor, bins: Bins) -> tuple[Tensor, Tensor]:
-    """Sum probabilities and hits by cell.
+def sum_up(logits: Tensor, codes: Tensor, plan: SumsPlan) -> Sums:
+    """Find the sums that losses of sums need, and what else is found on the way.
 
     Args:
         logits: float32 or float64 ``(N, K, V)``, contiguous.
         codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
-        bins: the bins.
-
-    Returns:
-        sums of :mod:`segcal.sweep.bins_loops`, float64 ``(N, K, M + 2, SLOTS)``, and sums of the
-        hits ``(N, K, M + 2, HIT_SLOTS)``.
+        plan: what to compute.
     """
-    n, k, _ = logits.shape
-    per_image, per_block = _bin_blocks(logits, bins)
-    sums, hits = (
-        np.empty((n, per_image, k, bins.number + EXTRA_CELLS, slots))
-        for slots in (SLOTS, HIT_SLOTS)
-    )
-    arguments = logits.unsqueeze(2).numpy(), codes.numpy(), bins, per_block, sums, hits
-    _in_parallel(lambda block: sum_block(*arguments, block), n * per_image)
-    return torch.from_numpy(sums.sum(1)), torch.from_numpy(hits.sum(1))
-
-
-def pull_bins(logits: Tensor, codes: Tensor, bins: Bins, lines: Tensor) -> Tensor:
-    """Gradient like `logits` ``(N, K, V)`` of a loss of the sums that :func:`sum_bins` found.
-
-    Args:
-        logits: float32 or float64 ``(N, K, V)``, contiguous.
-        codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
-        bins: the bins.
-        lines: ``(N, K, 2, M + 2, LINE)`` of the logits' type, as for :func:`pull_block`.
-    """
-    per_image, per_block = _bin_blocks(logits, bins)
-    gradient = torch.empty_like(logits)
+    n, k, voxels = logits.shape
+    bins, ce_weight = _bins(plan.bins), _ce_weight(plan)
+    per_image, per_block = _sum_blocks(logits, bins, plan.bins is not None)
+    softmax = logits.new_empty(logits.shape if plan.softmax else (0, 0, 0))
+    predicted = torch.empty((n, voxels) if plan.predicted else (0, 0), dtype=torch.uint8)
+    values, overlaps = np.zeros((n, per_image, 1)), np.zeros((n, per_image, 3, k))
+    cells = np.zeros((n, per_image if plan.bins else 0, k, bins.number + EXTRA_CELLS, SLOTS))
     arguments = (
         logits.unsqueeze(2).numpy(),
-        codes.numpy(),
-        bins,
+        codes.contiguous().numpy(),
+        SumNumbers(
+            ce_weight=ce_weight,
+            one_ce_weight=bool((ce_weight == ce_weight[:1]).all()),
+            bins=bins,
+            gaps=plan.gaps,
+            with_ce=plan.cross_entropy_weight is not None,
+            with_overlaps=plan.overlap is not None,
+            with_bins=plan.bins is not None,
+            with_predicted=plan.predicted,
+            with_softmax=plan.softmax,
+        ),
         per_block,
-        per_image,
-        lines.contiguous().flatten(2).numpy(),
-        gradient.unsqueeze(2).numpy(),
+        softmax.unsqueeze(2).numpy(),
+        predicted.numpy(),
+        values,
+        overlaps,
+        cells,
     )
-    _in_parallel(lambda block: pull_block(*arguments, block), len(logits) * per_image)
-    return gradient
+    _in_parallel(lambda queue: sum_blocks(*arguments, queue), n * per_image)
+    return Sums(
+        torch.tensor(values.sum()),
+        torch.from_numpy(overlaps.sum(1)).transpose(0, 1).contiguous(),
+        _of_cells(cells.sum(1), bins.soft) if plan.bins is not None else None,
+        predicted if plan.predicted else None,
+        softmax if plan.softmax else None,
+    )
 
 
-def _bin_blocks(logits: Tensor, bins: Bins) -> tuple[int, int]:
+def _bins(term: BinTerm | None) -> Bins:
+    return Bins(1, 0.0, False) if term is None else Bins(
+        term.bins, edge_tolerance(term.bins), term.soft
+    )  # fmt: skip
+
+
+def _sum_blocks(logits: Tensor, bins: Bins, with_bins: bool) -> tuple[int, int]:
     """Number of blocks of an image and of stretches of a block, as tables have room for."""
     n, k, voxels = logits.shape
     stretches = -(-voxels // STRETCH)
-    table = 8 * k * (bins.number + EXTRA_CELLS) * (SLOTS + HIT_SLOTS)
-    most = max(1, min(-(-voxels // BLOCK_VOXELS), TABLE_BYTES // (n * table)))
+    cells = (bins.number + EXTRA_CELLS) * SLOTS if with_bins else 0
+    most = max(1, min(-(-voxels // BLOCK_VOXELS), TABLE_BYTES // (8 * n * k * (3 + cells))))
     per_block = -(-stretches // most)
     return -(-stretches // per_block), per_block
 
 
-def sum_overlaps(logits: Tensor, codes: Tensor) -> Tensor:
-    """Sum probabilities, probabilities of the labels, and labels, by image and class.
+def _of_cells(cells: NDArray[np.float64], soft: bool) -> Tensor:
+    """W, C and A ``(3, N, K, M)`` from sums of cells ``(N, K, M + 1, SLOTS)``."""
+    left, right = np.moveaxis(cells, -1, 0).reshape(3, 2, *cells.shape[:-1]).swapaxes(0, 1)
+    found = left[..., :-1].copy()
+    found[..., 0] += left[..., -1]
+    if soft:
+        found[..., 1:] += right[..., :-2]
+        found[..., -1] += right[..., -2]
+    return torch.from_numpy(found)
 
-    Args:
-        logits: float32 or float64 ``(N, K, V)``, contiguous.
-        codes: labels uint8 ``(N, V)``, ``NOTHING`` where a voxel does not count.
 
-    Returns:
-        P, O and T of :mod:`segcal.sweep.overlap_loops`, float64 ``(3, N, K)``.
+def _lines(slopes: NDArray[np.float64], soft: bool) -> NDArray[np.float64]:
+    """Intercept and slope of g over p by cell, ``(N, K, 2 * (M + 1) * LINE)``, hits second.
+
+    With dW, dC and dA for the derivatives of the loss by the sums ``(3, N, K, M)``, with D for the
+    difference between bins a + 1 and a, and with ``f = M p - 1/2 - a``,
+    ``g = dC_a + f D dC + M (D dW + p D dC + [k = y] D dA)``.
     """
-    n, k, voxels = logits.shape
-    stretches = -(-voxels // STRETCH)
-    per_block = -(-BLOCK_VOXELS // STRETCH)
-    per_image = -(-stretches // per_block)
-    sums = np.zeros((n, per_image, 3, k))
-    arguments = logits.unsqueeze(2).numpy(), codes.contiguous().numpy(), per_block, sums
-    _in_parallel(lambda block: overlap_block(*arguments, block), n * per_image)
-    return torch.from_numpy(sums.sum(1)).transpose(0, 1).contiguous()
+    _, n, k, bins = slopes.shape
+    by_confidence = slopes[1][:, :, None]
+    lines = np.zeros((n, k, 2, bins + EXTRA_CELLS, LINE))
+    lines[..., :bins, 0] = by_confidence
+    lines[..., bins, 0] = by_confidence[..., 0]
+    if soft:
+        rise_w, rise_c, rise_a = np.diff(slopes)
+        centre = np.arange(bins - 1) + 0.5
+        lines[..., : bins - 1, 0] += (bins * rise_w - centre * rise_c)[:, :, None]
+        lines[:, :, 1, : bins - 1, 0] += bins * rise_a
+        lines[..., : bins - 1, 1] = 2 * bins * rise_c[:, :, None]
+    return lines.reshape(n, k, -1)
 
 
-def _in_parallel(work: Callable[[int], None], blocks: int) -> None:
-    """Call `work` for every block, on as many threads as torch uses.
+def _in_parallel(loop: Callable[[NDArray[np.int64]], None], blocks: int) -> None:
+    """Call `loop` on as many threads as torch uses, with a queue of so many blocks.
 
     The threads are those of torch's own OpenMP where its ``GOMP_parallel`` can be reached (Linux).
     These threads spin for some milliseconds after every operation of torch, so that other threads
     would have to share the cores with them. Elsewhere new threads are started.
     """
-    queue = itertools.count()
+    queue = np.zeros(1, np.int64)
     errors: list[BaseException] = []
     finished: list[int] = []
 
     def worker(_: Any = None) -> None:
         try:
-            while (block := next(queue)) < blocks and not errors:
-                work(block)
+            loop(queue)
             finished.append(threading.get_ident())
         except BaseException as error:  # noqa: BLE001 - nothing may leave a thread of OpenMP
             errors.append(error)
@@ -316,8 +347,15 @@ def _openmp() -> Callable[..., None] | None:
     return cast(Callable[..., None], parallel)
 
 
-def _numbers(plan: SweepPlan, classes: int) -> Numbers:
-    nothing = torch.zeros(1, classes, dtype=torch.float64)
+def _gradient(plan: SharedPlan, planes: Tensor) -> Tensor:
+    """Memory of the gradient ``(N, K, Z, V)``, in which the softmax may be; empty if not wanted."""
+    if plan.softmax is not None:
+        return plan.softmax.view_as(planes)
+    return torch.empty_like(planes) if plan.gradient else planes.new_empty((0, 0, 0, 0))
+
+
+def _numbers(plan: SweepPlan, logits: Tensor) -> Numbers:
+    nothing = torch.zeros(1, logits.shape[1], dtype=torch.float64)
     residual = plan.residual or Residual(nothing, nothing, "relu", "upper", (0.0,))
     ce_weight = _ce_weight(plan)
     return Numbers(
@@ -341,12 +379,13 @@ def _numbers(plan: SweepPlan, classes: int) -> Numbers:
         with_penalty=plan.residual is not None,
         with_gradient=plan.gradient,
         with_statistics=plan.statistics,
-        slopes=_slopes(plan, classes),
+        with_softmax=plan.softmax is not None,
+        slopes=_slopes(plan, logits),
     )
 
 
-def _confidence_numbers(plan: ConfidencePlan, epsilon: float) -> ConfidenceNumbers:
-    ce_weight = _ce_weight(plan)
+def _confidence_numbers(plan: ConfidencePlan, logits: Tensor) -> ConfidenceNumbers:
+    ce_weight, epsilon = _ce_weight(plan), torch.finfo(logits.dtype).eps
     return ConfidenceNumbers(
         ce_weight=ce_weight,
         penalty_weight=float(plan.penalty_weight),
@@ -359,18 +398,25 @@ def _confidence_numbers(plan: ConfidencePlan, epsilon: float) -> ConfidenceNumbe
         with_ce=plan.cross_entropy_weight is not None,
         with_gradient=plan.gradient,
         with_statistics=plan.statistics,
-        slopes=_slopes(plan, plan.term.lam.shape[1]),
+        with_softmax=plan.softmax is not None,
+        slopes=_slopes(plan, logits),
     )
 
 
-def _slopes(plan: SweepPlan | ConfidencePlan, classes: int) -> NDArray[np.float64]:
-    return np.zeros((0, 2, classes)) if plan.slopes is None else _float64(plan.slopes)
+def _slopes(plan: SharedPlan, logits: Tensor) -> SumSlopes:
+    overlaps, lines = np.zeros((0, 2, 1)), np.zeros((0, 1, 1))
+    if plan.overlap_slopes is not None:
+        overlaps = _float64(plan.overlap_slopes)
+    if plan.bins is not None and plan.bin_slopes is not None:
+        lines = _lines(_float64(plan.bin_slopes), plan.bins.soft)
+    of_type = lines.astype(np.float32 if logits.dtype == torch.float32 else np.float64)
+    return SumSlopes(overlaps, of_type, _bins(plan.bins))
 
 
-def _ce_weight(plan: SweepPlan | ConfidencePlan) -> NDArray[np.float64]:
+def _ce_weight(plan: SharedPlan | SumsPlan) -> NDArray[np.float64]:
     weight = plan.cross_entropy_weight
     return np.zeros(0) if weight is None else _float64(weight)
 
 
 def _float64(x: Tensor) -> NDArray[np.float64]:
-    return x.detach().double().cpu().contiguous().numpy()
+    return np.asarray(x.detach().cpu().numpy(), np.float64, order="C")

@@ -2,10 +2,10 @@
 
 Cross-entropy, the penalties on residuals and the penalty on log-odds have gradients in closed form,
 so one pass over the logits gives the values and writes the gradient, and nothing but the gradient
-is kept. (Regions of the predicted map need a pass before, for the prediction, and so do the sums of
-a loss of overlaps such as soft Dice, whose gradient is added to the others.) The readable versions,
-made of ordinary torch operations, are still there (``fused=False`` builds them), and the tests
-compare with them.
+is kept. Regions of the predicted map need a pass before, for the prediction. Losses of sums over
+the voxels, such as soft Dice and mL1-ACE, need one for the sums; it leaves the softmax where the
+gradient will be. The readable versions, made of ordinary torch operations, are still there
+(``fused=False`` builds them), and the tests compare with them.
 """
 
 from __future__ import annotations
@@ -15,24 +15,28 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from segcal.neighbourhood import KernelSize, Padding, kernel_sizes, outer_region, pad_labels
 from segcal.sweep.terms import (
     NO_CLASS,
     NOTHING,
+    BinTerm,
     ConfidencePlan,
     ConfidenceTerm,
     CrossEntropyTerm,
     OverlapTerm,
-    Penalty,
     Residual,
     Shape,
     SharedPlan,
+    SumsPlan,
     SweepPlan,
+    Swept,
     Together,
 )
 from segcal.tensors import HALF, check_shapes
@@ -44,9 +48,15 @@ ROOM = 2**13
 """Number of voxels beyond the last that must be countable, because the last block ends there."""
 TRIES = 3
 """Number of failures after which compiling is given up."""
-Factors = tuple[float, float, float]
-"""Weights of cross-entropy, penalty and loss of overlaps."""
-NO_FACTORS = (0.0, 0.0, 0.0)
+
+
+class Weights(NamedTuple):
+    """Weights of what one sweep computes, or its values, in the order of :class:`Together`."""
+
+    penalty: float = 1.0
+    cross_entropy: float = 1.0
+    overlap: float = 1.0
+    bins: float = 1.0
 
 
 class Statistics(NamedTuple):
@@ -65,20 +75,21 @@ class ConfidenceStatistics(NamedTuple):
     voxels: Tensor
 
 
-def supports(logits: Tensor, penalty: Penalty | None, *, statistics: bool = False) -> bool:
+def supports(logits: Tensor, term: Swept, *, statistics: bool = False) -> bool:
     """Whether :func:`sweep` takes these logits ``(N, K, *S)``; if not, use the readable version.
 
     It takes 1 to 3 spatial axes, 2 to 253 classes, patches of up to 253 voxels (of any size for the
     regions of a predicted map), on a CPU (compiled by Numba) or an NVIDIA GPU (by Triton). On a GPU
-    images must have fewer than 2^31 voxels.
+    images must have fewer than 2^31 voxels, and there are no losses of sums.
 
     Args:
         logits: the logits.
-        penalty: the penalty beside a cross-entropy.
+        term: what to compute, perhaps beside others.
         statistics: ask for :func:`statistics` or :func:`confidence_statistics` instead.
     """
     axes = logits.ndim - 2
-    patch = penalty.patch if isinstance(penalty, Residual) else None
+    patch = term.patch if isinstance(term, Residual) else None
+    on_cpu = logits.device.type == "cpu"
     return (
         not torch.compiler.is_compiling()  # which makes something of the readable version itself
         and 1 <= axes <= 3
@@ -86,8 +97,9 @@ def supports(logits: Tensor, penalty: Penalty | None, *, statistics: bool = Fals
         and logits.numel() > 0
         and (patch is None or math.prod(kernel_sizes(axes, patch[0])) < NO_CLASS)
         and logits.device.type in DEVICES
-        and (logits.device.type == "cpu" or _can_be_counted(logits.shape[2:], patch))
-        and _compiles(_Variant.of(logits, penalty, statistics))
+        and (on_cpu or not isinstance(term, OverlapTerm | BinTerm))
+        and (on_cpu or _can_be_counted(logits.shape[2:], patch))
+        and _compiles(_Variant.of(logits, term, statistics))
     )
 
 
@@ -98,16 +110,12 @@ def _can_be_counted(space: Sequence[int], patch: tuple[KernelSize, Padding] | No
     return padded < 2**31 - ROOM
 
 
-def supports_overlap(logits: Tensor) -> bool:
-    """Whether :func:`sweep` takes these logits with a loss of overlaps: on a CPU."""
-    return logits.device.type == "cpu" and supports(logits, None)
-
-
 class _Variant(NamedTuple):
     """What is compiled separately: on a GPU nearly everything but sizes, on a CPU the loops."""
 
     device: torch.device
     of_log_odds: bool
+    of_sums: bool = False
     statistics: bool = False
     dtype: torch.dtype = torch.float32
     space: tuple[int, ...] = (1,)
@@ -120,40 +128,41 @@ class _Variant(NamedTuple):
     )
 
     @classmethod
-    def of(cls, logits: Tensor, penalty: Penalty | None, statistics: bool) -> _Variant:
-        of_log_odds = isinstance(penalty, ConfidenceTerm)
+    def of(cls, logits: Tensor, term: Swept, statistics: bool) -> _Variant:
+        of_log_odds = isinstance(term, ConfidenceTerm)
         if logits.device.type == "cpu":
-            return cls(logits.device, of_log_odds)
+            return cls(logits.device, of_log_odds, isinstance(term, OverlapTerm | BinTerm))
         space = logits.shape[2:]
         last = 16 if math.prod(space) % 16 == 0 else 1
         found = cls(
             logits.device,
             of_log_odds,
+            False,
             statistics,
             torch.float32 if logits.dtype in HALF else logits.dtype,
             (*(1,) * (len(space) - 1), last),
             logits.shape[1],
         )
-        if not isinstance(penalty, Residual):
+        if not isinstance(term, Residual):
             return found
-        patch = penalty.patch and (_hashable(penalty.patch[0]), penalty.patch[1])
-        return found._replace(
-            residual=(penalty.function, penalty.shape, len(penalty.margins), patch)
-        )
+        patch = term.patch and (_hashable(term.patch[0]), term.patch[1])
+        return found._replace(residual=(term.function, term.shape, len(term.margins), patch))
 
     def run(self) -> None:
         """Compile it and run it on a few voxels."""
-        lam = torch.ones(2, self.num_classes, dtype=torch.float64, device=self.device)
-        penalty: Penalty = ConfidenceTerm(lam, 1.0)
+        k = self.num_classes
+        lam = torch.ones(2, k, dtype=torch.float64, device=self.device)
+        penalty: ConfidenceTerm | Residual = ConfidenceTerm(lam, 1.0)
         if not self.of_log_odds:
             function, shape, regions, patch = self.residual
             lam = lam[:regions]
             penalty = Residual(lam, lam, function, shape, (1.0,) * regions, patch=patch)
-        logits = torch.zeros(1, self.num_classes, *self.space, dtype=self.dtype, device=self.device)
+        logits = torch.zeros(1, k, *self.space, dtype=self.dtype, device=self.device)
         labels = torch.zeros(1, *self.space, dtype=torch.uint8, device=self.device)
-        cross_entropy = None if self.statistics else CrossEntropyTerm(self.num_classes)
+        cross_entropy = None if self.statistics else CrossEntropyTerm(k)
+        overlap = OverlapTerm(k, lambda p, o, t: (p.sum(), p, o)) if self.of_sums else None
         _run(
-            logits, labels, Together(penalty, cross_entropy), (1.0, 1.0, 1.0),
+            logits, labels, Together(penalty, cross_entropy, overlap), Weights(),
             gradient=not self.statistics, statistics=self.statistics,
         )  # fmt: skip
         if self.device.type == "cuda":
@@ -203,44 +212,31 @@ def _hashable(kernel_size: KernelSize) -> KernelSize:
 
 
 def sweep(
-    logits: Tensor,
-    labels: Tensor,
-    penalty: Penalty | None,
-    *,
-    weight: float = 1.0,
-    cross_entropy: CrossEntropyTerm | None = None,
-    cross_entropy_weight: float = 1.0,
-    overlap: OverlapTerm | None = None,
-    overlap_weight: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weighted sum of a cross-entropy, a penalty and a loss of overlaps, and each without weight.
+    logits: Tensor, labels: Tensor, terms: Together, weights: Weights | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of what one sweep computes, and each part without weight.
 
     Args:
         logits: ``(N, K, *S)`` that :func:`supports` takes; half precision is promoted to float32.
         labels: integer ``(N, *S)``.
-        penalty: description of the penalty; None leaves it out.
-        weight: weight of the penalty.
-        cross_entropy: the cross-entropy; None leaves it out. All parts have the same ignore label.
-        cross_entropy_weight: weight of the cross-entropy.
-        overlap: the loss of overlaps, beside a cross-entropy; None leaves it out.
-        overlap_weight: weight of the loss of overlaps.
+        terms: what to compute. On a GPU a cross-entropy needs a penalty beside it.
+        weights: weights of the parts; all are 1 by default.
 
     Returns:
-        the weighted sum, differentiable once (not by ``torch.func``); cross-entropy, penalty and
-        loss of overlaps without gradient, 0 where they are left out.
+        the weighted sum, differentiable once (not by ``torch.func``); the values ``(4,)`` of
+        penalty, cross-entropy, loss of overlaps and loss of bins without gradient, 0 where they are
+        left out.
 
     Raises:
         ValueError: shapes or label values that do not fit.
         RuntimeError: in a backward pass that is to be differentiated.
     """
-    terms = Together(penalty, cross_entropy, overlap)
     check_shapes(logits, labels, terms.num_classes)
     with torch.autocast(logits.device.type, enabled=False):
         x = logits.float() if logits.dtype in HALF else logits
-        factors = (cross_entropy_weight, weight, overlap_weight)
         wanted = torch.is_grad_enabled() and x.requires_grad
-        total, values = _Sweep.apply(x, labels, terms, factors, wanted)
-        return total, values[0], values[1], values[2]
+        total, values = _Sweep.apply(x, labels, terms, weights or Weights(), wanted)
+        return total, values
 
 
 @torch.no_grad()
@@ -257,7 +253,7 @@ def statistics(logits: Tensor, labels: Tensor, residual: Residual) -> Statistics
     """
     check_shapes(logits, labels, residual.num_classes)
     x = logits.float() if logits.dtype in HALF else logits
-    _, found, _ = _run(x, labels, Together(residual), NO_FACTORS, gradient=False, statistics=True)
+    _, found, _ = _run(x, labels, Together(residual), Weights(), gradient=False, statistics=True)
     return Statistics(found[0], found[1], found[2, :, 0].round().long())
 
 
@@ -277,32 +273,33 @@ def confidence_statistics(
     """
     check_shapes(logits, labels, term.num_classes)
     x = logits.float() if logits.dtype in HALF else logits
-    _, found, _ = _run(x, labels, Together(term), NO_FACTORS, gradient=False, statistics=True)
+    _, found, _ = _run(x, labels, Together(term), Weights(), gradient=False, statistics=True)
     return ConfidenceStatistics(found[0], *found[1:].round().long())
 
 
 class _Sweep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, terms: Together, factors: Factors, wanted: bool
+        ctx: Any, logits: Tensor, labels: Tensor, terms: Together, weights: Weights, wanted: bool
     ) -> tuple[Tensor, Tensor]:
-        values, _, gradient = _run(logits, labels, terms, factors, gradient=wanted)
+        values, _, gradient = _run(logits, labels, terms, weights, gradient=wanted)
         ctx.save_for_backward(*(() if gradient is None else (gradient,)))
         values = values.to(logits.dtype)
         ctx.mark_non_differentiable(values)
         ctx.set_materialize_grads(False)
         ctx.scale = None
-        total = values[0] * factors[0] + values[1] * factors[1]
-        if terms.overlap is not None:
-            total += values[2] * factors[2]
+        present = [i for i, part in enumerate(terms.parts) if part is not None]
+        total = values[present[0]] * weights[present[0]]
+        for i in present[1:]:
+            total += values[i] * weights[i]
         return total, values
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "the fused sweep has no second derivative; build penalties and soft Dice with "
-                "fused=False, which are the readable versions"
+                "the fused sweep has no second derivative; build penalties, soft Dice and mL1-ACE "
+                "with fused=False, which are the readable versions"
             )
         (gradient,) = ctx.saved_tensors
         if grad is None:
@@ -318,55 +315,91 @@ def _run(
     logits: Tensor,
     labels: Tensor,
     terms: Together,
-    factors: Factors,
+    weights: Weights,
     *,
     gradient: bool,
     statistics: bool = False,
 ) -> Found:
-    """Values ``(3,)``, statistics and gradient, by the device's loops for such a penalty."""
+    """Values ``(4,)``, statistics and gradient, by the device's loops for such terms."""
     x = logits.detach().contiguous()
     codes, penalty_weight, cross_entropy_weight = _backend(x.device.type).encode(
         labels, x.shape[1], terms
     )
-    overlap, slopes = _overlap(x, codes, terms.overlap, factors[2])
     plan = SharedPlan(
         penalty_weight=penalty_weight,
         cross_entropy_weight=cross_entropy_weight,
-        factors=factors[:2],
-        slopes=slopes,
+        factors=(weights.cross_entropy, weights.penalty),
         gradient=gradient,
         statistics=statistics,
     )
+    of_sums, predicted = None, None
+    if terms.overlap is not None or terms.bins is not None:
+        of_sums, predicted, plan = _run_sums(x, codes, terms, weights, plan)
+        if terms.penalty is None and not gradient:
+            return F.pad(of_sums, (1, 0)), of_sums, None
     if isinstance(terms.penalty, ConfidenceTerm):
-        values, found, grad = _run_confidence(x, codes, terms.penalty, plan)
+        values, found, grad = _run_confidence(x, codes, terms.penalty, plan, predicted)
     else:
         values, found, grad = _run_residual(x, codes, terms.penalty, plan, terms.ignore_index)
-    return torch.cat([values, overlap]), found, None if grad is None else grad.view(logits.shape)
+    values = F.pad(values.flip(0), (0, 2))
+    if of_sums is not None:
+        values[1:] += of_sums
+    return values, found, None if grad is None else grad.view(logits.shape)
 
 
-def _overlap(
-    x: Tensor, codes: Tensor, term: OverlapTerm | None, factor: float
-) -> tuple[Tensor, Tensor | None]:
-    """Value ``(1,)`` of a loss of overlaps, and its weighted slopes ``(N, 2, K)``."""
-    if term is None:
-        return torch.zeros(1, dtype=torch.float64, device=x.device), None
-    sums = _backend(x.device.type).sum_overlaps(x.flatten(2), codes.flatten(1))
-    with torch.enable_grad():
-        probability, overlap = (s.requires_grad_() for s in sums[:2])
-        value = term.value(probability, overlap, sums[2])
-        slopes = torch.autograd.grad(value, (probability, overlap))
-    return value.detach().view(1), factor * torch.stack(slopes, 1)
+def _run_sums(
+    x: Tensor, codes: Tensor, terms: Together, weights: Weights, plan: SharedPlan
+) -> tuple[Tensor, Tensor | None, SharedPlan]:
+    """Make the pass for losses of sums.
+
+    Returns:
+        values ``(3,)`` of cross-entropy, loss of overlaps and loss of bins; the predicted classes
+        where the penalty needs them; the plan for the second pass.
+    """
+    sums = _backend(x.device.type).sum_up(
+        x.flatten(2),
+        codes.flatten(1),
+        SumsPlan(
+            cross_entropy_weight=plan.cross_entropy_weight,
+            overlap=terms.overlap,
+            bins=terms.bins,
+            gaps=terms.ignore_index is not None,
+            predicted=isinstance(terms.penalty, ConfidenceTerm),
+            softmax=plan.gradient,
+        ),
+    )
+    overlap_value = bins_value = torch.zeros((), dtype=torch.float64)
+    overlap_slopes = bin_slopes = None
+    if terms.overlap is not None:
+        overlap_value, *slopes = terms.overlap.loss(*sums.overlaps)
+        overlap_slopes = weights.overlap * torch.stack(slopes, 1)
+    if terms.bins is not None:
+        bins_value, *slopes = terms.bins.loss(*sums.bins)
+        bin_slopes = weights.bins * torch.stack(slopes)
+    known = replace(
+        plan,
+        softmax=sums.softmax,
+        cross_entropy_weight=plan.cross_entropy_weight if plan.gradient else None,
+        overlap_slopes=overlap_slopes,
+        bin_slopes=bin_slopes,
+        bins=terms.bins,
+    )
+    return torch.stack([sums.cross_entropy, overlap_value, bins_value]), sums.predicted, known
 
 
-def _run_confidence(x: Tensor, codes: Tensor, term: ConfidenceTerm, plan: SharedPlan) -> Found:
-    """Find the predictions, and where their patches are mixed; then call the device's loops.
+def _run_confidence(
+    x: Tensor, codes: Tensor, term: ConfidenceTerm, plan: SharedPlan, predicted: Tensor | None
+) -> Found:
+    """Find where the patches of the predictions are mixed; then call the device's loops.
 
-    These loops need no neighbours of a voxel, so the layout is ``(N, K, V)``.
+    These loops need no neighbours of a voxel, so the layout is ``(N, K, V)``. The predictions are
+    found unless they are known.
     """
     backend = _backend(x.device.type)
     n, _, *space = x.shape
     x = x.flatten(2)
-    predicted = backend.largest_class(x)
+    if predicted is None:
+        predicted = backend.largest_class(x)
     around, nothing = predicted.view(n, *space), None
     if term.ignore_index is not None:
         around, nothing = around.masked_fill(codes == NOTHING, NOTHING), NOTHING

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from segcal.compiling import compiled
+from segcal.sweep.sharing import take
 from segcal.sweep.terms import NOTHING
 
 BLOCK = 2**16
@@ -19,8 +20,8 @@ PLACES = 2
 
 
 @compiled
-def encode_block(labels, num_classes, ignores, ignore, by_class, codes, found, block):
-    """Write the codes of one block of labels, and what was found.
+def encode_blocks(labels, num_classes, ignores, ignore, by_class, codes, found, queue):
+    """Write the codes of the blocks that `queue` gives, and what was found.
 
     Args:
         labels: integer ``(V,)``.
@@ -30,22 +31,25 @@ def encode_block(labels, num_classes, ignores, ignore, by_class, codes, found, b
         by_class: whether to count the voxels of every class, too.
         codes: uint8 ``(V,)``, ``NOTHING`` where a voxel does not count or its label is wrong.
         found: int64 ``(blocks, PLACES + K)``, zeros.
-        block: number of the block.
+        queue: see :func:`segcal.sweep.sharing.take`.
     """
-    start = block * BLOCK
-    mine, out = labels[start : start + BLOCK], codes[start : start + BLOCK]
-    valid, wrong, nothing = 0, 0, np.uint8(NOTHING)
-    for x in range(mine.shape[0]):
-        label = np.int64(mine[x])
-        counts = not (ignores and label == ignore)
-        right = (label >= 0) & (label < num_classes)
-        valid += counts & right
-        wrong += counts & (not right)
-        out[x] = np.uint8(label) if counts & right else nothing
-    found[block, VALID], found[block, WRONG] = valid, wrong
-    if by_class:
-        for k in range(num_classes):
-            code, voxels = np.uint8(k), 0
-            for x in range(mine.shape[0]):
-                voxels += out[x] == code
-            found[block, PLACES + k] = voxels
+    block = take(queue)
+    while block < found.shape[0]:
+        start = block * BLOCK
+        mine, out = labels[start : start + BLOCK], codes[start : start + BLOCK]
+        valid, wrong, nothing = 0, 0, np.uint8(NOTHING)
+        for x in range(mine.shape[0]):
+            label = np.int64(mine[x])
+            counts = not (ignores and label == ignore)
+            right = (label >= 0) & (label < num_classes)
+            valid += counts & right
+            wrong += counts & (not right)
+            out[x] = np.uint8(label) if counts & right else nothing
+        found[block, VALID], found[block, WRONG] = valid, wrong
+        if by_class:
+            for k in range(num_classes):
+                code, voxels = np.uint8(k), 0
+                for x in range(mine.shape[0]):
+                    voxels += out[x] == code
+                found[block, PLACES + k] = voxels
+        block = take(queue)

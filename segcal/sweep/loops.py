@@ -1,4 +1,4 @@
-"""The sweep's loops over voxels for CPUs, compiled by Numba: :func:`sweep_block`.
+"""The sweep's loops over voxels for CPUs, compiled by Numba: :func:`sweep_blocks`.
 
 **What is computed.** For a voxel with label y, region r and logits l, and every class k,
 
@@ -23,11 +23,15 @@ and the number of voxels per region, are found as well.
 everything else stays in buffers that fit the fastest caches. ``e^(l - max l)`` serves the
 cross-entropy and its gradient; counts of labels serve the proportions and the regions.
 
-**Layout.** Logits are ``(N, K, Z, Y X)``, contiguous: the values of one class lie side by side. A
-*stretch* is up to ``STRETCH`` voxels of one plane Y X; a *block* is some consecutive stretches, the
-unit of work of a thread. The inner loops run over the voxels of a stretch, the outer loop over the
-classes, and they use selections instead of branches, so that they become vector instructions.
-:class:`Buffers` holds the numbers of a stretch: one per voxel, or per class and voxel.
+**Losses of sums.** Where a loss of sums such as soft Dice takes part, a pass before this one has
+found the cross-entropy and left the softmax in the memory of the gradient
+(:mod:`segcal.sweep.sums_loops`). With its slopes g the gradient is then
+
+    d/dl_k = b v d_k + p_k (a w_y + g_k - sum_j p_j g_j) - a w_y [k = y]
+
+**Layout.** Logits are ``(N, K, Z, Y X)``, contiguous; a stretch is of one plane Y X. Stretches,
+blocks and what is computed with all losses are in :mod:`segcal.sweep.stretches`. :class:`Buffers`
+holds the numbers of a stretch: one per voxel, or per class and voxel.
 
 **Patches.** Codes are labels as bytes ``(N, Z + kz - 1, Y + ky - 1, X + kx - 1)``, padded by half a
 patch, ``NOTHING`` where a voxel does not count, ``NO_CLASS`` where it counts without a class. A
@@ -36,15 +40,11 @@ columns. Counts are bytes, so a patch has fewer voxels than 254, which ``support
 
 **Invariants.** Which stretches make a block depends on the shape alone, and every block adds to
 sums of its own, so results have the same bits on any number of threads. A voxel with label
-``NOTHING`` gives exactly 0 to values, statistics and gradient, whatever its logits. A NaN in the
-logits of any other voxel reaches values and statistics: selections are written so that values which
-do not compare go through, and LLVM may not assume that there are no NaN (``EXACT``, and ``SUMS``
-for sums in an order of its own). Logits, buffers and gradient have the same type, float32 or
-float64, and the loops are compiled once for each; sums are float64.
+``NOTHING`` gives exactly 0 to values, statistics and gradient, whatever its logits.
 
 **Inlining.** ``inline="always"`` is done by Numba, which then does not count references of the
 arrays handed on; this saves a few percent in functions that run once per class. Such functions use
-the floating-point optimisations of :func:`sweep_block`. ``forceinline`` is done by LLVM, and keeps
+the floating-point optimisations of :func:`sweep_blocks`. ``forceinline`` is done by LLVM, and keeps
 a function's own optimisations.
 """
 
@@ -58,15 +58,23 @@ from numba import njit
 from numpy.typing import NDArray
 
 from segcal.compiling import compiled
+from segcal.sweep.bins_loops import bin_buffers
+from segcal.sweep.sharing import take
+from segcal.sweep.stretches import (
+    STRETCH,
+    blocks_of,
+    cross_entropy,
+    of_class,
+    set_ce_weights,
+    set_exponentials,
+    set_largest,
+    split,
+    sum_up,
+)
+from segcal.sweep.sums_loops import SumSlopes, set_slopes
 from segcal.sweep.terms import ABS, NOTHING, P2, P3, PHR, RELU, UPPER, Z_LINEAR
-from segcal.sweep.vector_math import EXACT, exponential, logarithm
+from segcal.sweep.vector_math import EXACT, IN_VECTORS, SUMS
 
-STRETCH = 512
-"""Number of voxels of a stretch; with float32 and 5 classes, its buffers take 40 KiB."""
-BLOCK_VOXELS = 16384
-"""About the number of voxels of a block: many enough to start one, few enough to share out."""
-SUMS = {"reassoc", "nsz"}
-"""Optimisations of sums by LLVM: partial sums side by side, in an order fixed by the compiler."""
 CROSS_ENTROPY, PENALTY = 0, 1
 """Places in a block's sums."""
 SLOPE_SUM, Z_SUM, VOXELS = 0, 1, 2
@@ -97,7 +105,9 @@ class Numbers(NamedTuple):
         with_penalty: whether to compute the penalty.
         with_gradient: whether to compute the gradient.
         with_statistics: whether to compute the statistics.
-        slopes: ``(N, 2, K)``, derivatives of a loss of overlaps; empty without such a loss.
+        with_softmax: whether the softmax is in the memory of the gradient, for `slopes`; the
+            cross-entropy's value is then not computed.
+        slopes: of losses of sums.
     """
 
     ce_weight: NDArray[np.float64]
@@ -120,13 +130,8 @@ class Numbers(NamedTuple):
     with_penalty: bool
     with_gradient: bool
     with_statistics: bool
-    slopes: NDArray[np.float64]
-
-
-@njit
-def split(planes, size):
-    """Return the number of stretches of a plane of that size, and of stretches in a block."""
-    return planes * ((size + STRETCH - 1) // STRETCH), max(1, BLOCK_VOXELS // min(size, STRETCH))
+    with_softmax: bool
+    slopes: SumSlopes
 
 
 class Buffers(NamedTuple):
@@ -140,7 +145,8 @@ class Buffers(NamedTuple):
         bytes: uint8 ``(BYTE_SLOTS, length)``.
         floats: ``(FLOAT_SLOTS, length)`` of the logits' type.
         counts: uint8 ``(K, length)``, voxels in the patch of each class.
-        exps: ``(K, length)`` of the logits' type, e^(l - max l).
+        exps: ``(K, length)`` of the logits' type, e^(l - max l); with a softmax, slopes g.
+        bins: for :func:`set_slopes`.
         column: uint8 ``(length + kx - 1,)``, counts of columns in :func:`_count`.
     """
 
@@ -148,6 +154,7 @@ class Buffers(NamedTuple):
     floats: Any
     counts: Any
     exps: Any
+    bins: Any
     column: Any
 
 
@@ -156,19 +163,17 @@ LABEL = 0  # code of the class; NOTHING where the voxel does not count
 REGION = 1  # 0, or 1 where the patch holds several classes; NOTHING as above
 TOTAL = 2  # voxels in the patch that count, at least 1
 
-FLOAT_SLOTS = 14
+FLOAT_SLOTS = 11
 LARGEST = 0  # max l
 TIES = 1  # how many logits are the largest
-NORM = 2  # the sum of e^(l - max l); then a w_y over it, which turns these into a w_y p
+NORM = 2  # the sum of e^(l - max l); then what turns these, or p, into their part of the gradient
 CE_WEIGHT = 3  # w_y; then a w_y
-GAP = 4  # max l - l_y; then the cross-entropy; then what add_overlap_gradient sums up
+GAP = 4  # max l - l_y; then the cross-entropy; with a softmax, the sum of p g
 MARGIN = 5  # m, over the voxels in the patch that count
 VALUE = 6  # the sum of P over the classes
 ONTO_LARGEST = 7  # the sum of d over the classes; then the share of each largest logit
-LAM, RHO = 8, 9  # of the region and the class in turn
-U = 10  # of the class in turn: the residual; then z
-SLOPE, PULL = 11, 12  # of the class in turn: P', and d
-PER_EXP = 13  # 1 over the sum of e^(l - max l)
+U = 8  # of the class in turn: the residual; then z
+SLOPE, PULL = 9, 10  # of the class in turn: P', and d
 
 
 @njit
@@ -179,17 +184,12 @@ def _buffers(classes, length, patch_width, dtype):
         np.empty((FLOAT_SLOTS, length), dtype),
         np.empty((classes, length), np.uint8),
         np.empty((classes, length), dtype),
+        bin_buffers(length),
         np.empty(length + patch_width - 1, np.uint8),
     )
 
 
-@njit(forceinline=True)
-def of_class(planes, k, at):
-    """Stretch of class k; slices like this one keep their last axis contiguous for the compiler."""
-    return planes[at[0], k, at[1], at[2] : at[3]]
-
-
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _count(codes, code, at, sizes, column, count):
     """count[x] = voxels of that code in the patch around x, for a piece of one row."""
     n, z, y, start, width = at
@@ -209,7 +209,7 @@ def _count(codes, code, at, sizes, column, count):
             count[x] += column[x + dx]
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _look_around(codes, at, sizes, gaps, count_all, column, label, counts, total):
     """Set label, and if wanted counts and total; a stretch is pieces of rows of the plane."""
     n, z, start, stop = at
@@ -237,7 +237,7 @@ def _look_around(codes, at, sizes, gaps, count_all, column, label, counts, total
         done += width
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _set_regions(two, label, counts, region):
     """region[x] = whether the patch holds several classes, if there are two regions."""
     for x in range(region.shape[0]):
@@ -252,7 +252,7 @@ def _set_regions(two, label, counts, region):
         region[x] = several if label[x] != NOTHING else np.uint8(NOTHING)
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _by_region(region, table, out):
     """out[x] = table[region[x]]; the table's first entry where the voxel does not count."""
     first = out.dtype.type(table[0])
@@ -264,7 +264,7 @@ def _by_region(region, table, out):
             out[x] = other if region[x] == code else out[x]
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _divide_by_neighbours(sizes, gaps, total, margin):
     """Divide margins by the voxels in the patch that count."""
     T = margin.dtype.type
@@ -277,16 +277,7 @@ def _divide_by_neighbours(sizes, gaps, total, margin):
             margin[x] *= whole / T(total[x])
 
 
-@njit(forceinline=True, fastmath=SUMS)
-def sum_up(values):
-    """Return the sum of a stretch's values, in float64."""
-    total = 0.0
-    for x in range(values.shape[0]):
-        total += np.float64(values[x])
-    return total
-
-
-@njit(forceinline=True, fastmath=SUMS)
+@njit(**SUMS)
 def _sum_of_region(values, region, r):
     total, code = 0.0, np.uint8(r)
     for x in range(values.shape[0]):
@@ -294,69 +285,12 @@ def _sum_of_region(values, region, r):
     return total
 
 
-@njit(forceinline=True, fastmath=EXACT)
-def set_largest(logits, at, largest):
-    """Set the largest logit of every voxel of a stretch."""
-    plane = of_class(logits, 0, at)
-    for x in range(largest.shape[0]):
-        largest[x] = plane[x]
-    for k in range(1, logits.shape[1]):
-        plane = of_class(logits, k, at)
-        for x in range(largest.shape[0]):
-            largest[x] = plane[x] if plane[x] > largest[x] else largest[x]
-
-
-@njit(forceinline=True, fastmath=EXACT)
-def set_exponentials(logits, at, largest, exps, norm):
-    """Set e^(l - max l) of every class of a stretch, and norm to their sum."""
-    zero = norm.dtype.type(0)
-    for x in range(norm.shape[0]):
-        norm[x] = zero
-    for k in range(logits.shape[1]):
-        plane, e = of_class(logits, k, at), exps[k, : norm.shape[0]]
-        for x in range(norm.shape[0]):
-            e[x] = exponential(plane[x] - largest[x])
-            norm[x] += e[x]
-
-
-@njit(forceinline=True, fastmath=EXACT)
-def set_ce_weights(table, alike, label, weight):
-    """Set w_y, 0 where the voxel does not count; usually all classes have the same weight."""
-    T = weight.dtype.type
-    every, zero = T(table[0]), T(0)
-    for x in range(label.shape[0]):
-        weight[x] = every if label[x] != NOTHING else zero
-    if not alike:
-        for x in range(label.shape[0]):
-            if label[x] != NOTHING:
-                weight[x] = T(table[label[x]])
-
-
-@njit(forceinline=True, fastmath=EXACT)
-def _cross_entropy(logits, at, label, largest, exps, norm, gap, weight):
-    """Return the sum of the cross-entropy; leave exps and norm for the gradient."""
-    T = norm.dtype.type
-    zero = T(0)
-    set_exponentials(logits, at, largest, exps, norm)
-    for x in range(norm.shape[0]):
-        gap[x] = zero
-    for k in range(logits.shape[1]):
-        plane, code = of_class(logits, k, at), np.uint8(k)  # bytes are compared 32 at a time
-        for x in range(norm.shape[0]):
-            gap[x] = largest[x] - plane[x] if label[x] == code else gap[x]
-    for x in range(norm.shape[0]):
-        gap[x] += logarithm(norm[x])
-    for x in range(norm.shape[0]):
-        gap[x] = gap[x] * weight[x] if label[x] != NOTHING else zero
-    return sum_up(gap)
-
-
-@njit(forceinline=True, fastmath=EXACT)
-def _prepare_gradient(factor, per_exp, norm, weight):
+@njit(**IN_VECTORS)
+def _prepare_gradient(factor, norm, weight):
     """Turn w_y into a w_y, and norm into the factor from exps to a w_y p."""
     for x in range(norm.shape[0]):
         weight[x] *= factor
-        norm[x] = weight[x] * per_exp[x]
+        norm[x] = weight[x] / norm[x]
 
 
 @njit(inline="always")
@@ -371,11 +305,12 @@ def _set_residuals(plane, count, from_largest, scale, largest, margin, u):
             u[x] = plane[x] - T(count[x]) * margin[x]
 
 
-@njit(forceinline=True, fastmath=EXACT)
-def _penalise(function, shape, u, lam, rho, value, slope, pull):
+@njit(**IN_VECTORS)
+def _penalise(function, shape, u, region, lam, rho, value, slope, pull):
     """Put z in place of u, add P(z) to value, set slope = P'(z) and pull = P'(z) dz/du.
 
-    Above ``Z_LINEAR`` P continues along its tangent.
+    Above ``Z_LINEAR`` P continues along its tangent. `lam` and `rho` are those of the first region
+    and of the last, which may be the same.
     """
     T = u.dtype.type
     zero, one, half, top = T(0), T(1), T(0.5), T(Z_LINEAR)
@@ -386,7 +321,7 @@ def _penalise(function, shape, u, lam, rho, value, slope, pull):
         z = side * u[x]
         inside = top if z > top else z
         beyond = z - inside
-        la, rh = lam[x], rho[x]
+        la, rh = (lam[1], rho[1]) if region[x] == 1 else (lam[0], rho[0])
         if function == PHR:
             s = la + rh * inside
             d = rh if rh > T(1e-37) else T(1e-37)
@@ -409,33 +344,36 @@ def _penalise(function, shape, u, lam, rho, value, slope, pull):
 
 
 @njit(inline="always")
-def _penalise_by(function, shape, u, lam, rho, value, slope, pull):
+def _penalise_by(function, shape, u, region, lam, rho, value, slope, pull):
     """One loop for each function, without a branch inside, as :func:`_penalise` describes."""
     if function == PHR:
-        _penalise(PHR, shape, u, lam, rho, value, slope, pull)
+        _penalise(PHR, shape, u, region, lam, rho, value, slope, pull)
     elif function == P2:
-        _penalise(P2, shape, u, lam, rho, value, slope, pull)
+        _penalise(P2, shape, u, region, lam, rho, value, slope, pull)
     elif function == P3:
-        _penalise(P3, shape, u, lam, rho, value, slope, pull)
+        _penalise(P3, shape, u, region, lam, rho, value, slope, pull)
     else:
-        _penalise(RELU, shape, u, lam, rho, value, slope, pull)
+        _penalise(RELU, shape, u, region, lam, rho, value, slope, pull)
 
 
 @njit(inline="always")
 def _observe(k, low, high, region, slope, z, statistics):
     """Add P' and z of class k to the statistics; P' is overwritten."""
     for x in range(slope.shape[0]):
-        slope[x] = min(max(slope[x], low), high)
+        inside = low if slope[x] < low else slope[x]
+        slope[x] = high if inside > high else inside
     for r in range(statistics.shape[1]):
         statistics[SLOPE_SUM, r, k] += _sum_of_region(slope, region, r)
         statistics[Z_SUM, r, k] += _sum_of_region(z, region, r)
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _count_voxels(region, statistics):
     for r in range(statistics.shape[1]):
+        voxels, code = 0, np.uint8(r)
         for x in range(region.shape[0]):
-            statistics[VOXELS, r, 0] += region[x] == r
+            voxels += region[x] == code
+        statistics[VOXELS, r, 0] += voxels
 
 
 @njit(inline="always")
@@ -452,39 +390,17 @@ def _write_gradient(g, k, factor, with_ce, label, pull, e, norm, weight):
             g[x] = factor * pull[x] if label[x] != NOTHING else zero
 
 
-@njit(forceinline=True, fastmath=EXACT)
-def add_overlap_gradient(gradient, at, slopes, label, exps, per_exp, total):
-    """Add the gradient of a loss of overlaps (:mod:`segcal.sweep.overlap_loops`).
-
-    Args:
-        gradient: gradient of all logits.
-        at: stretch.
-        slopes: ``(2, K)``, P' and O' of the stretch's image.
-        label: labels of the stretch.
-        exps: ``(K, length)``, exponentials of the logits.
-        per_exp: factor that turns exps into the softmax.
-        total: buffer.
-    """
-    T = total.dtype.type
-    zero = T(0)
-    for x in range(total.shape[0]):
-        total[x] = zero
-    for k in range(exps.shape[0]):
-        e, code = exps[k, : total.shape[0]], np.uint8(k)
-        miss, hit = T(slopes[0, k]), T(slopes[0, k] + slopes[1, k])
-        for x in range(total.shape[0]):
-            total[x] += e[x] * (hit if label[x] == code else miss)
-    for x in range(total.shape[0]):
-        total[x] *= per_exp[x]
-    for k in range(exps.shape[0]):
-        g, e, code = of_class(gradient, k, at), exps[k, : total.shape[0]], np.uint8(k)
-        miss, hit = T(slopes[0, k]), T(slopes[0, k] + slopes[1, k])
-        for x in range(total.shape[0]):
-            more = e[x] * per_exp[x] * ((hit if label[x] == code else miss) - total[x])
-            g[x] += more if label[x] != NOTHING else zero
+@njit(inline="always")
+def _turn_softmax(g, k, factor, label, pull, slope, norm, weight):
+    """Turn p of class k in g into the gradient, without what flows through the largest logit."""
+    zero, code = g.dtype.type(0), np.uint8(k)
+    for x in range(g.shape[0]):
+        hit = weight[x] if label[x] == code else zero
+        found = factor * pull[x] + g[x] * (norm[x] + slope[x]) - hit
+        g[x] = found if label[x] != NOTHING else zero
 
 
-@njit(forceinline=True, fastmath=EXACT)
+@njit(**IN_VECTORS)
 def _share_among_largest(logits, gradient, at, factor, label, largest, ties, share):
     """Add to the gradient of the largest logits what flows through them, in equal shares."""
     zero, one = ties.dtype.type(0), ties.dtype.type(1)
@@ -510,8 +426,8 @@ def _sweep_classes(logits, plan, gradient, statistics, at, buffers):
     label, region = buffers.bytes[LABEL, :width], buffers.bytes[REGION, :width]
     largest, margin, u = floats[LARGEST, :width], floats[MARGIN, :width], floats[U, :width]
     norm, weight, value = floats[NORM, :width], floats[CE_WEIGHT, :width], floats[VALUE, :width]
-    lam, rho, slope = floats[LAM, :width], floats[RHO, :width], floats[SLOPE, :width]
-    pull, onto_largest, ties = (
+    slope, pull, onto_largest, ties = (
+        floats[SLOPE, :width],
         floats[PULL, :width],
         floats[ONTO_LARGEST, :width],
         floats[TIES, :width],
@@ -527,17 +443,20 @@ def _sweep_classes(logits, plan, gradient, statistics, at, buffers):
         pull[x] = T(0)
     for k in range(logits.shape[1]):
         if plan.with_penalty:
-            _by_region(region, plan.lam[:, k], lam)
-            _by_region(region, plan.rho[:, k], rho)
+            lam = T(plan.lam[0, k]), T(plan.lam[-1, k])
+            rho = T(plan.rho[0, k]), T(plan.rho[-1, k])
             plane, count = of_class(logits, k, at), buffers.counts[k, :width]
             _set_residuals(plane, count, from_largest, scale, largest, margin, u)
-            _penalise_by(plan.function, plan.shape, u, lam, rho, value, slope, pull)
+            _penalise_by(plan.function, plan.shape, u, region, lam, rho, value, slope, pull)
         if plan.with_statistics:
             _observe(k, low, high, region, slope, u, statistics)
         if plan.with_gradient:
             g, e = of_class(gradient, k, at), buffers.exps[k, :width]
-            _write_gradient(g, k, factor, plan.with_ce, label, pull, e, norm, weight)
-            if from_largest:
+            if plan.with_softmax:
+                _turn_softmax(g, k, factor, label, pull, e, norm, weight)
+            else:
+                _write_gradient(g, k, factor, plan.with_ce, label, pull, e, norm, weight)
+            if plan.with_penalty and from_largest:
                 for x in range(width):
                     onto_largest[x] += pull[x]
     if plan.with_gradient and plan.with_penalty and from_largest:
@@ -552,7 +471,6 @@ def _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
     total, margin = buffers.bytes[TOTAL, :width], floats[MARGIN, :width]
     largest, norm, gap = floats[LARGEST, :width], floats[NORM, :width], floats[GAP, :width]
     weight, value = floats[CE_WEIGHT, :width], floats[VALUE, :width]
-    per_exp = floats[PER_EXP, :width]
     T = value.dtype.type
     patch = not plan.from_largest
     _look_around(codes, at, plan.sizes, plan.gaps, patch, buffers.column, label, counts, total)
@@ -560,17 +478,22 @@ def _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
     _by_region(region, plan.margins, margin)
     if patch:
         _divide_by_neighbours(plan.sizes, plan.gaps, total, margin)
-    if plan.with_ce or plan.from_largest:
+    if (plan.with_penalty and plan.from_largest) or (plan.with_ce and not plan.with_softmax):
         set_largest(logits, at, largest)
+    for x in range(width):
+        weight[x] = T(0)
     if plan.with_ce:
         set_ce_weights(plan.ce_weight, plan.one_ce_weight, label, weight)
-        sums[CROSS_ENTROPY] += _cross_entropy(logits, at, label, largest, exps, norm, gap, weight)
+    if plan.with_softmax:
+        set_slopes(gradient, at, plan.slopes, label, exps, gap, buffers.bins)
         for x in range(width):
-            per_exp[x] = T(1) / norm[x]
-        _prepare_gradient(T(plan.ce_factor), per_exp, norm, weight)
+            weight[x] *= T(plan.ce_factor)
+            norm[x] = weight[x] - gap[x]
+    elif plan.with_ce:
+        set_exponentials(logits, at, largest, exps, norm)
+        sums[CROSS_ENTROPY] += cross_entropy(logits, at, label, largest, norm, weight, gap)
+        _prepare_gradient(T(plan.ce_factor), norm, weight)
     _sweep_classes(logits, plan, gradient, statistics, at, buffers)
-    if plan.with_gradient and plan.slopes.shape[0]:
-        add_overlap_gradient(gradient, at, plan.slopes[at[0]], label, exps, per_exp, gap)
     for x in range(width):
         value[x] = value[x] if label[x] != NOTHING else T(0)
     sums[PENALTY] += plan.penalty_weight * sum_up(value)
@@ -579,27 +502,31 @@ def _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
 
 
 @partial(compiled, fastmath=EXACT)
-def sweep_block(logits, codes, plan, gradient, all_sums, all_statistics, block):
-    """Sweep the stretches of one block, adding to its row of the sums and statistics.
+def sweep_blocks(logits, codes, plan, gradient, all_sums, all_statistics, queue):
+    """Sweep the stretches of the blocks that `queue` gives, adding to their sums and statistics.
 
     Args:
         logits: ``(N, K, Z, Y X)``, contiguous.
         codes: uint8 labels, padded by half a patch.
         plan: what to compute.
-        gradient: like `logits`; empty where it is not wanted.
+        gradient: like `logits`, set; the softmax before, where the plan says so; empty where it is
+            not wanted.
         all_sums: float64 ``(blocks, 2)``, zeros: weighted sums of cross-entropy and penalty.
         all_statistics: float64 ``(blocks, 3, R, K)``, zeros; one row where it is not wanted.
-        block: number of the block.
+        queue: see :func:`segcal.sweep.sharing.take`.
     """
     images, classes, depth, size = logits.shape
     per_plane = (size + STRETCH - 1) // STRETCH
     buffers = _buffers(classes, min(size, STRETCH), plan.sizes[2], logits.dtype)
-    sums = all_sums[block]
-    statistics = all_statistics[block if plan.with_statistics else 0]
     stretches, per_block = split(images * depth, size)
-    for index in range(block * per_block, min((block + 1) * per_block, stretches)):
-        plane = index // per_plane
-        start = (index % per_plane) * STRETCH
-        stop = min(start + STRETCH, size)
-        at = (plane // depth, plane % depth, start, stop)
-        _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
+    block = take(queue)
+    while block < blocks_of(images * depth, size):
+        sums = all_sums[block]
+        statistics = all_statistics[block if plan.with_statistics else 0]
+        for index in range(block * per_block, min((block + 1) * per_block, stretches)):
+            plane = index // per_plane
+            start = (index % per_plane) * STRETCH
+            stop = min(start + STRETCH, size)
+            at = (plane // depth, plane % depth, start, stop)
+            _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
+        block = take(queue)

@@ -1,4 +1,4 @@
-"""What one sweep over the logits can compute: a cross-entropy, a penalty and a loss of overlaps."""
+"""What one sweep can compute: a cross-entropy, a penalty, and losses of sums over the voxels."""
 
 from __future__ import annotations
 
@@ -47,14 +47,38 @@ class OverlapTerm:
 
     Attributes:
         num_classes: K.
-        value: function that takes ``sum_i p_k(i)``, ``sum_i p_k(i) [k = y(i)]`` and
+        loss: function that takes ``sum_i p_k(i)``, ``sum_i p_k(i) [k = y(i)]`` and
             ``sum_i [k = y(i)]`` over the voxels that count, float64 ``(N, K)`` each, and returns a
-            scalar; p is the softmax.
+            scalar and its derivatives by the first two; p is the softmax.
         ignore_index: label of voxels that do not count.
     """
 
     num_classes: int
-    value: Callable[[Tensor, Tensor, Tensor], Tensor]
+    loss: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    ignore_index: int | None = None
+
+
+@dataclass(frozen=True)
+class BinTerm:
+    """A loss of sums by bin of every image's and class's probabilities, such as mL1-ACE.
+
+    Voxel i belongs to bin m of class k by a weight w, of its probability p alone.
+
+    Attributes:
+        num_classes: K.
+        bins: M.
+        soft: whether a probability is shared, in proportion, by the two bins whose centres are
+            nearest, instead of belonging to the bin that it falls into.
+        loss: function that takes ``sum_i w_m(i)``, ``sum_i w_m(i) p_k(i)`` and
+            ``sum_i w_m(i) [k = y(i)]`` over the voxels that count, float64 ``(N, K, M)`` each, and
+            returns a scalar and its derivatives by all three; p is the softmax.
+        ignore_index: label of voxels that do not count.
+    """
+
+    num_classes: int
+    bins: int
+    soft: bool
+    loss: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
     ignore_index: int | None = None
 
 
@@ -134,7 +158,7 @@ class ConfidenceTerm:
 
 
 Penalty = Residual | ConfidenceTerm
-Swept = CrossEntropyTerm | OverlapTerm | Penalty
+Swept = CrossEntropyTerm | OverlapTerm | BinTerm | Penalty
 
 
 @dataclass(frozen=True)
@@ -144,20 +168,19 @@ class Together:
     Attributes:
         penalty: the penalty.
         cross_entropy: the cross-entropy.
-        overlap: the loss of overlaps, beside a cross-entropy.
+        overlap: the loss of overlaps.
+        bins: the loss of bins.
 
     Raises:
-        ValueError: nothing to compute, a loss of overlaps without a cross-entropy, or parts with
-            different numbers of classes or ignore labels.
+        ValueError: nothing to compute, or parts with different numbers of classes or ignore labels.
     """
 
-    penalty: Penalty | None
+    penalty: Penalty | None = None
     cross_entropy: CrossEntropyTerm | None = None
     overlap: OverlapTerm | None = None
+    bins: BinTerm | None = None
 
     def __post_init__(self) -> None:
-        if self.overlap is not None and self.cross_entropy is None:
-            raise ValueError("overlap: expected a cross-entropy beside it")
         if len(self._shared()) != 1:
             raise ValueError(
                 "terms: expected one number of classes and one ignore label, got "
@@ -165,8 +188,12 @@ class Together:
             )
 
     def _shared(self) -> set[tuple[int, int | None]]:
-        parts = (self.penalty, self.cross_entropy, self.overlap)
-        return {(one.num_classes, one.ignore_index) for one in parts if one is not None}
+        return {(one.num_classes, one.ignore_index) for one in self.parts if one is not None}
+
+    @property
+    def parts(self) -> tuple[Swept | None, ...]:
+        """All four."""
+        return self.penalty, self.cross_entropy, self.overlap, self.bins
 
     @property
     def num_classes(self) -> int:
@@ -180,6 +207,27 @@ class Together:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SumsPlan:
+    """What the pass over the voxels for losses of sums needs.
+
+    Attributes:
+        cross_entropy_weight: as in :class:`SharedPlan`.
+        overlap: the loss of overlaps; None leaves its sums out.
+        bins: the loss of bins; None leaves its sums out.
+        gaps: whether some codes are :data:`NOTHING`.
+        predicted: whether to find the first class of the largest logit.
+        softmax: whether to keep the softmax.
+    """
+
+    cross_entropy_weight: Tensor | None
+    overlap: OverlapTerm | None
+    bins: BinTerm | None
+    gaps: bool
+    predicted: bool
+    softmax: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class SharedPlan:
     """Everything that a sweep needs except for its penalty.
 
@@ -189,8 +237,13 @@ class SharedPlan:
         cross_entropy_weight: float64 ``(K,)``, factor on a voxel's cross-entropy by label; None
             leaves it out.
         factors: factors of cross-entropy and penalty in the gradient.
-        slopes: float64 ``(N, 2, K)``, derivatives of a loss of overlaps by its first two sums,
-            times its weight; None leaves it out.
+        softmax: softmax like the logits, which the sweep turns into the gradient in place, together
+            with the slopes of losses of sums; the value of the cross-entropy is then not computed.
+        overlap_slopes: float64 ``(N, 2, K)``, derivatives of a loss of overlaps by its first two
+            sums, times its weight; None leaves it out.
+        bin_slopes: float64 ``(3, N, K, M)``, derivatives of a loss of bins, times its weight; None
+            leaves it out.
+        bins: the loss of bins.
         gradient: whether to compute the gradient.
         statistics: whether to compute the sums from which multipliers are learned.
     """
@@ -198,9 +251,12 @@ class SharedPlan:
     penalty_weight: Tensor
     cross_entropy_weight: Tensor | None
     factors: tuple[float, float]
-    slopes: Tensor | None
     gradient: bool
     statistics: bool
+    softmax: Tensor | None = None
+    overlap_slopes: Tensor | None = None
+    bin_slopes: Tensor | None = None
+    bins: BinTerm | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,14 @@ from numba.extending import overload
 
 EXACT = {"contract", "nsz"}
 """Optimisations by LLVM that keep NaN and infinity: a * b + c in one rounding; -0 is 0."""
+IN_VECTORS: Any = {"forceinline": True, "fastmath": EXACT, "error_model": "numpy"}
+"""Options of a loop that is to become vector instructions. A division by 0 gives infinity or NaN as
+in NumPy: Python's error would be a branch out of the loop, which then stays a scalar loop."""
+SUMS: Any = {**IN_VECTORS, "fastmath": {"reassoc", "nsz"}}
+"""The same for sums: partial sums side by side, in an order fixed by the compiler."""
 
 
-@njit(fastmath=EXACT, forceinline=True)
+@njit(**IN_VECTORS)
 def exp32(x):
     """e^x of a float32 <= 0 within 2 ulp: Cody-Waite reduction, the polynomial of Cephes' expf.
 
@@ -42,7 +47,7 @@ def exp32(x):
     return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
-@njit(fastmath=EXACT, forceinline=True)
+@njit(**IN_VECTORS)
 def log32(x):
     """Log x of a normal float32 > 0 within 1 ulp: exponent, and the polynomial of Cephes' logf.
 

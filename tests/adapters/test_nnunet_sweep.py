@@ -289,6 +289,26 @@ def test_nnunets_own_loss_is_swept(batch_dice, ignore):
         close(a, b, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("batch_dice", [False, True])
+def test_slopes_of_nnunets_dice_where_its_denominator_is_held(batch_dice, background):
+    """Without smoothing, a class may have less mass than the least denominator."""
+    host = compound(batch_dice=batch_dice)
+    host.dc.smooth, host.dc.do_bg = 0.0, background
+    p = torch.rand(2, K, dtype=torch.float64)
+    p[:, -1] = 1e-10
+    t, o = torch.rand_like(p), 0.5 * p
+    t[:, -1] = 0
+    value, *slopes = HostDice(host, K).swept().loss(p, o, t)
+    leaves = [x.clone().requires_grad_() for x in (p, o)]
+    sums = [x[:, 0 if background else 1 :] for x in (*leaves, t)]
+    a, b, c = (x.sum(0) for x in sums) if batch_dice else sums
+    expected = -(2 * b / (c + a).clamp_min(1e-8)).mean()
+    close(value, expected.detach())
+    for one, other in zip(slopes, torch.autograd.grad(expected, leaves), strict=True):
+        close(one, other)
+
+
 def test_a_dice_of_another_kind_stays_nnunets():
     heads, targets = heads_and_targets((16, 12))
     layout = Labels(K, per_channel=False, ignore_index=None, channels=1)

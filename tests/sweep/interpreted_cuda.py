@@ -67,7 +67,7 @@ def compare(monkeypatch, logits, labels, term, ce=None, gradient=True, statistic
         logits,
         labels,
         Together(term, ce),
-        (0.7, 1.3, 0.0),
+        fused.Weights(1.3, 0.7),
         gradient=gradient,
         statistics=statistics,
     )
@@ -195,7 +195,7 @@ def test_nan_is_not_hidden(monkeypatch, function, from_largest, k):
         logits,
         labels,
         Together(term, CrossEntropyTerm(3)),
-        (1, 1, 0),
+        fused.Weights(),
         gradient=True,
         statistics=True,
     )
@@ -255,16 +255,16 @@ def test_wrong_labels_do_not_count_and_are_told_by_a_later_call(on_gpu):
     labels[0, 0, :2], labels[1, 2, 3] = 300, -4
     left_out = torch.where((labels < 0) | (labels > 2), 99, labels)
     found = [
-        fused.sweep(logits, y, residual(3, ignore_index=i), cross_entropy=CrossEntropyTerm(3, i))
+        fused.sweep(logits, y, Together(residual(3, ignore_index=i), CrossEntropyTerm(3, i)))
         for y, i in ((labels, None), (left_out, 99))
     ]
     for a, b in zip(*found, strict=True):
         close(a, b)
     term = residual(3)
     with pytest.raises(ValueError, match="expected 0 to 2, got values from -4 to 300 in 3 voxels"):
-        fused.sweep(logits, right, term)
-    fused.sweep(logits, right, term)
-    fused.sweep(logits, labels, term)
+        fused.sweep(logits, right, Together(term))
+    fused.sweep(logits, right, Together(term))
+    fused.sweep(logits, labels, Together(term))
     with pytest.raises(ValueError, match="in 3 voxels"):
         late_checks.raise_wrong_labels()
 
@@ -273,13 +273,13 @@ def test_wrong_labels_do_not_count_and_are_told_by_a_later_call(on_gpu):
 def test_gradient_is_scaled_where_it_lies(on_gpu, monkeypatch, factor):
     logits, labels = data((5, 7), dtype=torch.float32)
     x = logits.clone().requires_grad_()
-    total = fused.sweep(x, labels, residual(3), cross_entropy=CrossEntropyTerm(3))[0]
+    total = fused.sweep(x, labels, Together(residual(3), CrossEntropyTerm(3)))[0]
     kept = total.grad_fn.saved_tensors[0].data_ptr()
     found = [torch.autograd.grad(factor * total, x, retain_graph=True)[0] for _ in range(3)]
     assert found[0].data_ptr() == kept
     monkeypatch.undo()
     x = logits.clone().requires_grad_()
-    total = fused.sweep(x, labels, residual(3), cross_entropy=CrossEntropyTerm(3))[0]
+    total = fused.sweep(x, labels, Together(residual(3), CrossEntropyTerm(3)))[0]
     (expected,) = torch.autograd.grad(total, x)
     for one in found:
         torch.testing.assert_close(one, factor * expected, rtol=1e-5, atol=1e-9 * factor)
@@ -309,7 +309,7 @@ def test_a_step_asks_for_no_value_and_launches_little(on_gpu, monkeypatch, term)
     for name in ("_sweep", "sweep_confidence", "encode_labels", "weigh_labels", "scale_gradient"):
         monkeypatch.setattr(cuda, name, Idle())
     with Operations() as seen:
-        total = fused.sweep(x, labels, made[term], cross_entropy=CrossEntropyTerm(3))[0]
+        total = fused.sweep(x, labels, Together(made[term], CrossEntropyTerm(3)))[0]
         torch.autograd.grad(total, x)
     assert len(seen.names) <= {"residual": 28, "confidence": 40}[term], seen.names
 
@@ -379,7 +379,7 @@ def test_what_is_not_finite_is_not_hidden_in_log_odds(monkeypatch, k, bad):
             cpu, "run_confidence", {cuda: cuda.run_confidence}.get(backend, CPU["run_confidence"])
         )
         values, found, _ = _run(
-            logits, labels, Together(confidence(3), CrossEntropyTerm(3)), (1, 1, 0),
+            logits, labels, Together(confidence(3), CrossEntropyTerm(3)), fused.Weights(),
             gradient=True, statistics=True,
         )  # fmt: skip
         assert values[:2].isnan().all()

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from segcal.binning import edge_tolerance, equal_width_index
 from segcal.losses.ml1_ace import ML1ACE, ml1_ace
 from segcal.sweep import bins_loops, cpu
-from segcal.sweep.bins import bin_sums, supports_bins
+from segcal.sweep.fused import supports, sweep
+from segcal.sweep.terms import BinTerm, Together
 from tests.conftest import close
 
 BINNINGS = ("hard", "soft")
@@ -44,7 +45,7 @@ def both(logits, labels, **options):
 def test_equals_the_readable_version(space, k, dtype, binning):
     logits, labels = image(space, k, dtype=dtype)
     labels.flatten()[::7] = IGNORE
-    assert supports_bins(logits)
+    assert supports(logits, ML1ACE(k).swept())
     for bins, skip, background in itertools.product((1, 3, 20), (False, True), (False, True)):
         (value, slope), (expected, gradient) = both(
             logits, labels, bins=bins, binning=binning, ignore_index=IGNORE,
@@ -80,11 +81,14 @@ def test_values_at_edges_fall_into_the_bins_of_the_rule(bins, dtype):
     steps = torch.arange(-4, 5)[:, None] * 2.0**-25
     p = torch.cat([(edge + steps).flatten(), edge * (1 - 1e-5), edge * (1 + 1e-5)])
     p = p.clamp(0, 1).to(dtype)
-    cells, share = np.empty(len(p), np.int32), np.empty_like(p.numpy())
-    rule = bins_loops.Bins(bins, edge_tolerance(bins), False)
-    bins_loops._set_cells(p.numpy(), np.zeros(len(p), np.uint8), rule, cells, share)
-    assert (cells == equal_width_index(p, bins).numpy()).all()
-    assert (share == 0).all()
+    rule, buffers = bins_loops.Bins(bins, edge_tolerance(bins), False), bins_loops.bin_buffers(1)
+    label = np.zeros(1, np.uint8)
+    for one, expected in zip(p.numpy()[:, None], equal_width_index(p, bins).tolist(), strict=True):
+        sums = np.zeros((bins_loops.LANES, bins + 1, bins_loops.SLOTS))
+        bins_loops.add(one, 1, label, rule, buffers, sums.reshape(-1))
+        found = sums.sum(0)
+        assert found[expected].tolist() == [1, 0, one[0], 0, 0, 0]
+        assert found.sum() == 1 + np.float64(one[0])
 
 
 @pytest.mark.parametrize("binning", BINNINGS)
@@ -107,10 +111,10 @@ def test_tables_of_many_classes_and_bins_are_few(monkeypatch):
     """With little room for tables a block has more stretches; sums stay what they are."""
     logits, labels = image((40000,), 5, n=1)
     bins = cpu.Bins(20, 1e-6, True)
-    assert cpu._bin_blocks(logits, bins)[0] == 3
+    assert cpu._sum_blocks(logits, bins, True)[0] == 3
     expected = both(logits, labels, binning="soft")[1]
     monkeypatch.setattr(cpu, "TABLE_BYTES", 1)
-    assert cpu._bin_blocks(logits, bins) == (1, 79)
+    assert cpu._sum_blocks(logits, bins, True) == (1, 79)
     value, slope = both(logits, labels, binning="soft")[0]
     close(value, expected[0], rtol=1e-12)
     close(slope, expected[1], rtol=1e-8, atol=1e-14)
@@ -119,9 +123,16 @@ def test_tables_of_many_classes_and_bins_are_few(monkeypatch):
 @pytest.mark.parametrize("binning", BINNINGS)
 def test_gradcheck(binning):
     logits, labels = image((6,), 3, scale=1.0)
+    draw = torch.Generator().manual_seed(1)
+    by = [torch.randn(2, 3, 3, dtype=torch.float64, generator=draw) for _ in range(3)]
+    by[0] *= binning == "soft"  # weights of hard bins have no slope
+
+    def loss(*sums):
+        return sum((a * b).sum() for a, b in zip(by, sums, strict=True)), *by
+
+    term = BinTerm(3, 3, binning == "soft", loss)
     assert torch.autograd.gradcheck(
-        lambda x: bin_sums(x, labels, bins=3, soft=binning == "soft")[1:],
-        logits.requires_grad_(),
+        lambda x: sweep(x, labels, Together(bins=term))[0], logits.requires_grad_()
     )
     assert torch.autograd.gradcheck(lambda x: ml1_ace(x, labels, bins=3, binning=binning), logits)
 

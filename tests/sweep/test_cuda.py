@@ -130,7 +130,7 @@ def test_kernel_compiles_to_machine_code(
     logits = torch.zeros(2, k, *space, dtype=dtype)
     labels = torch.zeros(2, *space, dtype=torch.int64)
     ce = None if observe else CrossEntropyTerm(k)
-    terms, factors = Together(term, ce), (1.0, 1.0, 0.0)
+    terms, factors = Together(term, ce), fused.Weights()
     _run(logits, labels, terms, factors, gradient=not observe, statistics=observe)
     check_code(kernel, recorder, architecture, dtype)
 
@@ -165,7 +165,7 @@ def test_kernel_of_log_odds_compiles_to_machine_code(
     logits = torch.zeros(2, k, *space, dtype=dtype)
     labels = torch.zeros(2, *space, dtype=torch.int64)
     ce = None if observe else CrossEntropyTerm(k)
-    terms, factors = Together(term, ce), (1.0, 1.0, 0.0)
+    terms, factors = Together(term, ce), fused.Weights()
     _run(logits, labels, terms, factors, gradient=not observe, statistics=observe)
     check_code(kernel, recorder, architecture, dtype)
 
@@ -206,7 +206,7 @@ def test_sizes_are_not_compiled_in(monkeypatch, name):
     seen = set()
     for size in range(1, 11):
         logits = torch.zeros(1, 4, size, 3 * size, 16 + size, requires_grad=True)
-        total = sweep(logits, logits[:, 0].long(), term, cross_entropy=CrossEntropyTerm(4))[0]
+        total = sweep(logits, logits[:, 0].long(), Together(term, CrossEntropyTerm(4)))[0]
         torch.autograd.grad(total, logits)
         options = {k: v for k, v in recorder.options.items() if k in kernel.arg_names}
         _, specialization, _ = bind(*recorder.arguments, **options)
@@ -265,7 +265,7 @@ def test_cross_entropy_on_the_gpu(k, dtype):
         term = Residual(ones, ones, "p2", "abs", (1.0, 2.0), patch=(3, "replicate"))
         ce = CrossEntropyTerm(k, class_weight=weight.to(device))
         x = logits.to(device).requires_grad_()
-        total, *values = sweep(x, labels.to(device), term, weight=0.1, cross_entropy=ce)
+        total, values = sweep(x, labels.to(device), Together(term, ce), fused.Weights(0.1))
         found.append([t.detach().cpu() for t in (*values, *torch.autograd.grad(total, x))])
     rtol, atol = (1e-10, 1e-12) if dtype == torch.float64 else (2e-5, 1e-9)
     for a, b in zip(*found, strict=True):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from segcal.components import accepted_arguments, target
 from segcal.losses.cross_entropy import CrossEntropy
@@ -26,6 +27,7 @@ from segcal.penalties.margin import Margin, margin
 from segcal.penalties.nacl import NACL, nacl
 from segcal.recipes import build, load_component, names
 from segcal.sweep import cpu, fused, vector_math
+from segcal.sweep.sharing import take
 from segcal.sweep.terms import NOTHING, ConfidenceTerm, CrossEntropyTerm, Residual, Together
 from tests.conftest import close
 from tests.test_contracts import data, method
@@ -387,27 +389,41 @@ def test_threads_of_our_own_where_openmp_cannot_be_reached(request, name):
         assert torch.equal(a, b)
 
 
-def test_blocks_are_shared_out_to_threads_of_our_own(own_threads):
-    seen, threads, together = [], set(), threading.Barrier(4, timeout=30)
+@njit(nogil=True)
+def draw(queue, end, drawn):
+    block = take(queue)
+    while block < end:
+        drawn[block] += 1
+        block = take(queue)
 
-    def work(block):
-        if block < 4:
-            together.wait()  # unless four threads work, it breaks
-        seen.append(block)
-        threads.add(threading.get_ident())
 
-    cpu._in_parallel(work, 100)
-    assert sorted(seen) == list(range(100))
-    assert len(threads) == 4
+@pytest.mark.parametrize("own", [False, True])
+def test_every_block_is_drawn_once(own, request, monkeypatch):
+    if own:
+        request.getfixturevalue("own_threads")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    end, rows, together = 200_000, iter(range(4)), threading.Barrier(4, timeout=30)
+    drawn = np.zeros((4, end), np.int64)
+    draw(np.ones(1, np.int64), 1, drawn[0])  # compiled
+
+    def loop(queue):
+        row = drawn[next(rows)]
+        together.wait()  # unless four threads work, it breaks
+        draw(queue, end, row)
+
+    cpu._in_parallel(loop, end)
+    assert (drawn.sum(0) == 1).all()
 
 
 def test_what_a_thread_of_our_own_raises_arrives(own_threads):
-    def work(block):
-        if block == 3:
+    calls = iter(range(9))
+
+    def loop(queue):
+        if next(calls) == 3:
             raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"):
-        cpu._in_parallel(work, 100)
+        cpu._in_parallel(loop, 100)
 
 
 @pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
@@ -558,12 +574,12 @@ def test_an_interrupt_that_no_one_saw_arrives(monkeypatch):
     monkeypatch.setattr(cpu, "_openmp", lambda: parallel)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(KeyboardInterrupt):
-        cpu._in_parallel(lambda block: None, 9)
+        cpu._in_parallel(lambda queue: None, 9)
 
 
 def test_errors_in_a_thread_arrive(monkeypatch):
-    def fails(block):
-        raise KeyboardInterrupt(block)
+    def fails(queue):
+        raise KeyboardInterrupt
 
     for openmp in (cpu._openmp, lambda: None):
         monkeypatch.setattr(cpu, "_openmp", openmp)

@@ -19,12 +19,15 @@ from torch import Tensor, nn
 
 from segcal.adapters.nnunet.labels import Labels
 from segcal.losses.cross_entropy import CrossEntropy
+from segcal.losses.dice import of_all_classes
 from segcal.objective import Objective
 from segcal.sweep.terms import OverlapTerm
 from segcal.term import Term
 
 CROSS_ENTROPY, DICE = "host/cross_entropy", "host/dice"
 """Names of nnU-Net's own terms, which no recipe uses."""
+LEAST_SIZE = 1e-8
+"""Least denominator of nnU-Net's Dice."""
 Heads = Tensor | Sequence[Tensor]
 """Output of nnU-Net's network, or its targets; with deep supervision one tensor per head."""
 
@@ -94,11 +97,19 @@ class HostDice(Term):
             return None
         return OverlapTerm(self.num_classes, self._of_overlaps, self.ignore_index)
 
-    def _of_overlaps(self, probability: Tensor, overlap: Tensor, labelled: Tensor) -> Tensor:
+    def _of_overlaps(
+        self, probability: Tensor, overlap: Tensor, labelled: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         dice = self.host.dc
         sums = [x[:, 0 if dice.do_bg else 1 :] for x in (probability, overlap, labelled)]
         p, o, t = (x.sum(0) for x in sums) if dice.batch_dice else sums
-        return -((2 * o + dice.smooth) / (t + p + dice.smooth).clamp_min(1e-8)).mean()
+        twice, size = 2 * o + dice.smooth, t + p + dice.smooth
+        moves, size = (size >= LEAST_SIZE).to(size), size.clamp_min(LEAST_SIZE)
+        return (
+            -(twice / size).mean(),
+            of_all_classes(moves * twice / size**2 / size.numel(), probability),
+            of_all_classes(-2 / size / size.numel(), overlap),
+        )
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return nnU-Net's value for logits ``(N, K, *S)`` and labels ``(N, *S)``."""

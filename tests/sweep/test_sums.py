@@ -1,4 +1,4 @@
-"""Soft Dice in the sweep has what its readable version has; so has whatever sums the same."""
+"""Losses of sums in the sweep have what their readable versions have: soft Dice and mL1-ACE."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.dice import SoftDiceLoss
+from segcal.losses.ml1_ace import ML1ACE
 from segcal.objective import Objective
 from segcal.penalties.cals import CALS
 from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
 from segcal.recipes import build
-from segcal.sweep.fused import sweep
+from segcal.sweep.fused import Weights, sweep
 from segcal.sweep.terms import CrossEntropyTerm, OverlapTerm, Residual, Together
 from tests.conftest import close
 from tests.test_contracts import data
@@ -28,7 +29,7 @@ OPTIONS = {
 }
 
 
-def objective(fused, penalty=None, ignored=IGNORED, k=K, **options):
+def objective(fused, penalty=None, ignored=IGNORED, k=K, ace=None, **options):
     terms = {
         "dice": SoftDiceLoss(k, ignore_index=ignored, fused=fused, **options),
         "ce": CrossEntropy(k, ignore_index=ignored),
@@ -36,7 +37,9 @@ def objective(fused, penalty=None, ignored=IGNORED, k=K, **options):
     if penalty is not None:
         terms["penalty"] = penalty(k, ignore_index=ignored, fused=fused)
         terms["penalty"].lam.fill_(0.3)
-    weights = {"dice": 0.7, "ce": 1.1, "penalty": 0.4}
+    if ace is not None:
+        terms["ace"] = ML1ACE(k, binning=ace, ignore_index=ignored, fused=fused)
+    weights = {"dice": 0.7, "ce": 1.1, "penalty": 0.4, "ace": 0.6}
     return Objective(terms, {name: weights[name] for name in terms})
 
 
@@ -48,21 +51,70 @@ def found(one, logits, labels):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("shape", [(70,), (9, 21), (4, 5, 33), (2, 3, 1100)])
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("options", "ace"),
+    [("default", None), ("nnunet", None), ("skip_empty", None), ("nnunet", "soft"),
+     ("default", "hard")],
+)  # fmt: skip
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_swept_equals_readable(penalty, options, shape, dtype):
+def test_swept_equals_readable(penalty, options, ace, shape, dtype):
     logits, labels = data(shape, k=K, dtype=dtype, scale=6.0)
     labels[labels == 2] = 1  # one class is nowhere
     labels.flatten()[::7] = IGNORED
     both = []
     for fused in (True, False):
-        one = objective(fused, PENALTIES[penalty], **OPTIONS[options])
+        one = objective(fused, PENALTIES[penalty], ace=ace, **OPTIONS[options])
         assert one.shares_sweep(logits) == fused
+        assert len(one._shared(logits)) == (len(one.terms) if fused else 0)
         both.append(found(one, logits, labels))
     exact = dtype == torch.float64
     for a, b in zip(*both, strict=True):
         assert a.dtype == b.dtype
-        close(a, b, rtol=1e-10 if exact else 2e-5, atol=1e-12 if exact else 1e-8)
+        # slopes of bins are 2 M times as steep as p, and so is their rounding
+        single = 1e-8 if ace is None else 1e-4 * b.abs().max().item()
+        close(a, b, rtol=1e-10 if exact else 2e-5, atol=1e-12 if exact else single)
+
+
+@pytest.mark.parametrize("ace", [None, "soft"])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_values_without_a_gradient_are_the_same(penalty, ace):
+    logits, labels = data((9, 700), k=K, dtype=torch.float32)
+    labels[:, :, ::5] = IGNORED
+    one = objective(True, PENALTIES[penalty], ace=ace)
+    expected = found(one, logits, labels)[:-1]
+    total, values = one.loss_and_terms(logits, labels)
+    assert not total.requires_grad
+    for a, b in zip((total, *values.values()), expected, strict=True):
+        close(a, b, rtol=1e-6)
+
+
+def test_terms_that_go_together_share_a_sweep_without_a_cross_entropy():
+    logits, labels = data((9, 33), k=K)
+    terms = {"dice": SoftDiceLoss, "ace": ML1ACE, "penalty": CRaC, "confidence": Confidence}
+    for names in (("dice", "ace"), ("dice", "penalty"), ("ace", "confidence")):
+        both = []
+        for fused in (True, False):
+            one = Objective({n: terms[n](K, fused=fused) for n in names})
+            assert one.shares_sweep(logits) == fused
+            for name in names:
+                if hasattr(one.terms[name], "lam"):
+                    one.terms[name].lam.fill_(0.3)
+            both.append(found(one, logits, labels))
+        for a, b in zip(*both, strict=True):
+            close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_the_largest_group_of_terms_shares_the_sweep():
+    logits, labels = data((9, 33), k=K)
+    labels[0, 0] = IGNORED
+    one = objective(True, CRaC)
+    one.terms["ace"] = ML1ACE(K, ignore_index=IGNORED, per_channel=False)
+    one.terms["second"] = CrossEntropy(K, ignore_index=IGNORED)  # there is one already
+    one.in_force |= {"ace": 1.0, "second": 0.5}
+    assert {name for name, _ in one._shared(logits).values()} == {"dice", "ce", "penalty", "ace"}
+    _, values = one.loss_and_terms(logits, labels)
+    assert list(values) == list(one.terms)
+    close(values["second"], values["ce"])
 
 
 @given(
@@ -82,10 +134,11 @@ def test_any_size(k, n, width, seed, batch, background):
         close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("ace", [None, "soft"])
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_the_gradient_is_that_of_difference_quotients(penalty):
+def test_the_gradient_is_that_of_difference_quotients(penalty, ace):
     logits, labels = data((3, 4), n=2, k=K, scale=2.0)
-    one = objective(True, PENALTIES[penalty], ignored=None)
+    one = objective(True, PENALTIES[penalty], ignored=None, ace=ace)
     assert torch.autograd.gradcheck(lambda x: one(x, labels), logits.requires_grad_())
 
 
@@ -93,17 +146,18 @@ def test_the_gradient_is_that_of_difference_quotients(penalty):
 def test_half_precision_is_computed_in_single(half):
     logits, labels = data((8, 9), k=K, dtype=torch.float32, scale=3.0)
     x = logits.to(half)
-    one = objective(True, CRaC, ignored=None)
+    one = objective(True, CRaC, ignored=None, ace="soft")
     both = [found(one, x, labels), found(one, x.float(), labels)]
     assert both[0][-1].dtype == half
     for a, b in zip(*both, strict=True):
         close(a.float(), b.to(a.dtype).float())
 
 
+@pytest.mark.parametrize("ace", [None, "soft", "hard"])
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_what_does_not_count_gives_nothing(penalty):
+def test_what_does_not_count_gives_nothing(penalty, ace):
     logits, labels = data((5, 6), k=K)
-    one = objective(True, PENALTIES[penalty])
+    one = objective(True, PENALTIES[penalty], ace=ace)
     labels[0, 2, 3] = IGNORED
     expected = found(one, logits, labels)
     logits[0, 1, 2, 3] = float("nan")
@@ -113,12 +167,16 @@ def test_what_does_not_count_gives_nothing(penalty):
     assert not any(x.any() for x in found(one, logits, labels))
 
 
-def test_nan_and_logits_without_bounds_do_what_they_do_elsewhere():
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_nan_and_logits_without_bounds_do_what_they_do_elsewhere(penalty):
+    kind = PENALTIES[penalty]
     logits, labels = data((5, 6), k=K)
     logits[0, 1, 2, 3] = float("nan")
-    assert torch.isnan(torch.stack(found(objective(True), logits, labels)[:3])).all()
+    for ace in ("soft", "hard"):
+        values = found(objective(True, kind, ace=ace), logits, labels)[:-1]
+        assert torch.stack(values).isnan().all()
     logits, labels = data((5, 6), k=K, dtype=torch.float32, scale=1e4)
-    both = [found(objective(fused), logits, labels) for fused in (True, False)]
+    both = [found(objective(fused, kind, ace="soft"), logits, labels) for fused in (True, False)]
     for a, b in zip(*both, strict=True):
         assert a.isfinite().all()
         close(a, b, rtol=2e-5, atol=1e-8)
@@ -130,7 +188,7 @@ def test_same_bits_on_any_number_of_threads():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(found(objective(True, CRaC), logits, labels))
+            results.append(found(objective(True, CRaC, ace="soft"), logits, labels))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
@@ -148,6 +206,7 @@ def test_only_sums_of_overlaps_are_swept():
     assert SoftDiceLoss(K, per_channel=True).swept() is None
     assert build("dice_ce", num_classes=K).shares_sweep(logits)
     assert not Objective({"dice": SoftDiceLoss(K)}).shares_sweep(logits)
+    assert ML1ACE(K, per_channel=True).swept() is None
     other = Objective({"ce": CrossEntropy(K, ignore_index=8), "dice": SoftDiceLoss(K)})
     assert not other.shares_sweep(logits)
 
@@ -156,11 +215,14 @@ def test_any_loss_of_the_sums():
     """The least that a loss can be: the mean overlap, whose gradient is known."""
     logits, labels = data((5, 6), n=2, k=K)
     x = logits.requires_grad_()
-    term = OverlapTerm(K, lambda p, o, t: (o.sum() - p[:, 0].sum()) / t.sum())
-    total, ce, penalty, value = sweep(
-        x, labels, None, cross_entropy=CrossEntropyTerm(K), cross_entropy_weight=0.0,
-        overlap=term, overlap_weight=3.0,
-    )  # fmt: skip
+
+    def loss(p, o, t):
+        by_p = torch.zeros_like(p)
+        by_p[:, 0] = -1 / t.sum()
+        return (o.sum() - p[:, 0].sum()) / t.sum(), by_p, torch.ones_like(o) / t.sum()
+
+    terms = Together(None, CrossEntropyTerm(K), OverlapTerm(K, loss))
+    total, (penalty, ce, value, _) = sweep(x, labels, terms, Weights(1.0, 0.0, 3.0))
     p = torch.softmax(x, 1)
     expected = (p.gather(1, labels[:, None]).sum() - p[:, 0].sum()) / labels.numel()
     close(value, expected.detach())
@@ -171,9 +233,7 @@ def test_any_loss_of_the_sums():
 
 
 def test_what_does_not_go_together_is_refused():
-    overlap = OverlapTerm(K, lambda p, o, t: p.sum())
-    with pytest.raises(ValueError, match="cross-entropy beside it"):
-        Together(None, None, overlap)
+    overlap = OverlapTerm(K, lambda p, o, t: (p.sum(), p, o))
     with pytest.raises(ValueError, match="one number of classes"):
         Together(None, CrossEntropyTerm(3), overlap)
     ones = torch.ones(1, 3)
