@@ -4,7 +4,8 @@ Every round runs every candidate once, in a new order, in one process on the sam
 gives medians and ratios to torch's cross-entropy. Memory is what the allocator held at most beyond
 logits and labels, in units of the logits. The last table is the share that the penalty takes of a
 training step of nnU-Net's own network with nnU-Net's own loss. With --functions, instead: what the
-sweep's own exponential and logarithm bring beside the C library's, in loops compiled alike.
+sweep's own exponential and logarithm bring beside the C library's. What an existing file of numbers
+says of other parts is kept.
 
     python scripts/bench_losses.py                      # all shapes, 15 rounds
     python scripts/bench_losses.py --shape 8,4,192,192 --rounds 30 --json bench.json
@@ -63,7 +64,7 @@ def seen(labels: torch.Tensor, k: int) -> torch.Tensor:
     """Logits of a network that is right, but for noise, and unsure at borders.
 
     About a tenth of the probabilities lie between .025 and .975. Of pure noise it would be half of
-    them, which takes no loss longer but those of bins.
+    them, which makes no loss slower but those of bins.
     """
     wanted = F.one_hot(labels.cpu(), k).movedim(-1, 1).float()
     blurred = POOL[wanted.ndim - 2](wanted, 5, stride=1, padding=2)
@@ -315,7 +316,8 @@ def main() -> None:
     if options.step_rounds and not options.functions:
         found["penalty_share_of_step"] = bench_step(options.step_rounds, options.device, console)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        known = json.loads(options.json.read_text()) if options.json.exists() else {}
+        options.json.write_text(json.dumps({**known, **found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ NAMES_OF_MANY = {
 
 def loss_table(found: dict[str, dict[str, Any]]) -> str:
     """The table as Markdown; memory is that of the first shape."""
-    found = {shape: rows for shape, rows in found.items() if "torch CE" in rows}
+    found = {shape: rows for shape, rows in found.items() if shape != "penalty_share_of_step"}
     lines = [
         f"| loss | {' | '.join(found)} | memory beyond CE's, in logits |",
         "|---" * (len(found) + 2) + "|",

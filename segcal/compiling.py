@@ -25,7 +25,8 @@ def compiled(function: Callable[P, R], *, fastmath: Collection[str] = ()) -> Cal
 
     Numba is imported here and not above, so that programs which need no such loop start faster. A
     division by 0 gives infinity or NaN as in NumPy, because a loop that could raise an error does
-    not become vector instructions.
+    not become vector instructions. An integer divided by 0 gives 0 without an error, so a loop must
+    not divide by one that may be 0.
 
     Args:
         function: a loop that Numba understands.

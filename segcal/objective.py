@@ -41,7 +41,8 @@ _KINDS: dict[str, Any] = {
     "overlap": OverlapTerm,
     "bins": BinTerm,
 }
-"""What one sweep computes, by the names that :class:`segcal.sweep.terms.Together` has for it."""
+"""What one sweep computes, by the names that :class:`segcal.sweep.terms.Together` has for it and in
+their order."""
 
 
 class Objective(nn.Module):
@@ -183,8 +184,8 @@ class Objective(nn.Module):
             together = Together(**{kind: what for kind, (_, what) in shared.items()})
             weights = {kind: self.in_force.get(name, 0.0) for kind, (name, _) in shared.items()}
             part, found = sweep(logits, labels, together, Weights(**weights))
-            by_kind = Weights(*found)
-            values = {name: getattr(by_kind, kind) for kind, (name, _) in shared.items()}
+            by_kind = dict(zip(_KINDS, found, strict=True))
+            values = {name: by_kind[kind] for kind, (name, _) in shared.items()}
             parts.append(part)
         declared = self.declared()
         for name, term in self.terms.items():
@@ -245,12 +246,15 @@ class Objective(nn.Module):
         groups: dict[Any, dict[str, tuple[str, Any]]] = {}
         for name, term in self.declared().items():
             what = term.swept()
-            if what is None or not supports(logits, what):
-                continue
-            kind = next(kind for kind, types in _KINDS.items() if isinstance(what, types))
-            group = groups.setdefault((what.num_classes, what.ignore_index), {})
-            group.setdefault(kind, (name, what))
-        largest = max(groups.values(), key=len, default={})
+            if what is not None:
+                kind = next(kind for kind, types in _KINDS.items() if isinstance(what, types))
+                group = groups.setdefault((what.num_classes, what.ignore_index), {})
+                group.setdefault(kind, (name, what))
+        largest: dict[str, tuple[str, Any]] = {}
+        for group in groups.values():
+            if len(group) > max(1, len(largest)):  # else nothing is tried, which compiles
+                able = {kind: one for kind, one in group.items() if supports(logits, one[1])}
+                largest = max(largest, able, key=len)
         return largest if len(largest) > 1 else {}
 
     def forward(self, logits: Tensor, labels: Tensor, image: Tensor | None = None) -> Tensor:

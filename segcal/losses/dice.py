@@ -87,9 +87,7 @@ def soft_dice_loss(
     Raises:
         ValueError: shapes or label values that do not fit, `smooth` not positive, `gamma` below 1.
     """
-    if not smooth > 0:
-        raise ValueError(f"smooth: expected a positive number, got {smooth}")
-    _check_gamma(gamma)
+    _check(smooth, gamma)
     check_background(include_background, per_channel)
     soft = not per_channel and is_soft(logits, labels)
     if not soft:
@@ -160,8 +158,8 @@ def _scaled_by_error(p: Tensor, t: Tensor) -> Tensor:
 class SoftDiceLoss(Term):
     """Module form of :func:`soft_dice_loss`.
 
-    In an objective with a cross-entropy, both can be computed in one pass over the voxels
-    (:mod:`segcal.sweep`), unless `gamma` or `surgery` need more than sums of overlaps.
+    In an objective with cross-entropy, a penalty or mL1-ACE it can share a sweep over the voxels
+    with them (:mod:`segcal.sweep`), unless `gamma` or `surgery` need more than sums of overlaps.
 
     Raises:
         ValueError: options out of range.
@@ -182,7 +180,7 @@ class SoftDiceLoss(Term):
         fused: bool = True,
     ) -> None:
         super().__init__()
-        _check_gamma(gamma)
+        _check(smooth, gamma)
         check_background(include_background, per_channel)
         self.num_classes = num_classes
         self.include_background = include_background
@@ -236,6 +234,8 @@ class SoftDiceLoss(Term):
         )
 
 
-def _check_gamma(gamma: float) -> None:
+def _check(smooth: float, gamma: float) -> None:
+    if not 0 < smooth < math.inf:
+        raise ValueError(f"smooth: expected a positive number, got {smooth}")
     if not 1 <= gamma < math.inf:
         raise ValueError(f"gamma: expected a number >= 1, got {gamma}")

@@ -83,12 +83,12 @@ def ml1_ace(
     """
     _check(bins, binning, empty_weight)
     options = _Options.of(binning, empty_weight, skip_empty, include_background or per_channel)
-    check = check_channels if per_channel else check_logits_labels
-    check(logits, labels, ignore_index=ignore_index)
     if fused and not per_channel and logits.ndim > 2:
         term = options.term(logits.shape[1], bins, binning, ignore_index)
         if supports(logits, term):
             return sweep(logits, labels, Together(bins=term))[0]
+    check = check_channels if per_channel else check_logits_labels
+    check(logits, labels, ignore_index=ignore_index)
     with full_precision(logits) as x:
         if not x.numel():
             return x.sum()

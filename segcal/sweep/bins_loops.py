@@ -17,7 +17,7 @@ below) g_k is a straight line in p_k, whose two numbers are looked up.
 **Cells.** Numbers are summed by cell. There are M + 1 cells: a; or ``M`` where t is held at 0 (so
 that w' is 0; at its upper bound a + 1 is a). A cell has sums of 1 - f and f, each times 1, p, and
 [k = y]. Most probabilities of a segmentation are near 0 or 1: those of the lowest and of the
-highest cell, where f is 0, are summed as vectors, and only the others, a few percent, one after the
+highest cell, where f is 0, are summed as vectors, and only the others, about a tenth, one after the
 other. Additions to the same number wait for each other, so neighbours in the list of these go to
 ``LANES`` tables in turn.
 
@@ -33,7 +33,7 @@ import numpy as np
 from numba import njit
 
 from segcal.sweep.terms import NOTHING
-from segcal.sweep.vector_math import IN_VECTORS, SUMS
+from segcal.sweep.vector_math import ANY_ORDER, IN_VECTORS
 
 LANES = 4
 SLOTS = 6
@@ -102,7 +102,7 @@ def _set_kinds(p, label, bins, lowest, others):
             others[x] = counts & (not low) & (not high)
 
 
-@njit(**SUMS)
+@njit(**ANY_ORDER)
 def _add_ends(p, label, code, lowest, others, low, high):
     """Add the voxels of the lowest and of the highest cell to their sums."""
     low_voxels, low_hits, low_sum = np.int32(0), np.int32(0), 0.0

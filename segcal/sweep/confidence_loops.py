@@ -56,7 +56,7 @@ from segcal.sweep.stretches import (
     set_largest,
     set_largest_class,
     split,
-    sum_up,
+    sum_of,
 )
 from segcal.sweep.sums_loops import SumSlopes, set_slopes
 from segcal.sweep.terms import NOTHING
@@ -185,7 +185,7 @@ def _penalise(clip, edge, factor, label, odds, pull, value):
         v = pull[x] * (top if value[x] > top else value[x])
         value[x] = v if label[x] != NOTHING else zero
         pull[x] = zero if odds[x] < least else factor * pull[x]
-    return sum_up(value)
+    return sum_of(value)
 
 
 @njit(**IN_VECTORS)
@@ -290,8 +290,8 @@ def _sweep_stretch(logits, maps, plan, gradient, sums, statistics, at, buffers):
 
 
 @partial(compiled, fastmath=EXACT)
-def confidence_blocks(logits, maps, plan, gradient, all_sums, all_statistics, queue):
-    """Sweep the stretches of the blocks that `queue` gives, adding to their sums and statistics.
+def confidence_blocks(logits, maps, plan, gradient, all_sums, all_statistics, counter):
+    """Sweep the stretches of the blocks that `counter` gives, adding to their sums and statistics.
 
     Args:
         logits: ``(N, K, 1, V)``, contiguous.
@@ -301,7 +301,7 @@ def confidence_blocks(logits, maps, plan, gradient, all_sums, all_statistics, qu
             not wanted.
         all_sums: float64 ``(blocks, 2)``, zeros: weighted sums of cross-entropy and penalty.
         all_statistics: float64 ``(blocks, 3, 2, K)``, zeros; one row where it is not wanted.
-        queue: see :func:`segcal.sweep.sharing.take`.
+        counter: see :func:`segcal.sweep.sharing.take`.
     """
     images, classes, _, size = logits.shape
     per_image = (size + STRETCH - 1) // STRETCH
@@ -312,7 +312,7 @@ def confidence_blocks(logits, maps, plan, gradient, all_sums, all_statistics, qu
         bin_buffers(length),
     )
     stretches, per_block = split(images, size)
-    block = take(queue)
+    block = take(counter)
     while block < blocks_of(images, size):
         sums = all_sums[block]
         statistics = all_statistics[block if plan.with_statistics else 0]
@@ -320,27 +320,27 @@ def confidence_blocks(logits, maps, plan, gradient, all_sums, all_statistics, qu
             start = (index % per_image) * STRETCH
             at = (index // per_image, 0, start, min(start + STRETCH, size))
             _sweep_stretch(logits, maps, plan, gradient, sums, statistics, at, buffers)
-        block = take(queue)
+        block = take(counter)
 
 
 @partial(compiled, fastmath=EXACT)
-def largest_blocks(logits, predicted, queue):
-    """Set the first class of the largest logit in the blocks that `queue` gives.
+def largest_blocks(logits, predicted, counter):
+    """Set the first class of the largest logit in the blocks that `counter` gives.
 
     Args:
         logits: ``(N, K, 1, V)``, contiguous.
         predicted: uint8 ``(N, V)``.
-        queue: see :func:`segcal.sweep.sharing.take`.
+        counter: see :func:`segcal.sweep.sharing.take`.
     """
     images, _, _, size = logits.shape
     per_image = (size + STRETCH - 1) // STRETCH
     buffer = np.empty(min(size, STRETCH), logits.dtype)
     stretches, per_block = split(images, size)
-    block = take(queue)
+    block = take(counter)
     while block < blocks_of(images, size):
         for index in range(block * per_block, min((block + 1) * per_block, stretches)):
             start = (index % per_image) * STRETCH
             at = (index // per_image, 0, start, min(start + STRETCH, size))
             found, largest = predicted[at[0], at[2] : at[3]], buffer[: at[3] - at[2]]
             set_largest_class(logits, at, largest, found)
-        block = take(queue)
+        block = take(counter)

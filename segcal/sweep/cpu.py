@@ -95,7 +95,7 @@ def encode(
         codes.view(-1).numpy(),
         found,
     )
-    _in_parallel(lambda queue: encode_blocks(*arguments, queue), blocks)
+    _in_parallel(lambda counter: encode_blocks(*arguments, counter), blocks)
     counts = found.sum(0)
     if counts[WRONG]:
         check_label_values(labels, num_classes, ignore)
@@ -152,7 +152,7 @@ def run(logits: Tensor, codes: Tensor, plan: SweepPlan) -> tuple[Tensor, Tensor,
         sums,
         statistics,
     )
-    _in_parallel(lambda queue: sweep_blocks(*arguments, queue), blocks)
+    _in_parallel(lambda counter: sweep_blocks(*arguments, counter), blocks)
     return (
         torch.from_numpy(sums.sum(0)),
         torch.from_numpy(statistics.sum(0)),
@@ -165,7 +165,7 @@ def largest_class(logits: Tensor) -> Tensor:
     n, _, voxels = logits.shape
     predicted = logits.new_empty((n, voxels), dtype=torch.uint8)
     arguments = logits.unsqueeze(2).numpy(), predicted.numpy()
-    _in_parallel(lambda queue: largest_blocks(*arguments, queue), blocks_of(n, voxels))
+    _in_parallel(lambda counter: largest_blocks(*arguments, counter), blocks_of(n, voxels))
     return predicted
 
 
@@ -198,7 +198,7 @@ def run_confidence(
         sums,
         statistics,
     )
-    _in_parallel(lambda queue: confidence_blocks(*arguments, queue), blocks)
+    _in_parallel(lambda counter: confidence_blocks(*arguments, counter), blocks)
     return (
         torch.from_numpy(sums.sum(0)),
         torch.from_numpy(statistics.sum(0)),
@@ -216,11 +216,12 @@ def sum_up(logits: Tensor, codes: Tensor, plan: SumsPlan) -> Sums:
     """
     n, k, voxels = logits.shape
     bins, ce_weight = _bins(plan.bins), _ce_weight(plan)
-    per_image, per_block = _sum_blocks(logits, bins, plan.bins is not None)
+    with_bins = plan.bins is not None
+    per_image, per_block = _sum_blocks(logits, bins, with_bins)
     softmax = logits.new_empty(logits.shape if plan.softmax else (0, 0, 0))
     predicted = torch.empty((n, voxels) if plan.predicted else (0, 0), dtype=torch.uint8)
     values, overlaps = np.zeros((n, per_image, 1)), np.zeros((n, per_image, 3, k))
-    cells = np.zeros((n, per_image if plan.bins else 0, k, bins.number + EXTRA_CELLS, SLOTS))
+    cells = np.zeros((n, per_image if with_bins else 0, k, bins.number + EXTRA_CELLS, SLOTS))
     arguments = (
         logits.unsqueeze(2).numpy(),
         codes.contiguous().numpy(),
@@ -230,8 +231,8 @@ def sum_up(logits: Tensor, codes: Tensor, plan: SumsPlan) -> Sums:
             bins=bins,
             gaps=plan.gaps,
             with_ce=plan.cross_entropy_weight is not None,
-            with_overlaps=plan.overlap is not None,
-            with_bins=plan.bins is not None,
+            with_overlaps=plan.overlaps,
+            with_bins=with_bins,
             with_predicted=plan.predicted,
             with_softmax=plan.softmax,
         ),
@@ -242,11 +243,11 @@ def sum_up(logits: Tensor, codes: Tensor, plan: SumsPlan) -> Sums:
         overlaps,
         cells,
     )
-    _in_parallel(lambda queue: sum_blocks(*arguments, queue), n * per_image)
+    _in_parallel(lambda counter: sum_blocks(*arguments, counter), n * per_image)
     return Sums(
         torch.tensor(values.sum()),
         torch.from_numpy(overlaps.sum(1)).transpose(0, 1).contiguous(),
-        _of_cells(cells.sum(1), bins.soft) if plan.bins is not None else None,
+        _of_cells(cells.sum(1), bins.soft) if with_bins else None,
         predicted if plan.predicted else None,
         softmax if plan.softmax else None,
     )
@@ -301,19 +302,22 @@ def _lines(slopes: NDArray[np.float64], soft: bool) -> NDArray[np.float64]:
 
 
 def _in_parallel(loop: Callable[[NDArray[np.int64]], None], blocks: int) -> None:
-    """Call `loop` on as many threads as torch uses, with a queue of so many blocks.
+    """Call `loop` on as many threads as torch uses, but no more than there are blocks.
+
+    It is given the counter that :func:`segcal.sweep.sharing.take` raises, and ends at its last
+    block by itself.
 
     The threads are those of torch's own OpenMP where its ``GOMP_parallel`` can be reached (Linux).
     These threads spin for some milliseconds after every operation of torch, so that other threads
     would have to share the cores with them. Elsewhere new threads are started.
     """
-    queue = np.zeros(1, np.int64)
+    counter = np.zeros(1, np.int64)
     errors: list[BaseException] = []
     finished: list[int] = []
 
     def worker(_: Any = None) -> None:
         try:
-            loop(queue)
+            loop(counter)
             finished.append(threading.get_ident())
         except BaseException as error:  # noqa: BLE001 - nothing may leave a thread of OpenMP
             errors.append(error)

@@ -51,7 +51,7 @@ TRIES = 3
 
 
 class Weights(NamedTuple):
-    """Weights of what one sweep computes, or its values, in the order of :class:`Together`."""
+    """Weights of what one sweep computes, in the order of :class:`Together`."""
 
     penalty: float = 1.0
     cross_entropy: float = 1.0
@@ -84,7 +84,8 @@ def supports(logits: Tensor, term: Swept, *, statistics: bool = False) -> bool:
 
     Args:
         logits: the logits.
-        term: what to compute, perhaps beside others.
+        term: what to compute, perhaps beside others. What a cross-entropy shares a sweep with is to
+            be asked for, too, because it has no loops of its own.
         statistics: ask for :func:`statistics` or :func:`confidence_statistics` instead.
     """
     axes = logits.ndim - 2
@@ -99,7 +100,7 @@ def supports(logits: Tensor, term: Swept, *, statistics: bool = False) -> bool:
         and logits.device.type in DEVICES
         and (on_cpu or not isinstance(term, OverlapTerm | BinTerm))
         and (on_cpu or _can_be_counted(logits.shape[2:], patch))
-        and _compiles(_Variant.of(logits, term, statistics))
+        and (isinstance(term, CrossEntropyTerm) or _compiles(_Variant.of(logits, term, statistics)))
     )
 
 
@@ -320,7 +321,7 @@ def _run(
     gradient: bool,
     statistics: bool = False,
 ) -> Found:
-    """Values ``(4,)``, statistics and gradient, by the device's loops for such terms."""
+    """Values ``(4,)``, statistics if wanted, and gradient, by the device's loops for such terms."""
     x = logits.detach().contiguous()
     codes, penalty_weight, cross_entropy_weight = _backend(x.device.type).encode(
         labels, x.shape[1], terms
@@ -336,7 +337,7 @@ def _run(
     if terms.overlap is not None or terms.bins is not None:
         of_sums, predicted, plan = _run_sums(x, codes, terms, weights, plan)
         if terms.penalty is None and not gradient:
-            return F.pad(of_sums, (1, 0)), of_sums, None
+            return F.pad(of_sums, (1, 0)), of_sums.new_empty(0), None
     if isinstance(terms.penalty, ConfidenceTerm):
         values, found, grad = _run_confidence(x, codes, terms.penalty, plan, predicted)
     else:
@@ -361,7 +362,7 @@ def _run_sums(
         codes.flatten(1),
         SumsPlan(
             cross_entropy_weight=plan.cross_entropy_weight,
-            overlap=terms.overlap,
+            overlaps=terms.overlap is not None,
             bins=terms.bins,
             gaps=terms.ignore_index is not None,
             predicted=isinstance(terms.penalty, ConfidenceTerm),

@@ -20,8 +20,8 @@ PLACES = 2
 
 
 @compiled
-def encode_blocks(labels, num_classes, ignores, ignore, by_class, codes, found, queue):
-    """Write the codes of the blocks that `queue` gives, and what was found.
+def encode_blocks(labels, num_classes, ignores, ignore, by_class, codes, found, counter):
+    """Write the codes of the blocks that `counter` gives, and what was found.
 
     Args:
         labels: integer ``(V,)``.
@@ -31,9 +31,9 @@ def encode_blocks(labels, num_classes, ignores, ignore, by_class, codes, found, 
         by_class: whether to count the voxels of every class, too.
         codes: uint8 ``(V,)``, ``NOTHING`` where a voxel does not count or its label is wrong.
         found: int64 ``(blocks, PLACES + K)``, zeros.
-        queue: see :func:`segcal.sweep.sharing.take`.
+        counter: see :func:`segcal.sweep.sharing.take`.
     """
-    block = take(queue)
+    block = take(counter)
     while block < found.shape[0]:
         start = block * BLOCK
         mine, out = labels[start : start + BLOCK], codes[start : start + BLOCK]
@@ -52,4 +52,4 @@ def encode_blocks(labels, num_classes, ignores, ignore, by_class, codes, found, 
                 for x in range(mine.shape[0]):
                     voxels += out[x] == code
                 found[block, PLACES + k] = voxels
-        block = take(queue)
+        block = take(counter)

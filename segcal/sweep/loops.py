@@ -69,11 +69,11 @@ from segcal.sweep.stretches import (
     set_exponentials,
     set_largest,
     split,
-    sum_up,
+    sum_of,
 )
 from segcal.sweep.sums_loops import SumSlopes, set_slopes
 from segcal.sweep.terms import ABS, NOTHING, P2, P3, PHR, RELU, UPPER, Z_LINEAR
-from segcal.sweep.vector_math import EXACT, IN_VECTORS, SUMS
+from segcal.sweep.vector_math import ANY_ORDER, EXACT, IN_VECTORS
 
 CROSS_ENTROPY, PENALTY = 0, 1
 """Places in a block's sums."""
@@ -277,7 +277,7 @@ def _divide_by_neighbours(sizes, gaps, total, margin):
             margin[x] *= whole / T(total[x])
 
 
-@njit(**SUMS)
+@njit(**ANY_ORDER)
 def _sum_of_region(values, region, r):
     total, code = 0.0, np.uint8(r)
     for x in range(values.shape[0]):
@@ -496,14 +496,14 @@ def _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
     _sweep_classes(logits, plan, gradient, statistics, at, buffers)
     for x in range(width):
         value[x] = value[x] if label[x] != NOTHING else T(0)
-    sums[PENALTY] += plan.penalty_weight * sum_up(value)
+    sums[PENALTY] += plan.penalty_weight * sum_of(value)
     if plan.with_statistics:
         _count_voxels(region, statistics)
 
 
 @partial(compiled, fastmath=EXACT)
-def sweep_blocks(logits, codes, plan, gradient, all_sums, all_statistics, queue):
-    """Sweep the stretches of the blocks that `queue` gives, adding to their sums and statistics.
+def sweep_blocks(logits, codes, plan, gradient, all_sums, all_statistics, counter):
+    """Sweep the stretches of the blocks that `counter` gives, adding to their sums and statistics.
 
     Args:
         logits: ``(N, K, Z, Y X)``, contiguous.
@@ -513,13 +513,13 @@ def sweep_blocks(logits, codes, plan, gradient, all_sums, all_statistics, queue)
             not wanted.
         all_sums: float64 ``(blocks, 2)``, zeros: weighted sums of cross-entropy and penalty.
         all_statistics: float64 ``(blocks, 3, R, K)``, zeros; one row where it is not wanted.
-        queue: see :func:`segcal.sweep.sharing.take`.
+        counter: see :func:`segcal.sweep.sharing.take`.
     """
     images, classes, depth, size = logits.shape
     per_plane = (size + STRETCH - 1) // STRETCH
     buffers = _buffers(classes, min(size, STRETCH), plan.sizes[2], logits.dtype)
     stretches, per_block = split(images * depth, size)
-    block = take(queue)
+    block = take(counter)
     while block < blocks_of(images * depth, size):
         sums = all_sums[block]
         statistics = all_statistics[block if plan.with_statistics else 0]
@@ -529,4 +529,4 @@ def sweep_blocks(logits, codes, plan, gradient, all_sums, all_statistics, queue)
             stop = min(start + STRETCH, size)
             at = (plane // depth, plane % depth, start, stop)
             _sweep_stretch(logits, codes, plan, gradient, sums, statistics, at, buffers)
-        block = take(queue)
+        block = take(counter)

@@ -10,11 +10,11 @@ from numba.extending import intrinsic
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def take(typingctx: Any, queue: Any) -> Any:
-    """Return ``queue[0]``, int64, and add 1 to it, for compiled code; no two threads get the same.
+def take(typingctx: Any, counter: Any) -> Any:
+    """Return ``counter[0]``, int64, and add 1 to it; no two threads get the same.
 
-    Every thread calls a loop once, and the loop takes blocks until there is none: a call from
-    Python costs as much as some thousand voxels.
+    It is for compiled code. Every thread calls a loop once, and the loop takes blocks until there
+    is none, because a call from Python costs as much as some thousand voxels.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -22,4 +22,4 @@ def take(typingctx: Any, queue: Any) -> Any:
         one = ir.Constant(ir.IntType(64), 1)
         return builder.atomic_rmw("add", array.data, one, "monotonic")
 
-    return types.int64(queue), generate
+    return types.int64(counter), generate

@@ -7,8 +7,8 @@ so that they become vector instructions; numbers of a stretch stay in buffers th
 caches. A *block* is some consecutive stretches, which one thread sweeps.
 
 A NaN in the logits reaches what is computed of them: selections are written so that values which do
-not compare go through, and LLVM may not assume that there are no NaN (``EXACT``, and ``SUMS`` for
-sums in an order of its own). Buffers have the type of the logits, float32 or float64, and the loops
+not compare go through, and none of the options of :mod:`segcal.sweep.vector_math` lets LLVM assume
+that there are no NaN. Buffers have the type of the logits, float32 or float64, and the loops
 are compiled once for each; sums are float64.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from segcal.sweep.terms import NOTHING
-from segcal.sweep.vector_math import IN_VECTORS, SUMS, exponential, logarithm
+from segcal.sweep.vector_math import ANY_ORDER, IN_VECTORS, exponential, logarithm
 
 STRETCH = 512
 """Number of voxels of a stretch; with float32 and 5 classes, its buffers take 40 KiB."""
@@ -45,8 +45,8 @@ def of_class(planes, k, at):
     return planes[at[0], k, at[1], at[2] : at[3]]
 
 
-@njit(**SUMS)
-def sum_up(values):
+@njit(**ANY_ORDER)
+def sum_of(values):
     """Return the sum of a stretch's values, in float64."""
     total = 0.0
     for x in range(values.shape[0]):
@@ -121,4 +121,4 @@ def cross_entropy(logits, at, label, largest, norm, weight, gap):
         gap[x] += logarithm(norm[x])
     for x in range(norm.shape[0]):
         gap[x] = gap[x] * weight[x] if label[x] != NOTHING else zero
-    return sum_up(gap)
+    return sum_of(gap)

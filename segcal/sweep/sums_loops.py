@@ -52,10 +52,10 @@ from segcal.sweep.stretches import (
     set_exponentials,
     set_largest,
     set_largest_class,
-    sum_up,
+    sum_of,
 )
 from segcal.sweep.terms import NOTHING
-from segcal.sweep.vector_math import EXACT, SUMS
+from segcal.sweep.vector_math import ANY_ORDER, EXACT
 
 PROBABILITY, OVERLAP, SIZE = 0, 1, 2
 """Tables ``(K,)`` of an image's overlaps."""
@@ -108,7 +108,7 @@ LARGEST, NORM, WEIGHT, GAP = range(FLOAT_SLOTS)
 # max l; sum of e^(l - max l); w_y; the cross-entropy
 
 
-@njit(**SUMS)
+@njit(**ANY_ORDER)
 def _add_overlaps(p, code, gaps, label, sums):
     """Add a stretch of one class to P, O and T, which are `sums` ``(3,)``."""
     probability, overlap, hits = 0.0, 0.0, np.int32(0)
@@ -116,7 +116,7 @@ def _add_overlaps(p, code, gaps, label, sums):
         for x in range(p.shape[0]):
             probability += np.float64(p[x]) if label[x] != NOTHING else 0.0
     else:
-        probability = sum_up(p)
+        probability = sum_of(p)
     for x in range(p.shape[0]):
         hit = label[x] == code
         overlap += np.float64(p[x]) if hit else 0.0
@@ -156,9 +156,9 @@ def _sum_stretch(logits, codes, plan, at, floats, probs, buffers, out):
 
 @partial(compiled, fastmath=EXACT)
 def sum_blocks(
-    logits, codes, plan, per_block, softmax, predicted, all_sums, all_overlaps, all_cells, queue
+    logits, codes, plan, per_block, softmax, predicted, all_sums, all_overlaps, all_cells, counter
 ):
-    """Sum the stretches of the blocks that `queue` gives.
+    """Sum the stretches of the blocks that `counter` gives.
 
     Args:
         logits: ``(N, K, 1, V)``, contiguous.
@@ -170,7 +170,7 @@ def sum_blocks(
         all_sums: float64 ``(N, blocks / N, 1)``, zeros: weighted sums of the cross-entropy.
         all_overlaps: float64 ``(N, blocks / N, 3, K)``, zeros.
         all_cells: float64 ``(N, blocks / N, K, M + 1, SLOTS)``, zeros.
-        queue: see :func:`segcal.sweep.sharing.take`.
+        counter: see :func:`segcal.sweep.sharing.take`.
     """
     images, classes, _, size = logits.shape
     per_image, per_lane = all_sums.shape[1], plan.bins.number + EXTRA_CELLS
@@ -179,7 +179,7 @@ def sum_blocks(
     probs = np.empty((classes, length), logits.dtype)
     buffers = bin_buffers(length)
     table = np.zeros((classes, (LANES if plan.with_bins else 0) * per_lane * SLOTS))
-    block = take(queue)
+    block = take(counter)
     while block < images * per_image:
         n, part = block // per_image, block % per_image
         table[:] = 0.0
@@ -192,7 +192,7 @@ def sum_blocks(
             by_lane = table.reshape((classes, LANES, per_lane, SLOTS))
             for lane in range(LANES):
                 all_cells[n, part] += by_lane[:, lane]
-        block = take(queue)
+        block = take(counter)
 
 
 @njit(inline="always")

@@ -212,7 +212,7 @@ class SumsPlan:
 
     Attributes:
         cross_entropy_weight: as in :class:`SharedPlan`.
-        overlap: the loss of overlaps; None leaves its sums out.
+        overlaps: whether to sum overlaps.
         bins: the loss of bins; None leaves its sums out.
         gaps: whether some codes are :data:`NOTHING`.
         predicted: whether to find the first class of the largest logit.
@@ -220,7 +220,7 @@ class SumsPlan:
     """
 
     cross_entropy_weight: Tensor | None
-    overlap: OverlapTerm | None
+    overlaps: bool
     bins: BinTerm | None
     gaps: bool
     predicted: bool

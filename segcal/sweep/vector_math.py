@@ -20,7 +20,7 @@ EXACT = {"contract", "nsz"}
 IN_VECTORS: Any = {"forceinline": True, "fastmath": EXACT, "error_model": "numpy"}
 """Options of a loop that is to become vector instructions. A division by 0 gives infinity or NaN as
 in NumPy: Python's error would be a branch out of the loop, which then stays a scalar loop."""
-SUMS: Any = {**IN_VECTORS, "fastmath": {"reassoc", "nsz"}}
+ANY_ORDER: Any = {**IN_VECTORS, "fastmath": {"reassoc", "nsz"}}
 """The same for sums: partial sums side by side, in an order fixed by the compiler."""
 
 

@@ -231,3 +231,8 @@ def test_recipes_of_dice():
             SoftDiceLoss(3, gamma=gamma)
         with pytest.raises(ValueError, match="gamma: expected a number >= 1, got"):
             soft_dice_loss(logits, labels, gamma=gamma)
+    for smooth in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="smooth: expected a positive number, got"):
+            SoftDiceLoss(3, smooth=smooth)
+        with pytest.raises(ValueError, match="smooth: expected a positive number, got"):
+            soft_dice_loss(logits, labels, smooth=smooth)

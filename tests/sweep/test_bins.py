@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segcal.binning import edge_tolerance, equal_width_index
-from segcal.losses.ml1_ace import ML1ACE, ml1_ace
+from segcal.losses.ml1_ace import ML1ACE, _soft, ml1_ace
 from segcal.sweep import bins_loops, cpu
 from segcal.sweep.fused import supports, sweep
 from segcal.sweep.terms import BinTerm, Together
@@ -89,6 +89,25 @@ def test_values_at_edges_fall_into_the_bins_of_the_rule(bins, dtype):
         found = sums.sum(0)
         assert found[expected].tolist() == [1, 0, one[0], 0, 0, 0]
         assert found.sum() == 1 + np.float64(one[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("bins", [1, 2, 5, 20])
+def test_soft_bins_of_probabilities_at_centres_edges_and_ends(bins, dtype):
+    """A voxel counts once; its parts, and those of a hit, are what the two nearest bins get."""
+    edge = torch.arange(2 * bins + 1, dtype=torch.float64) / (2 * bins)
+    steps = torch.arange(-2, 3)[:, None] * 2.0**-24
+    rule, buffers = bins_loops.Bins(bins, 0.0, True), bins_loops.bin_buffers(1)
+    for p in (edge + steps).clamp(0, 1).flatten().to(dtype):
+        one = p.numpy()[None]
+        sums = np.zeros((bins_loops.LANES, bins + 1, bins_loops.SLOTS))
+        bins_loops.add(one, 1, np.ones(1, np.uint8), rule, buffers, sums.reshape(-1))
+        found = cpu._of_cells(sums.sum(0)[None, None], True)[:, 0, 0]
+        expected = torch.zeros(3, bins, dtype=torch.float64)
+        for index, share in _soft(p, bins):
+            expected[:, index] += share * torch.tensor([1.0, p.item(), 1.0], dtype=torch.float64)
+        close(found, expected, rtol=0, atol=1e-15 if dtype == torch.float64 else 3e-6)
+        close(found[0].sum(), 1.0)
 
 
 @pytest.mark.parametrize("binning", BINNINGS)

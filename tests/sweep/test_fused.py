@@ -537,6 +537,18 @@ def test_images_that_a_kernel_cannot_count_are_left_to_the_readable_version(monk
     assert fused.supports(OnGPU(1, 4, 1, 1, 2**30), ConfidenceTerm(torch.ones(2, 4), 8.0))
 
 
+def test_a_gpu_has_no_loops_for_losses_of_sums(monkeypatch):
+    tried = []
+    monkeypatch.setattr(fused, "_compiles", lambda variant: tried.append(variant) or True)
+    for loss in (SoftDiceLoss(4), ML1ACE(4)):
+        assert not fused.supports(OnGPU(1, 4, 5, 7), loss.swept())
+    assert fused.supports(OnGPU(1, 4, 5, 7), CrossEntropyTerm(4))
+    assert not tried  # a cross-entropy has no kernel without a penalty
+    objective = beside_cross_entropy(dice=SoftDiceLoss(3), penalty=NACL(3))
+    assert set(objective._shared(OnGPU(1, 3, 5, 7))) == {"cross_entropy", "penalty"}
+    assert [variant.residual[0] for variant in tried] == ["relu"]
+
+
 def test_the_variant_of_a_gpu_is_what_it_says(monkeypatch):
     """It is run on the CPU here, whose loops take all that a GPU's do."""
     seen = []

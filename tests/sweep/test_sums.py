@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from segcal.losses.cross_entropy import CrossEntropy
 from segcal.losses.dice import SoftDiceLoss
 from segcal.losses.ml1_ace import ML1ACE
-from segcal.objective import Objective
+from segcal.objective import _KINDS, Objective
 from segcal.penalties.cals import CALS
 from segcal.penalties.confidence import Confidence
 from segcal.penalties.crac import CRaC
@@ -29,10 +31,10 @@ OPTIONS = {
 }
 
 
-def objective(fused, penalty=None, ignored=IGNORED, k=K, ace=None, **options):
+def objective(fused, penalty=None, ignored=IGNORED, k=K, ace=None, class_weight=None, **options):
     terms = {
         "dice": SoftDiceLoss(k, ignore_index=ignored, fused=fused, **options),
-        "ce": CrossEntropy(k, ignore_index=ignored),
+        "ce": CrossEntropy(k, ignore_index=ignored, class_weight=class_weight),
     }
     if penalty is not None:
         terms["penalty"] = penalty(k, ignore_index=ignored, fused=fused)
@@ -68,11 +70,56 @@ def test_swept_equals_readable(penalty, options, ace, shape, dtype):
         assert len(one._shared(logits)) == (len(one.terms) if fused else 0)
         both.append(found(one, logits, labels))
     exact = dtype == torch.float64
-    for a, b in zip(*both, strict=True):
+    # slopes of bins are 2 M times as steep as p, and so is the rounding of the gradient
+    steep = 1e-8 if ace is None else 1e-4 * both[1][-1].abs().max().item()
+    single = [1e-8] * (len(both[0]) - 1) + [steep]
+    for a, b, at_most in zip(*both, single, strict=True):
         assert a.dtype == b.dtype
-        # slopes of bins are 2 M times as steep as p, and so is their rounding
-        single = 1e-8 if ace is None else 1e-4 * b.abs().max().item()
-        close(a, b, rtol=1e-10 if exact else 2e-5, atol=1e-12 if exact else single)
+        close(a, b, rtol=1e-10 if exact else 2e-5, atol=1e-12 if exact else at_most)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_class_weights_of_the_cross_entropy(penalty):
+    logits, labels = data((9, 700), k=K, scale=4.0)
+    labels.flatten()[::7] = IGNORED
+    options = {"ace": "soft", "class_weight": [0.2, 1.0, 3.0, 0.7]}
+    both = [
+        found(objective(fused, PENALTIES[penalty], **options), logits, labels)
+        for fused in (True, False)
+    ]
+    for a, b in zip(*both, strict=True):
+        close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_backward_scaled_and_again(penalty):
+    logits, labels = data((9, 21), k=K)
+    x = logits.requires_grad_()
+    value = objective(True, PENALTIES[penalty], ignored=None, ace="soft")(x, labels)
+    (once,) = torch.autograd.grad(value, x, retain_graph=True)
+    kept = once.clone()
+    for factor in (8.0, 0.5, 1.0):
+        (again,) = torch.autograd.grad(factor * value, x, retain_graph=True)
+        close(again, factor * kept)
+
+
+def test_kinds_have_one_order():
+    assert tuple(_KINDS) == Weights._fields == tuple(f.name for f in fields(Together))
+
+
+def test_nothing_is_compiled_that_is_not_used(monkeypatch):
+    logits, _ = data((5, 6), k=K)
+    tried = []
+    monkeypatch.setattr(
+        "segcal.sweep.fused._compiles", lambda variant: tried.append(variant) or True
+    )
+    for term in (CrossEntropy(K), SoftDiceLoss(K)):
+        assert not Objective({"one": term}).shares_sweep(logits)
+    other = {"ce": CrossEntropy(K), "dice": SoftDiceLoss(K, ignore_index=7)}
+    assert not Objective(other).shares_sweep(logits)
+    assert not tried
+    assert Objective({"ce": CrossEntropy(K), "penalty": CRaC(K)}).shares_sweep(logits)
+    assert [(v.of_log_odds, v.of_sums) for v in tried] == [(False, False)]
 
 
 @pytest.mark.parametrize("ace", [None, "soft"])
@@ -93,9 +140,9 @@ def test_terms_that_go_together_share_a_sweep_without_a_cross_entropy():
     terms = {"dice": SoftDiceLoss, "ace": ML1ACE, "penalty": CRaC, "confidence": Confidence}
     for names in (("dice", "ace"), ("dice", "penalty"), ("ace", "confidence")):
         both = []
-        for fused in (True, False):
-            one = Objective({n: terms[n](K, fused=fused) for n in names})
-            assert one.shares_sweep(logits) == fused
+        for fast in (True, False):
+            one = Objective({n: terms[n](K, fused=fast) for n in names})
+            assert one.shares_sweep(logits) == fast
             for name in names:
                 if hasattr(one.terms[name], "lam"):
                     one.terms[name].lam.fill_(0.3)
@@ -106,15 +153,16 @@ def test_terms_that_go_together_share_a_sweep_without_a_cross_entropy():
 
 def test_the_largest_group_of_terms_shares_the_sweep():
     logits, labels = data((9, 33), k=K)
-    labels[0, 0] = IGNORED
-    one = objective(True, CRaC)
-    one.terms["ace"] = ML1ACE(K, ignore_index=IGNORED, per_channel=False)
-    one.terms["second"] = CrossEntropy(K, ignore_index=IGNORED)  # there is one already
-    one.in_force |= {"ace": 1.0, "second": 0.5}
-    assert {name for name, _ in one._shared(logits).values()} == {"dice", "ce", "penalty", "ace"}
+    one = objective(True, CRaC, ignored=None)
+    alone = {"first": SoftDiceLoss(K, ignore_index=IGNORED)}
+    alone["other"] = CrossEntropy(K, ignore_index=IGNORED)
+    one.terms = torch.nn.ModuleDict({**alone, **one.terms, "second": CrossEntropy(K)})
+    one.in_force |= {"first": 0.3, "other": 1.0, "second": 0.5}
+    assert {name for name, _ in one._shared(logits).values()} == {"dice", "ce", "penalty"}
     _, values = one.loss_and_terms(logits, labels)
     assert list(values) == list(one.terms)
     close(values["second"], values["ce"])
+    close(values["first"], values["dice"])
 
 
 @given(
@@ -182,13 +230,14 @@ def test_nan_and_logits_without_bounds_do_what_they_do_elsewhere(penalty):
         close(a, b, rtol=2e-5, atol=1e-8)
 
 
-def test_same_bits_on_any_number_of_threads():
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_same_bits_on_any_number_of_threads(penalty):
     logits, labels = data((90, 700), n=2, k=K, dtype=torch.float32)
     results, before = [], torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(found(objective(True, CRaC, ace="soft"), logits, labels))
+            results.append(found(objective(True, PENALTIES[penalty], ace="soft"), logits, labels))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:

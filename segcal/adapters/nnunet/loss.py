@@ -34,7 +34,7 @@ class PenalisedLoss(nn.Module):
     """nnU-Net's loss plus terms on the full resolution; it also sums up calibration over a pass.
 
     Where possible, nnU-Net's cross-entropy and Dice of the full resolution are computed in one
-    sweep with a penalty, that is in one pass over the logits (:mod:`segcal.sweep`). The values are
+    sweep over the voxels, together with the terms of a recipe (:mod:`segcal.sweep`). The values are
     the same.
 
     With two heads (:mod:`segcal.heads`) the full resolution has ``2 K`` channels. All of the above
