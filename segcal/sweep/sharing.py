@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -19,7 +18,7 @@ def take(typingctx: Any, counter: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        one = ir.Constant(ir.IntType(64), 1)
+        one = context.get_constant(types.int64, 1)
         return builder.atomic_rmw("add", array.data, one, "monotonic")
 
     return types.int64(counter), generate
