@@ -253,7 +253,11 @@ class Objective(nn.Module):
         largest: dict[str, tuple[str, Any]] = {}
         for group in groups.values():
             if len(group) > max(1, len(largest)):  # else nothing is tried, which compiles
-                able = {kind: one for kind, one in group.items() if supports(logits, one[1])}
+                able: dict[str, tuple[str, Any]] = {}
+                for kind in sorted(group, key=list(_KINDS).index):  # the penalty first
+                    _, beside = able.get("penalty", (None, None))
+                    if supports(logits, group[kind][1], beside=beside):
+                        able[kind] = group[kind]
                 largest = max(largest, able, key=len)
         return largest if len(largest) > 1 else {}
 

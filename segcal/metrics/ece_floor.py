@@ -17,6 +17,8 @@ DRAWS = 1999
 """Number of data sets that are simulated; p-values are multiples of 1 / (DRAWS + 1)."""
 CELLS = 1024
 """Number of groups of similar confidence, over all bins, whose hits are drawn together."""
+NORMAL_FROM = 100.0
+"""Variance from which on the hits of a bin are drawn from a normal distribution."""
 Float = NDArray[np.float64]
 
 
@@ -88,8 +90,10 @@ def floor_of_cells(cells: BinStatistics, bins: int, *, seed: int = 0) -> EceFloo
     """Floor of the ECE of independent predictions, from narrow cells of their confidence.
 
     In the simulation, the hits of a group of n predictions of mean confidence p are binomial(n, p).
-    Where many predictions fall into a bin its gap is half-normal, with the mean
-    ``sqrt(2 / pi) sqrt(sum p (1 - p)) / n``.
+    Where the sum over the groups of a bin has a variance of 100 or more, it is drawn from the
+    normal distribution of the same mean and variance at once: the mean of the bin's gap, which is
+    then half-normal with the mean ``sqrt(2 / pi) sqrt(sum p (1 - p)) / n``, differs from that of
+    binomial hits by less than 0.1 %, a tenth of the error of the simulation itself.
 
     Args:
         cells: statistics of cells of equal width, whose number is a multiple of `bins`.
@@ -107,13 +111,16 @@ def floor_of_cells(cells: BinStatistics, bins: int, *, seed: int = 0) -> EceFloo
     rng = np.random.default_rng(seed)
     size, promise = (_grouped(x, bins) for x in (cells.count, cells.confidence_sum))
     share = np.clip(promise / np.maximum(size, 1), 0, 1)
+    variance = (size * share * (1 - share)).sum(1)
     total = np.zeros(DRAWS)
-    for sizes, shares, promised in zip(size, share, coarse.confidence_sum, strict=True):
-        used = sizes > 0
-        hits = rng.binomial(sizes[used], shares[used], (DRAWS, int(used.sum()))).sum(1)
+    for m, promised in enumerate(coarse.confidence_sum):
+        if variance[m] >= NORMAL_FROM:
+            total += np.abs(rng.normal(0, np.sqrt(variance[m]), DRAWS))
+            continue
+        used = size[m] > 0
+        hits = rng.binomial(size[m, used], share[m, used], (DRAWS, int(used.sum()))).sum(1)
         total += np.abs(hits - promised)
     ece = coarse.expected_error()
-    variance = (size * share * (1 - share)).sum(1)
     return EceFloor(
         ece=ece,
         expected=float(total.mean() / n),

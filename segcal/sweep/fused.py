@@ -75,7 +75,9 @@ class ConfidenceStatistics(NamedTuple):
     voxels: Tensor
 
 
-def supports(logits: Tensor, term: Swept, *, statistics: bool = False) -> bool:
+def supports(
+    logits: Tensor, term: Swept, *, beside: Swept | None = None, statistics: bool = False
+) -> bool:
     """Whether :func:`sweep` takes these logits ``(N, K, *S)``; if not, use the readable version.
 
     It takes 1 to 3 spatial axes, 2 to 253 classes, patches of up to 253 voxels (of any size for the
@@ -86,6 +88,8 @@ def supports(logits: Tensor, term: Swept, *, statistics: bool = False) -> bool:
         logits: the logits.
         term: what to compute, perhaps beside others. What a cross-entropy shares a sweep with is to
             be asked for, too, because it has no loops of its own.
+        beside: the penalty that shares the sweep. Its loops also make the second pass for a loss of
+            sums; without it those of a residual do.
         statistics: ask for :func:`statistics` or :func:`confidence_statistics` instead.
     """
     axes = logits.ndim - 2
@@ -100,7 +104,10 @@ def supports(logits: Tensor, term: Swept, *, statistics: bool = False) -> bool:
         and logits.device.type in DEVICES
         and (on_cpu or not isinstance(term, OverlapTerm | BinTerm))
         and (on_cpu or _can_be_counted(logits.shape[2:], patch))
-        and (isinstance(term, CrossEntropyTerm) or _compiles(_Variant.of(logits, term, statistics)))
+        and (
+            isinstance(term, CrossEntropyTerm)
+            or _compiles(_Variant.of(logits, term, beside, statistics))
+        )
     )
 
 
@@ -129,10 +136,11 @@ class _Variant(NamedTuple):
     )
 
     @classmethod
-    def of(cls, logits: Tensor, term: Swept, statistics: bool) -> _Variant:
-        of_log_odds = isinstance(term, ConfidenceTerm)
+    def of(cls, logits: Tensor, term: Swept, beside: Swept | None, statistics: bool) -> _Variant:
+        of_sums = isinstance(term, OverlapTerm | BinTerm)
+        of_log_odds = isinstance(beside if of_sums else term, ConfidenceTerm)
         if logits.device.type == "cpu":
-            return cls(logits.device, of_log_odds, isinstance(term, OverlapTerm | BinTerm))
+            return cls(logits.device, of_log_odds, of_sums)
         space = logits.shape[2:]
         last = 16 if math.prod(space) % 16 == 0 else 1
         found = cls(

@@ -13,7 +13,7 @@ from scipy import optimize, stats
 
 from segcal.binning import BinStatistics, equal_width_statistics
 from segcal.metrics.ece import ece
-from segcal.metrics.ece_floor import ece_floor, floor_of_cells, floor_over_cases
+from segcal.metrics.ece_floor import NORMAL_FROM, ece_floor, floor_of_cells, floor_over_cases
 from segcal.metrics.isotonic_ece import _increasing, isotonic_ece, isotonic_error
 from segcal.tally import Voxels
 from tests.conftest import close
@@ -208,3 +208,15 @@ def test_without_bins_the_number_of_bins_does_not_matter():
     assert isotonic_ece(probs, labels) < 0.03
     tally = Voxels(probs, labels).tally()["all"]
     close(isotonic_error(tally.top_mass.statistics), isotonic_ece(probs, labels), atol=1e-3)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9, 0.99, 0.999])
+def test_normal_hits_are_as_good_as_binomial_ones(p):
+    """Mean |X - np| of a binomial X (De Moivre), where its variance is just large enough."""
+    n = math.ceil(NORMAL_FROM / (p * (1 - p)))
+    m = math.floor(n * p) + 1
+    exact = 2 * m * (1 - p) * stats.binom(n, p).pmf(m) / n
+    close(math.sqrt(2 / math.pi * p * (1 - p) / n), exact, rtol=1e-3)
+    count = np.array([0, n])
+    floor = floor_of_cells(BinStatistics(count, count * p, count), 2)
+    close(floor.expected, exact, rtol=0.04)

@@ -390,11 +390,11 @@ def test_threads_of_our_own_where_openmp_cannot_be_reached(request, name):
 
 
 @njit(nogil=True)
-def draw(queue, end, drawn):
-    block = take(queue)
+def draw(counter, end, drawn):
+    block = take(counter)
     while block < end:
         drawn[block] += 1
-        block = take(queue)
+        block = take(counter)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -406,10 +406,10 @@ def test_every_block_is_drawn_once(own, request, monkeypatch):
     drawn = np.zeros((4, end), np.int64)
     draw(np.ones(1, np.int64), 1, drawn[0])  # compiled
 
-    def loop(queue):
+    def loop(counter):
         row = drawn[next(rows)]
         together.wait()  # unless four threads work, it breaks
-        draw(queue, end, row)
+        draw(counter, end, row)
 
     cpu._in_parallel(loop, end)
     assert (drawn.sum(0) == 1).all()
@@ -418,7 +418,7 @@ def test_every_block_is_drawn_once(own, request, monkeypatch):
 def test_what_a_thread_of_our_own_raises_arrives(own_threads):
     calls = iter(range(9))
 
-    def loop(queue):
+    def loop(counter):
         if next(calls) == 3:
             raise MemoryError("no room")
 
@@ -518,7 +518,7 @@ def test_nothing_is_compiled_while_a_graph_is_captured(monkeypatch, nothing_trie
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.warns(UserWarning, match="Call the loss once before"):
         assert not fused.supports(OnGPU(2, 4, 9, 9), RESIDUAL)
-    fused._WORK.add(fused._Variant.of(OnGPU(2, 4, 9, 9), RESIDUAL, False))
+    fused._WORK.add(fused._Variant.of(OnGPU(2, 4, 9, 9), RESIDUAL, None, False))
     assert fused.supports(OnGPU(2, 4, 9, 9), RESIDUAL)
 
 
@@ -563,7 +563,9 @@ def test_the_variant_of_a_gpu_is_what_it_says(monkeypatch):
     for statistics, penalty in itertools.product(
         (False, True), (term, ConfidenceTerm(torch.ones(2, 4), 8.0))
     ):
-        variant = fused._Variant.of(OnGPU(2, 4, 4, 4, 4, dtype=torch.float16), penalty, statistics)
+        variant = fused._Variant.of(
+            OnGPU(2, 4, 4, 4, 4, dtype=torch.float16), penalty, None, statistics
+        )
         hash(variant)
         variant._replace(device=torch.device("cpu")).run()
         logits, terms, wanted = seen.pop()
@@ -586,11 +588,11 @@ def test_an_interrupt_that_no_one_saw_arrives(monkeypatch):
     monkeypatch.setattr(cpu, "_openmp", lambda: parallel)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(KeyboardInterrupt):
-        cpu._in_parallel(lambda queue: None, 9)
+        cpu._in_parallel(lambda counter: None, 9)
 
 
 def test_errors_in_a_thread_arrive(monkeypatch):
-    def fails(queue):
+    def fails(counter):
         raise KeyboardInterrupt
 
     for openmp in (cpu._openmp, lambda: None):

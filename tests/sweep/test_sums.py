@@ -120,6 +120,10 @@ def test_nothing_is_compiled_that_is_not_used(monkeypatch):
     assert not tried
     assert Objective({"ce": CrossEntropy(K), "penalty": CRaC(K)}).shares_sweep(logits)
     assert [(v.of_log_odds, v.of_sums) for v in tried] == [(False, False)]
+    tried.clear()
+    whole = {"dice": SoftDiceLoss(K), "ce": CrossEntropy(K), "penalty": Confidence(K)}
+    assert Objective(whole).shares_sweep(logits)
+    assert [(v.of_log_odds, v.of_sums) for v in tried] == [(True, False), (True, True)]
 
 
 @pytest.mark.parametrize("ace", [None, "soft"])
