@@ -51,9 +51,9 @@ NAMES_OF_MANY = {
 """Packages that are compared on many labels."""
 
 
-def loss_table(found: dict[str, dict[str, Any]]) -> str:
+def loss_table(found: dict[str, Any]) -> str:
     """The table as Markdown; memory is that of the first shape."""
-    found = {shape: rows for shape, rows in found.items() if shape != "penalty_share_of_step"}
+    found = found["losses"]
     lines = [
         f"| loss | {' | '.join(found)} | memory beyond CE's, in logits |",
         "|---" * (len(found) + 2) + "|",

@@ -203,9 +203,8 @@ def readme() -> Iterator[str]:
 
 def of_ce(loss: str) -> list[float]:
     """Time of a loss divided by that of torch's cross-entropy, by shape."""
-    found = read_json(RESULTS / "bench_losses.json")
-    shapes = (rows for key, rows in found.items() if key != "penalty_share_of_step")
-    return [rows[loss]["fastest_ms"] / rows["torch CE"]["fastest_ms"] for rows in shapes]
+    shapes = read_json(RESULTS / "bench_losses.json")["losses"]
+    return [rows[loss]["fastest_ms"] / rows["torch CE"]["fastest_ms"] for rows in shapes.values()]
 
 
 def shares() -> list[float]:

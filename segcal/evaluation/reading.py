@@ -17,7 +17,13 @@ from segcal.io.class_files import class_geometry, missing_classes, note_missing,
 from segcal.io.files import is_array, is_segmentation
 from segcal.io.label_sets import LabelSet
 from segcal.io.pairing import DECISION_HEAD, Case
-from segcal.io.probabilities import FEW, holds_probabilities, read_foreground, read_probabilities
+from segcal.io.probabilities import (
+    FEW,
+    Arrived,
+    holds_probabilities,
+    read_foreground,
+    read_probabilities,
+)
 from segcal.io.volumes import (
     Geometry,
     Volume,
@@ -34,7 +40,7 @@ from segcal.metrics.rater_agreement import majority
 from segcal.posthoc.decision import decide_argmax, regions_to_labels
 
 Note = Callable[[str], None]
-Arrived = Callable[[NDArray[Any], int | None, NDArray[Any], int], None]
+ArrivedWithReference = Callable[[NDArray[Any], int | None, NDArray[Any], int], None]
 WHITE = 255
 """Value of the foreground in a mask that was written as an image."""
 
@@ -79,7 +85,7 @@ def read_case(
     tolerance: float,
     reader: str | None = None,
     threshold: float | None = None,
-    arrived: Arrived | None = None,
+    arrived: ArrivedWithReference | None = None,
     note: Note = lambda text: None,
 ) -> CaseArrays:
     """Read one case.
@@ -275,7 +281,7 @@ def _read_prediction(
     tolerance: float,
     reader: str | None,
     note: Note,
-    arrived: Callable[[NDArray[Any], int], None] | None = None,
+    arrived: Arrived | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Label map of a prediction, and its probabilities if it has some."""
     regions = label_set is not None and bool(label_set.regions)
