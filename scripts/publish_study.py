@@ -10,11 +10,11 @@ has are renewed, those of others stay. They hold numbers alone, no image. The se
 are in ``configs/studies`` and ``configs/recipes`` at its commit.
 
 `page` puts tables that are made of these files into a Markdown page, each between the marks
-``<!-- NAME -->`` and ``<!-- /NAME -->``: ``overview``, ``verdict``, ``goals``, ``means``,
-``duels``, ``rivals``, ``ranks``, ``claims`` and ``studies``. Marks that a page does not have are
-left out. Studies of one method's weight go into a folder of their own, so that they take no part in
-ranks: ``collect --results data/results/weights OUTPUT``; their goals stand between the marks
-``weights``.
+``<!-- NAME -->`` and ``<!-- /NAME -->``: ``overview``, ``patients``, ``verdict``, ``goals``,
+``means``, ``duels``, ``rivals``, ``ranks``, ``claims`` and ``studies``. Marks that a page does not
+have are left out. Studies of one method's weight go into a folder of their own, so that they take
+no part in ranks: ``collect --results data/results/weights OUTPUT``; their goals stand between the
+marks ``weights``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from segcal.study import tables
 from segcal.study.comparing import (
     FIELDS,
     FOUGHT,
+    NEAR_ECE,
     REPAIR,
     GroupComparison,
     compare_study,
@@ -187,6 +188,7 @@ def sections(
     trained = [name for name, m in methods.items() if m.repair == RAW or m in repaired]
     return {
         "overview": [tables.overview_table(comparisons, metric, trained) for metric in OVERVIEW],
+        "patients": [tables.patient_table(comparisons, Method(OURS, REPAIR).name, NEAR_ECE)],
         "verdict": [tables.verdict_table(comparisons, baseline, trained)],
         "goals": [tables.goal_table(c) for c in comparisons if c.changes],
         "means": [tables.mean_table(c, shown) for c in comparisons],

@@ -20,6 +20,7 @@ given only where all seeds agree (then 16 % and 65 %).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +38,7 @@ __all__ = [
     "Change",
     "MeanRanks",
     "MeanValue",
+    "PatientChanges",
     "cliques",
     "differences",
     "duels",
@@ -46,6 +48,7 @@ __all__ = [
     "non_inferior",
     "p_value",
     "pareto",
+    "patient_changes",
     "ranks",
     "resample",
 ]
@@ -160,6 +163,68 @@ class MeanRanks:
     blocks: int
     p: float | None
     distance: float | None
+
+
+@dataclass(frozen=True)
+class PatientChanges:
+    """How an error that should be low changes from patient to patient.
+
+    A mean over patients is dominated by the patients with the largest errors, so this says what
+    happened to most of them, and how much of the rest belongs to a few.
+
+    Attributes:
+        patients: number of patients that both methods have; one in several seeds counts once, with
+            the mean over the seeds that both have.
+        median: median of the patients' own relative changes.
+        lower: number of patients whose error fell.
+        halved: number of patients whose error fell by half or more.
+        worst_share: share of the sum of the method's errors that the tenth of the patients (at
+            least one) with its largest errors has.
+        with_dsc: Spearman's rank correlation of the method's error and DSC over the patients; NaN
+            where one of them does not vary.
+    """
+
+    patients: int
+    median: float
+    lower: int
+    halved: int
+    worst_share: float
+    with_dsc: float
+
+
+def patient_changes(
+    rows: pd.DataFrame, baseline: pd.DataFrame, metric: str
+) -> PatientChanges | None:
+    """Compare a method's error with the baseline's, patient by patient.
+
+    Args:
+        rows: values by ``(seed, patient)``, with the metric and ``dsc``.
+        baseline: the same of the baseline.
+        metric: name of an error.
+
+    Returns:
+        None without a patient whose error is known, and above 0 before.
+    """
+    shared = rows.index.intersection(baseline.index)
+    before = baseline.loc[shared, metric].groupby("patient").mean()
+    own = rows.loc[shared, [metric, "dsc"]].groupby("patient").mean()
+    known = own[metric].notna() & (before > 0)
+    before, own = before[known], own[known]
+    if own.empty:
+        return None
+    after, ratio = own[metric].to_numpy(), (own[metric] / before - 1).to_numpy()
+    worst = np.sort(after)[-max(1, round(len(after) / 10)) :]
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.ConstantInputWarning)
+        correlation = stats.spearmanr(after, own["dsc"], nan_policy="omit").statistic
+    return PatientChanges(
+        patients=len(after),
+        median=float(np.median(ratio)),
+        lower=int((ratio < 0).sum()),
+        halved=int((ratio <= -0.5).sum()),
+        worst_share=float(worst.sum() / after.sum()) if after.sum() > 0 else 0.0,
+        with_dsc=float(correlation) if len(after) > 1 else float("nan"),
+    )
 
 
 def resample(

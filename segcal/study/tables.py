@@ -25,7 +25,7 @@ from segcal.study.comparing import (
 from segcal.study.naming import better, definition, digits, is_relative, metric_name, unit
 from segcal.study.published import Claim, PublishedTable
 from segcal.study.results import Group, Method
-from segcal.study.statistics import MARGIN, Change, non_inferior
+from segcal.study.statistics import MARGIN, Change, non_inferior, patient_changes
 
 __all__ = [
     "RecipeCost",
@@ -37,6 +37,7 @@ __all__ = [
     "goal_table",
     "mean_table",
     "overview_table",
+    "patient_table",
     "published_table",
     "rank_table",
     "rival_table",
@@ -165,6 +166,50 @@ def overview_table(
     )
     title = f"{metric_name(metric)}, against {baseline}"
     return Table(f"overview-{metric}".replace("_", "-"), title, columns, body, caption)
+
+
+def patient_table(comparisons: Sequence[GroupComparison], method: str, metric: str) -> Table:
+    """Table: how an error changed from patient to patient, one row per set and network.
+
+    Args:
+        comparisons: of the study.
+        method: name of the method.
+        metric: column of an error.
+    """
+    body = []
+    for c in comparisons:
+        change = c.change_of.get((method, metric))
+        if change is None:
+            continue
+        found = patient_changes(c.tables[method], c.tables[c.baseline.name], metric)
+        if found is None:
+            continue
+        body.append([
+            Cell(c.group.name, c.group.name),
+            Cell(f"{_percent(change.relative)} %", repr(change.relative)),
+            Cell(f"{_percent(found.median)} %", repr(found.median)),
+            Cell(f"{found.lower} of {found.patients}", repr(found.lower / found.patients)),
+            Cell(f"{found.halved} of {found.patients}", repr(found.halved / found.patients)),
+            Cell(f"{100 * found.worst_share:.0f} %", repr(found.worst_share)),
+            number_cell(found.with_dsc, 2, "+"),
+        ])  # fmt: skip
+    baseline = comparisons[0].baseline.name if comparisons else ""
+    columns = [
+        Column("set and network"), Column("mean", "change of the mean over patients"),
+        Column("median", "of the patients' own changes"),
+        Column("lower", "patients whose error fell"),
+        Column("halved", "patients whose error fell by half or more"),
+        Column("worst tenth", "share of what is left that belongs to the tenth of the patients "
+               "with the largest errors, at least one"),
+        Column("with DSC", "Spearman's rank correlation of what is left with the patient's DSC"),
+    ]  # fmt: skip
+    caption = (
+        f"{definition(metric)}. Change from {baseline} to {method}; a patient in several seeds "
+        "counts once, with the mean over the seeds."
+    )
+    key = f"patients-{method}-{metric}".replace("_", "-").replace(" ", "")
+    title = f"{metric_name(metric)}, patient by patient: {method}"
+    return Table(key, title, columns, body, caption)
 
 
 def goal_table(comparison: GroupComparison) -> Table:

@@ -15,6 +15,7 @@ from segcal.study.tables import (
     goal_table,
     mean_table,
     overview_table,
+    patient_table,
     rival_table,
     verdict_table,
 )
@@ -140,6 +141,21 @@ def test_an_overview_has_the_changes_of_every_set(whole):
     assert float(dsc.value) == comparisons[0].change_of["confidence", "dsc"].difference
     few = verdict_table(comparisons, "dice_ce", methods)
     assert [row[0].text for row in few.rows] == methods[::-1]
+
+
+def test_changes_from_patient_to_patient(whole):
+    output, _ = whole
+    comparisons = compare_study(read_results(output), "dice_ce", resamples=RESAMPLES)
+    table = patient_table(comparisons, "confidence", "ece_dilated5")
+    assert [row[0].text for row in table.rows] == [c.group.name for c in comparisons]
+    for row, c in zip(table.rows, comparisons, strict=True):
+        assert float(row[1].value) == c.change_of["confidence", "ece_dilated5"].relative < 0
+        before, after = (
+            c.tables[name]["ece_dilated5"].groupby("patient").mean()
+            for name in ("dice_ce", "confidence")
+        )
+        assert row[3].text == f"{(after < before).sum()} of {len(before)}"
+    assert not patient_table(comparisons, "no such method", "ece_dilated5").rows
 
 
 def test_the_true_posterior_is_a_row_and_no_rival(whole):

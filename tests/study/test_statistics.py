@@ -18,6 +18,7 @@ from segcal.study.statistics import (
     non_inferior,
     p_value,
     pareto,
+    patient_changes,
     ranks,
     resample,
 )
@@ -250,3 +251,34 @@ def test_patients_that_only_one_has_are_left_out():
 def test_an_unknown_baseline():
     with pytest.raises(ValueError, match="baseline: expected one of a, got b"):
         differences({"a": table([1.0])}, "b", ["nll_all"])
+
+
+def test_changes_of_patients_by_hand():
+    """p0 falls to a quarter, p1 by a third, p2 rises; p3 has no error before, p4 no second one."""
+    patients = [f"p{i}" for i in range(5)]
+    base = table([0.4, 0.3, 0.1, 0.0, 0.2], patients=patients)
+    rows = table([0.1, 0.2, 0.15, 0.1, np.nan], patients=patients).assign(
+        dsc=[0.9, 0.5, 0.7, 0.1, 0.1]
+    )
+    found = patient_changes(rows, base, "nll_all")
+    assert found.patients == 3
+    assert found.median == pytest.approx(-1 / 3)
+    assert (found.lower, found.halved) == (2, 1)
+    assert found.worst_share == pytest.approx(0.2 / 0.45)
+    assert found.with_dsc == pytest.approx(-1)
+
+
+def test_a_patient_of_two_seeds_counts_once():
+    seeds, patients = [0, 0, 1, 1, 2], ["a", "b", "a", "b", "a"]
+    base = table([0.2, 0.2, 0.4, 0.2, 9.0], seeds=seeds, patients=patients)
+    rows = table([0.1, 0.3, 0.2, 0.3, 0.0], seeds=[0, 0, 1, 1, 3], patients=patients)
+    found = patient_changes(rows.assign(dsc=0.5), base, "nll_all")
+    assert found.patients == 2
+    assert found.median == pytest.approx((-0.5 + 0.5) / 2)  # a: .15 of .3; seeds 2 and 3 are alone
+    assert (found.lower, found.halved) == (1, 1)
+    assert np.isnan(found.with_dsc)
+
+
+def test_no_patient_with_an_error():
+    rows = table([0.1, np.nan]).assign(dsc=0.5)
+    assert patient_changes(rows, table([0.0, 0.1]), "nll_all") is None
