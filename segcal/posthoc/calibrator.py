@@ -470,11 +470,17 @@ class PointwiseCalibrator(SampledCalibrator):
         flat, groups = logits.flatten(2), groups.flatten(1)
         out = torch.empty_like(flat)
         for n in range(len(flat)):
+            scale = self._scale_of(flat[n])
             for begin in range(0, flat.shape[2], CHUNK):  # or a volume is there several times
                 part = slice(begin, begin + CHUNK)
-                log_p = self._log_probabilities(flat[n, :, part].T, groups[n, part])
+                x = flat[n, :, part].T
+                log_p = self._log_probabilities(x if scale == 1 else x * scale, groups[n, part])
                 out[n, :, part] = log_p.exp().T
         return out.view(logits.shape)
+
+    def _scale_of(self, logits: Tensor) -> float:
+        """Factor of all logits ``(K, V)`` of a case."""
+        return 1.0
 
     @abstractmethod
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:

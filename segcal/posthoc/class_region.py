@@ -1,9 +1,10 @@
-"""A temperature for every predicted class and region of the predicted map."""
+"""A temperature for every predicted class and region of the predicted map, and for every case."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from scipy.interpolate import CubicSpline
 from scipy.optimize import minimize
 from torch import Tensor
 
-from segcal.posthoc.calibrator import PointwiseCalibrator
+from segcal.posthoc.calibrator import HeldOut, PointwiseCalibrator
 from segcal.posthoc.regions import Regions
-from segcal.posthoc.rows import Rows, log_softmax
+from segcal.posthoc.rows import CHUNK, Rows, log_softmax
 from segcal.posthoc.scale import BOUNDS, best_scale, drawn_scale, is_bound
 
 __all__ = ["ClassRegionTemperature"]
@@ -27,6 +28,32 @@ UNTRIED = 1e-3
 FOLDS = 5
 GRID = 65
 """Number of scales at which the NLL of a group is computed while strengths are tried."""
+SLOPES = tuple(sorted((i / 8 for i in range(-8, 17)), key=abs))
+"""Slopes by the doubt that are tried, the smallest first."""
+FEWEST = 5
+"""Fewest patients for a slope by the doubt; with fewer it is 0."""
+
+
+@dataclass(frozen=True)
+class _Doubt:
+    """How the temperature follows the doubt of a case: log T rises by ``slope (doubt - centre)``.
+
+    Attributes:
+        slope: 0 where all cases have the same temperatures.
+        centre: mean doubt of the cases of the fit.
+        low: smallest doubt of these; smaller ones count as this.
+        high: their largest doubt.
+    """
+
+    slope: float = 0.0
+    centre: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+    def scale(self, doubt: Tensor) -> Tensor:
+        """Factor of the logits of cases with these doubts; 1 where a doubt is NaN."""
+        away = (doubt.clamp(self.low, self.high) - self.centre).nan_to_num(0.0)
+        return torch.exp(-self.slope * away)
 
 
 class ClassRegionTemperature(PointwiseCalibrator):
@@ -50,15 +77,20 @@ class ClassRegionTemperature(PointwiseCalibrator):
         biases: whether every group also gets a bias b_gk for each class, drawn to 0 with the
             same strength (which is chosen for the temperatures alone).
         strength: strength of the shrinkage to T; None chooses it.
+        per_case: whether temperatures also follow the doubt of a case. Whole cases must then be
+            handed over: the doubt of a part is another.
 
     Attributes:
         temperatures: float64 ``(K, R)`` by predicted class and region; a group without voxels has
             the global temperature.
         global_temperature: T.
         chosen_strength: strength of the shrinkage; infinity means one temperature for all.
+        slope: how steeply the logarithm of a case's temperatures rises with its doubt; 0 without
+            `per_case`.
 
     Raises:
-        ValueError: bands that are not ascending, a negative strength.
+        ValueError: bands that are not ascending, a negative strength; with `per_case` in the fit,
+            samples without spatial axes.
     """
 
     grouped = True
@@ -71,6 +103,7 @@ class ClassRegionTemperature(PointwiseCalibrator):
         bands: Sequence[float] | None = None,
         biases: bool = False,
         strength: float | None = None,
+        per_case: bool = False,
     ) -> None:
         regions = Regions(None if bands is None else tuple(float(end) for end in bands))
         super().__init__(per_channel=per_channel, regions=regions)
@@ -78,17 +111,37 @@ class ClassRegionTemperature(PointwiseCalibrator):
             raise ValueError(f"strength: expected 0 or more, or None, got {strength}")
         self.biases = biases
         self.strength = strength
+        self.per_case = per_case
         self.global_temperature = 1.0
         self.chosen_strength = math.inf
         self.temperatures = np.ones((0, self.regions.count))
         self._biases = np.zeros((0, 0))
+        self._doubt = _Doubt()
+
+    @property
+    def slope(self) -> float:
+        """How steeply the logarithm of a case's temperatures rises with its doubt."""
+        return self._doubt.slope
+
+    def _rows(self, case: HeldOut, ignore_index: int | None, most: int, *, seed: int) -> list[Rows]:
+        if self.per_case and case.logits.ndim == 2:
+            raise ValueError(
+                "logits: with per_case expected cases with spatial axes, got samples "
+                f"{tuple(case.logits.shape)}"
+            )
+        return super()._rows(case, ignore_index, most, seed=seed)
 
     def _fit(self, rows: Rows) -> None:
+        doubts = _doubts(rows) if self.per_case else None
+        slope, self.chosen_strength = _cross_validated(rows, doubts, self.strength)
+        self._doubt = _Doubt()
+        if doubts is not None and slope:
+            known = doubts[doubts.isfinite()]
+            low, high = known.aminmax()
+            self._doubt = _Doubt(slope, float(known.mean()), float(low), float(high))
+        rows = self._adapted(rows)
         scale = best_scale(rows)
         groups = [rows.where(rows.groups == g) for g in range(rows.num_groups)]
-        self.chosen_strength = (
-            _cross_validated(rows, scale) if self.strength is None else self.strength
-        )
         strength = self.chosen_strength * float(rows.weights.sum())
         log_s = np.full(len(groups), math.log(scale))
         biases = np.zeros((len(groups), rows.num_classes))
@@ -107,6 +160,25 @@ class ClassRegionTemperature(PointwiseCalibrator):
                 f"search, {BOUNDS[0]:g} or {BOUNDS[1]:g}: the cases do not determine it"
             )
 
+    def _nll(self, rows: Rows) -> tuple[float, float]:
+        return super()._nll(self._adapted(rows) if self.improved else rows)
+
+    def _adapted(self, rows: Rows) -> Rows:
+        """Rows whose logits are multiplied by the factor of their case."""
+        if not self._doubt.slope:
+            return rows
+        scale = self._doubt.scale(_doubts(rows)).to(rows.logits.dtype)
+        return replace(rows, logits=rows.logits * scale[rows.cases, None])
+
+    def _scale_of(self, logits: Tensor) -> float:
+        if not self._doubt.slope:
+            return 1.0
+        wrong, foreground = 0.0, 0
+        for begin in range(0, logits.shape[1], CHUNK):
+            own, fg = _expected_errors(logits[:, begin : begin + CHUNK].T)
+            wrong, foreground = wrong + float(own.sum()), foreground + int(fg.sum())
+        return float(self._doubt.scale(_log_share(torch.tensor(wrong), torch.tensor(foreground))))
+
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
         scale = torch.from_numpy(1 / self.temperatures.reshape(-1)).to(logits)
         z = logits * scale[groups, None]
@@ -120,6 +192,7 @@ class ClassRegionTemperature(PointwiseCalibrator):
             "bands": None if bands is None else list(bands),
             "biases": self.biases,
             "strength": self.strength,
+            "per_case": self.per_case,
         }
 
     def _learned(self) -> dict[str, Any]:
@@ -129,6 +202,7 @@ class ClassRegionTemperature(PointwiseCalibrator):
             "global_temperature": self.global_temperature,
             "strength": None if math.isinf(strength) else strength,
             **({"biases": self._biases.tolist()} if self.biases else {}),
+            **({"doubt": vars(self._doubt)} if self.per_case else {}),
         }
 
     def _load(self, learned: dict[str, Any]) -> None:
@@ -151,38 +225,89 @@ class ClassRegionTemperature(PointwiseCalibrator):
                 raise ValueError(
                     f"state: expected biases {(found.size, len(found))}, got {self._biases.shape}"
                 )
+        if self.per_case:
+            self._doubt = _Doubt(**{key: float(value) for key, value in learned["doubt"].items()})
+            if not all(map(math.isfinite, vars(self._doubt).values())):
+                raise ValueError(f"state: expected finite numbers of the doubt, got {self._doubt}")
 
 
-def _cross_validated(rows: Rows, scale: float) -> float:
-    """The strength with the smallest NLL on patients left out of the fit; of ties the larger.
+def _expected_errors(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """1 - max p of rows ``(n, K)``, exact where p is near 1, and whether it is not class 0's."""
+    largest, predicted = logits.double().max(1)
+    wrong = -torch.expm1(largest - torch.logsumexp(logits.double(), 1))
+    return wrong, predicted > 0
 
-    Every group's NLL is needed at many scales for many subsets of the patients. It is a smooth
-    function of one number, so it is computed once on a grid of log s for every fold of the patients
-    and summed; splines through these sums are minimised. Only the choice of the strength depends on
-    the splines.
+
+def _doubts(rows: Rows) -> Tensor:
+    """Doubt of every case, float64 ``(num_cases,)``; NaN without predicted foreground."""
+    wrong = torch.zeros(rows.num_cases, dtype=torch.float64)
+    foreground = torch.zeros_like(wrong)
+    for part in rows.chunks():
+        own, fg = _expected_errors(part.logits)
+        wrong.index_add_(0, part.cases, own * part.weights)
+        foreground.index_add_(0, part.cases, fg * part.weights)
+    return _log_share(wrong, foreground)
+
+
+def _log_share(wrong: Tensor, foreground: Tensor) -> Tensor:
+    """The doubt; a network without any doubt gets that of one wrong voxel in 10^12."""
+    share = (wrong / foreground).clamp(min=1e-12)
+    return torch.where(foreground > 0, share, torch.nan).log()
+
+
+def _cross_validated(
+    rows: Rows, doubts: Tensor | None, strength: float | None
+) -> tuple[float, float]:
+    """The slope and strength with the smallest NLL on patients left out of the fit.
+
+    Of equal ones it is the smallest slope and the largest strength. Every group's NLL is needed at
+    many scales for many subsets of the patients. It is a smooth function of one number, so it is
+    computed once on a grid of log s for every fold of the patients, and summed; splines through
+    these sums are minimised. A slope shifts the log s of a case, so for slopes it is computed for
+    every case. Only the choice of both depends on the splines.
+
+    Args:
+        rows: of one softmax.
+        doubts: of the cases, if a slope is to be chosen.
+        strength: the strength, if it is not to be chosen.
     """
     present = torch.bincount(rows.patients) > 0
-    if int(present.sum()) < 2:
-        return UNTRIED
+    patients = int(present.sum())
+    slopes = SLOPES if doubts is not None and patients >= FEWEST else (0.0,)
+    if len(slopes) == 1 and (strength is not None or patients < 2):
+        return 0.0, UNTRIED if strength is None else strength
     fold = ((present.cumsum(0) - 1) % FOLDS)[rows.patients]
-    folds = int(fold.max()) + 1
+    part, away = fold, np.zeros(int(fold.max()) + 1)
+    fold_of = np.arange(len(away))
+    if doubts is not None and len(slopes) > 1:
+        part, fold_of = rows.cases, np.zeros(rows.num_cases, np.int64)
+        fold_of[rows.cases.numpy()] = fold.numpy()
+        away = (doubts - doubts.nanmean()).nan_to_num(0.0).numpy()
+    weight = np.zeros(len(fold_of))
+    np.add.at(weight, part.numpy(), rows.weights.numpy())
     grid = np.linspace(-math.log(BOUNDS[1]), -math.log(BOUNDS[0]), GRID)
-    table = _nll_table(rows, fold, folds, np.exp(grid))  # (folds, groups, GRID)
-    weight = np.zeros(folds)
-    np.add.at(weight, fold.numpy(), rows.weights.numpy())
-    left_out = np.zeros(len(STRENGTHS))
     fine = np.linspace(grid[0], grid[-1], 16 * (GRID - 1) + 1)
-    for f in range(folds):
-        rest = CubicSpline(grid, table.sum(0) - table[f], axis=1)(fine)  # (groups, fine)
-        held = CubicSpline(grid, table[f], axis=1)(fine)
-        start = fine[rest.sum(0).argmin()]
-        for j, strength in enumerate(STRENGTHS):
-            at = np.full(len(rest), rest.sum(0).argmin())
-            if math.isfinite(strength):
-                drawn = strength * (weight.sum() - weight[f]) * (fine - start) ** 2
-                at = (rest + drawn).argmin(1)
-            left_out[j] += held[np.arange(len(held)), at].sum()
-    return STRENGTHS[len(STRENGTHS) - 1 - int(left_out[::-1].argmin())]
+    table = _nll_table(rows, part, len(fold_of), np.exp(grid))  # (parts, groups, GRID)
+    splines = [CubicSpline(grid, one, axis=1) for one in table]
+    tried = STRENGTHS[::-1] if strength is None else (strength,)
+    best = (math.inf, 0.0, math.inf)
+    for slope in slopes:
+        by_fold = np.zeros((int(fold.max()) + 1, rows.num_groups, len(fine)))
+        for spline, far, f in zip(splines, away, fold_of, strict=True):
+            by_fold[f] += spline(np.clip(fine - slope * far, grid[0], grid[-1]))
+        left_out = np.zeros(len(tried))
+        for f, held in enumerate(by_fold):
+            rest = by_fold.sum(0) - held
+            start = rest.sum(0).argmin()
+            for j, one in enumerate(tried):
+                at = np.full(len(rest), start)
+                if math.isfinite(one):
+                    drawn = one * weight[fold_of != f].sum() * (fine - fine[start]) ** 2
+                    at = (rest + drawn).argmin(1)
+                left_out[j] += held[np.arange(len(held)), at].sum()
+        j = int(left_out.argmin())
+        best = min(best, (float(left_out[j]), slope, tried[j]), key=lambda found: found[0])
+    return best[1:]
 
 
 def _nll_table(

@@ -211,7 +211,7 @@ class SegmentationStudy(Strict):
     optimizer: dict[str, Any] = Field(default={"target": "torch.optim.Adam", "args": {"lr": 1e-3}})
     scheduler: dict[str, Any] | None = None
     training: dict[str, Any] = Field(default={})
-    repairs: tuple[str, ...] = ("temperature", "class_region")
+    repairs: tuple[str, ...] = ("temperature", "class_region", "class_region_case")
     keep_predictions: bool = False
     output: str
 

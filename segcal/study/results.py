@@ -30,7 +30,7 @@ CELL_KEYS = ("set", "network", "recipe", "seed")
 CASE_KEYS = ("case", "patient", "repair", "decision")
 RAW, MASK = "raw", "mask"
 """Names for unrepaired probabilities, and for the mask that the predictor wrote."""
-REPAIRS = (RAW, "temperature", "class_region")
+REPAIRS = (RAW, "temperature", "class_region", "class_region_case")
 DECISIONS = (MASK, "dice")
 TRUTH = "true_posterior"
 """Name of the "repair" in rows of the true posterior, where it is known. It is then treated as a
