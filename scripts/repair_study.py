@@ -85,8 +85,8 @@ TRUTH = "true posterior"
 PLAIN = "dice_ce"
 """Recipe without a calibration loss, on which all methods are tried."""
 POINTWISE = (
-    "temperature", "class_region", "class_region_bias", "vector", "beta", "histogram", "isotonic",
-    "matrix", "dirichlet",
+    "temperature", "class_region", "class_region_case", "class_region_bias", "vector", "beta",
+    "histogram", "isotonic", "matrix", "dirichlet",
 )  # fmt: skip
 METHODS = (*POINTWISE, "local")
 FEW = ("temperature", "class_region", "local")

@@ -14,7 +14,7 @@ from scipy.interpolate import CubicSpline
 from scipy.optimize import minimize
 from torch import Tensor
 
-from segcal.posthoc.calibrator import HeldOut, PointwiseCalibrator
+from segcal.posthoc.calibrator import PointwiseCalibrator
 from segcal.posthoc.regions import Regions
 from segcal.posthoc.rows import CHUNK, Rows, log_softmax
 from segcal.posthoc.scale import BOUNDS, best_scale, drawn_scale, is_bound
@@ -69,6 +69,20 @@ class ClassRegionTemperature(PointwiseCalibrator):
     patients, from 1e-7 to infinity (one temperature for all). Without biases b the predicted class
     never changes.
 
+    One temperature for all cases is too low for the difficult ones and too high for the easy ones.
+    With `per_case` all temperatures of a case are multiplied by ``exp(slope (doubt - centre))``,
+    where the doubt is the logarithm of the number of voxels that the network itself expects to be
+    wrong, as a share of the predicted foreground::
+
+        doubt = log(sum_i (1 - max_k softmax(l_i)_k) / number of voxels predicted as foreground)
+
+    and the centre is the mean doubt of the held-out cases. The slope, from -1 to 2, is chosen
+    together with the strength; it is 0 with fewer than five patients. A doubt beyond those of the
+    held-out cases counts as the nearest of these. A case without predicted foreground, or of a
+    single voxel (a sample without spatial axes), has the temperatures of the centre. This form is
+    our own; others find a temperature for every sample from the image (Ding et al. 2021) or from
+    the entropy of its softmax (Balanya et al. 2022).
+
     Args:
         per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
             Each channel then has the groups inside and outside, in the interior and at the
@@ -89,8 +103,7 @@ class ClassRegionTemperature(PointwiseCalibrator):
             `per_case`.
 
     Raises:
-        ValueError: bands that are not ascending, a negative strength; with `per_case` in the fit,
-            samples without spatial axes.
+        ValueError: bands that are not ascending, a negative strength.
     """
 
     grouped = True
@@ -122,14 +135,6 @@ class ClassRegionTemperature(PointwiseCalibrator):
     def slope(self) -> float:
         """How steeply the logarithm of a case's temperatures rises with its doubt."""
         return self._doubt.slope
-
-    def _rows(self, case: HeldOut, ignore_index: int | None, most: int, *, seed: int) -> list[Rows]:
-        if self.per_case and case.logits.ndim == 2:
-            raise ValueError(
-                "logits: with per_case expected cases with spatial axes, got samples "
-                f"{tuple(case.logits.shape)}"
-            )
-        return super()._rows(case, ignore_index, most, seed=seed)
 
     def _fit(self, rows: Rows) -> None:
         doubts = _doubts(rows) if self.per_case else None
@@ -176,8 +181,9 @@ class ClassRegionTemperature(PointwiseCalibrator):
         wrong, foreground = 0.0, 0
         for begin in range(0, logits.shape[1], CHUNK):
             own, fg = _expected_errors(logits[:, begin : begin + CHUNK].T)
-            wrong, foreground = wrong + float(own.sum()), foreground + int(fg.sum())
-        return float(self._doubt.scale(_log_share(torch.tensor(wrong), torch.tensor(foreground))))
+            wrong, foreground = wrong + float(own.sum()), foreground + float(fg.sum())
+        found = torch.tensor([wrong, foreground, logits.shape[1]], dtype=torch.float64)
+        return float(self._doubt.scale(_log_share(*found)))
 
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
         scale = torch.from_numpy(1 / self.temperatures.reshape(-1)).to(logits)
@@ -239,20 +245,21 @@ def _expected_errors(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _doubts(rows: Rows) -> Tensor:
-    """Doubt of every case, float64 ``(num_cases,)``; NaN without predicted foreground."""
+    """Doubt of every case, float64 ``(num_cases,)``; NaN where it is not known."""
     wrong = torch.zeros(rows.num_cases, dtype=torch.float64)
     foreground = torch.zeros_like(wrong)
+    voxels = torch.bincount(rows.cases, rows.weights, rows.num_cases)
     for part in rows.chunks():
         own, fg = _expected_errors(part.logits)
         wrong.index_add_(0, part.cases, own * part.weights)
         foreground.index_add_(0, part.cases, fg * part.weights)
-    return _log_share(wrong, foreground)
+    return _log_share(wrong, foreground, voxels)
 
 
-def _log_share(wrong: Tensor, foreground: Tensor) -> Tensor:
-    """The doubt; a network without any doubt gets that of one wrong voxel in 10^12."""
+def _log_share(wrong: Tensor, foreground: Tensor, voxels: Tensor) -> Tensor:
+    """Doubt of cases, NaN without foreground and for single voxels; at least log 1e-12."""
     share = (wrong / foreground).clamp(min=1e-12)
-    return torch.where(foreground > 0, share, torch.nan).log()
+    return torch.where((foreground > 0) & (voxels > 1), share, torch.nan).log()
 
 
 def _cross_validated(

@@ -60,8 +60,8 @@ LEVEL = 0.05
 FEWEST = 5
 """Fewest patients for a recommendation."""
 SIMPLEST = (
-    "temperature", "class_region", "vector", "class_region_bias", "beta", "histogram", "isotonic",
-    "matrix", "dirichlet", "local",
+    "temperature", "class_region", "class_region_case", "vector", "class_region_bias", "beta",
+    "histogram", "isotonic", "matrix", "dirichlet", "local",
 )  # fmt: skip
 """Methods, from the simplest to the most complex."""
 Progress = Callable[[str], None]

@@ -40,7 +40,7 @@ COLOURS = (
 """Colours of Okabe and Ito, with a darker yellow; then Tol's muted colours."""
 MARKERS = "osD^vPX*<>"
 BETTER, WORSE, SAME = "#0072B2", "#D55E00", "0.45"
-FILLS = {RAW: "full", "temperature": "left", "class_region": "none"}
+FILLS = {RAW: "full", "temperature": "left", "class_region": "none", "class_region_case": "right"}
 """Markers by repair."""
 WIDEST = 1.0
 """Largest relative change that a panel shows; an arrow at its side marks larger changes."""

@@ -10,6 +10,7 @@ import torch
 from scipy.ndimage import gaussian_filter
 
 from segcal.posthoc import calibrator as port
+from segcal.posthoc import class_region as module
 from segcal.posthoc.class_region import ClassRegionTemperature
 from segcal.posthoc.regions import Regions
 from segcal.posthoc.rows import sampled
@@ -244,3 +245,127 @@ def test_damaged_states_are_refused():
             ClassRegionTemperature(bands=bands)
     with pytest.raises(ValueError, match="voxel size for 3 axes"):
         Regions().of(torch.zeros(1, 2, 2, 2, dtype=torch.long), (1.0, 1.0))
+
+
+def doubt_of(x):
+    """Of one case ``(1, K, *S)``, by its definition."""
+    p = x.double().softmax(1)
+    return float(torch.log((1 - p.amax(1)).sum() / (p.argmax(1) > 0).sum()))
+
+
+def cases_of_doubt(slope, number=10, seed=0, shape=(6, 16, 16)):
+    """Cases of different doubt, whose labels come of temperatures that follow it.
+
+    Returns:
+        cases; their doubts; the centre.
+    """
+    generator = np.random.default_rng(seed)
+    spread = np.exp(generator.normal(0, 0.4, number))
+    logits = [
+        float(factor) * volumes(TRUE, number=1, shape=shape, seed=seed * 100 + i)[0][0]
+        for i, factor in enumerate(spread)
+    ]
+    doubts = np.array([doubt_of(x) for x in logits])
+    data = []
+    for x, doubt in zip(logits, doubts, strict=True):
+        predicted = x.argmax(1)
+        t = torch.tensor(TRUE, dtype=torch.float64)[predicted, Regions().of(predicted)]
+        t = t * math.exp(slope * (doubt - doubts.mean()))
+        p = torch.softmax(x / t[:, None], 1).movedim(1, -1).reshape(-1, 3)
+        draw = torch.from_numpy(generator.random((len(p), 1)))
+        data.append((x, (p.cumsum(1) < draw).sum(1).clamp(max=2).view(predicted.shape)))
+    return data, doubts
+
+
+@pytest.mark.parametrize("slope", [-0.5, 0.0, 0.75])
+def test_recovers_how_temperatures_follow_the_doubt(slope):
+    data, _ = cases_of_doubt(slope)
+    fitted = ClassRegionTemperature(per_case=True).fit(data)
+    assert abs(fitted.slope - slope) <= 0.25
+    alike = ClassRegionTemperature().fit(data)
+    assert (fitted.facts["nll_after"] < alike.facts["nll_after"] - 1e-4) == (slope != 0)
+    new, _ = cases_of_doubt(slope, seed=7)
+    losses = [
+        np.mean([float(-p.apply(x).log().gather(1, y[:, None]).mean()) for x, y in new])
+        for p in (fitted, alike)
+    ]
+    assert losses[0] < losses[1] + (2e-3 if slope == 0 else -1e-3)
+
+
+def test_a_case_has_the_stated_temperatures():
+    data, doubts = cases_of_doubt(0.75)
+    fitted = ClassRegionTemperature(per_case=True, strength=1e-4).fit(data)
+    assert fitted.slope > 0
+    sure, unsure, nothing = 9 * data[0][0], 0.1 * data[0][0], data[0][0].clone()
+    nothing[:, 0] += 100
+    assert not doubts.min() < doubt_of(sure) < doubts.max()
+    expected = [*doubts, doubts.min(), doubts.max(), doubts.mean()]
+    for x, doubt in zip([*(x for x, _ in data), sure, unsure, nothing], expected, strict=True):
+        predicted = x.argmax(1)
+        t = torch.from_numpy(fitted.temperatures)[predicted, Regions().of(predicted)]
+        t = t * math.exp(fitted.slope * (doubt - doubts.mean()))
+        close(fitted.apply(x), torch.softmax(x / t[:, None], 1), rtol=1e-9)
+        close(fitted.apply(x.float()), torch.softmax(x / t[:, None], 1), rtol=1e-4, atol=1e-6)
+        assert torch.equal(fitted.apply(x).argmax(1), predicted)
+    both = torch.cat([data[0][0], data[1][0]])
+    close(fitted.apply(both)[1:], fitted.apply(data[1][0]))
+
+
+def test_a_doubt_is_exact_where_the_network_is_sure(monkeypatch):
+    """1 - max p below the rounding of 1, in chunks."""
+    monkeypatch.setattr(module, "CHUNK", 7)
+    x = torch.zeros(2, 20)
+    x[1, :10], x[0, 10:] = 30.0, 40.0
+    wrong = 10 * math.exp(-30) + 10 * math.exp(-40)
+    fitted = ClassRegionTemperature(per_case=True)
+    fitted._doubt = module._Doubt(-1.0, 0.0, -100.0, 0.0)
+    close(fitted._scale_of(x), wrong / 10, rtol=1e-6)
+
+
+def test_the_slope_is_the_best_in_cross_validation():
+    """Against refits to the patients of each fold, without splines."""
+    data, doubts = cases_of_doubt(0.75, number=6)
+    away = doubts - doubts.mean()
+    fitted = ClassRegionTemperature(per_case=True, strength=1e-3).fit(data)
+
+    def left_out(slope):
+        moved = [(x * math.exp(-slope * a), y) for (x, y), a in zip(data, away, strict=True)]
+        total = 0.0
+        for fold in range(5):
+            inside = [one for i, one in enumerate(moved) if i % 5 != fold]
+            one = ClassRegionTemperature(strength=1e-3).fit(inside)
+            for i in range(fold, len(moved), 5):
+                x, y = moved[i]
+                total -= float(one.apply(x).log().gather(1, y[:, None]).sum())
+        return total
+
+    values = {slope: left_out(slope) for slope in np.arange(-2, 9) / 8}
+    assert fitted.slope == min(values, key=values.get)
+
+
+def test_few_patients_or_samples_have_no_slope():
+    data, _ = cases_of_doubt(0.75, number=8)
+    for cases in (data[:4], [(x[0].flatten(1).T, y.flatten()) for x, y in data]):
+        fitted = ClassRegionTemperature(per_case=True).fit(cases)
+        alike = ClassRegionTemperature().fit(cases)
+        assert fitted.slope == 0
+        assert np.array_equal(fitted.temperatures, alike.temperatures)
+        assert torch.equal(fitted.apply(cases[0][0]), alike.apply(cases[0][0]))
+    eight = ClassRegionTemperature(per_case=True)
+    (rows,) = eight.collect(data)
+    assert eight.fit_rows([rows.of_patients([0, 0, 1, 1, 2, 2, 3, 3])]).slope == 0
+    assert eight.fit_rows([rows.of_patients([0, 0, 1, 1, 2, 2, 3, 4])]).slope > 0
+
+
+def test_a_slope_is_saved_and_a_damaged_one_refused():
+    data, _ = cases_of_doubt(0.75)
+    fitted = ClassRegionTemperature(per_case=True).fit(data)
+    again = ClassRegionTemperature.from_state(fitted.state())
+    assert again.slope == fitted.slope > 0
+    assert torch.equal(again.apply(data[0][0]), fitted.apply(data[0][0]))
+    state = fitted.state()
+    learned = {**state["learned"], "doubt": {**state["learned"]["doubt"], "low": math.nan}}
+    with pytest.raises(ValueError, match="finite numbers of the doubt"):
+        ClassRegionTemperature.from_state({**state, "learned": learned})
+    with pytest.raises(ValueError, match="damaged"):
+        ClassRegionTemperature.from_state({**state, "learned": {**learned, "doubt": {"a": 1}}})
