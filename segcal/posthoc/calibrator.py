@@ -470,7 +470,7 @@ class PointwiseCalibrator(SampledCalibrator):
         flat, groups = logits.flatten(2), groups.flatten(1)
         out = torch.empty_like(flat)
         for n in range(len(flat)):
-            scale = self._scale_of(flat[n])
+            scale = self._scale_of(flat[n], groups[n])
             for begin in range(0, flat.shape[2], CHUNK):  # or a volume is there several times
                 part = slice(begin, begin + CHUNK)
                 x = flat[n, :, part].T
@@ -478,8 +478,8 @@ class PointwiseCalibrator(SampledCalibrator):
                 out[n, :, part] = log_p.exp().T
         return out.view(logits.shape)
 
-    def _scale_of(self, logits: Tensor) -> float:
-        """Factor of all logits ``(K, V)`` of a case."""
+    def _scale_of(self, logits: Tensor, groups: Tensor) -> float:
+        """Factor of all logits ``(K, V)`` of a case, whose voxels are in `groups` ``(V,)``."""
         return 1.0
 
     @abstractmethod

@@ -49,6 +49,11 @@ class Regions:
         """Number of regions."""
         return 2 if self.bands is None else len(self.bands) + 1
 
+    @property
+    def inside(self) -> int:
+        """The region that is farthest from another predicted class."""
+        return 0 if self.bands is None else len(self.bands)
+
     def of(self, predicted: Tensor, spacing_mm: Sequence[float] | None = None) -> Tensor:
         """Return the region of every voxel, int64 like `predicted`.
 
