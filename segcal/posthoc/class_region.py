@@ -305,8 +305,8 @@ def _cross_validated(
     bound = math.inf  # that the NLL of the next slope must be below
     for slope in slopes:
         by_fold = np.zeros((int(fold.max()) + 1, rows.num_groups, len(fine)))
-        for spline, far, f in zip(splines, away, fold_of, strict=True):
-            by_fold[f] += spline(np.clip(fine - slope * far, grid[0], grid[-1]))
+        for spline, far, own in zip(splines, away, fold_of, strict=True):
+            by_fold[own] += spline(np.clip(fine - slope * far, grid[0], grid[-1]))
         left_out = np.zeros(len(tried))
         for f, held in enumerate(by_fold):
             rest = by_fold.sum(0) - held
