@@ -14,7 +14,7 @@ are in ``configs/studies`` and ``configs/recipes`` at its commit.
 ``means``, ``duels``, ``rivals``, ``ranks``, ``claims`` and ``studies``. Marks that a page does not
 have are left out. Studies of one method's weight go into a folder of their own, so that they take
 no part in ranks: ``collect --results data/results/weights OUTPUT``; their goals stand between the
-marks ``weights``.
+marks ``weights``. What ``scripts/repair_ceiling.py`` has measured stands between ``ceiling``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import pandas as pd
 
 from segcal.io.files import read_json, whole_file, write_text
 from segcal.reporting.markup import render_tables
-from segcal.reporting.tables import Cell, Column, Table
+from segcal.reporting.tables import Cell, Column, Table, number_cell
 from segcal.study import tables
 from segcal.study.comparing import (
     FIELDS,
@@ -40,13 +40,18 @@ from segcal.study.comparing import (
     compare_study,
     rank_everywhere,
 )
+from segcal.study.naming import definition, metric_name
 from segcal.study.published import load_published
-from segcal.study.results import MASK, RAW, Method, StudyResults, read_results
+from segcal.study.results import MASK, RAW, REPAIRS, Method, StudyResults, read_results
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE, OURS = "dice_ce", "confidence"
+BY_CASE = "class_region_case"
+"""The repair whose temperatures also follow the doubt of a case."""
 WEIGHTS = "weights"
 """Folder of studies of one method's weight, below that of the results."""
+CEILING = "ceiling"
+"""Folder of repairs that know the test patients."""
 TRAINING = ["network", "recipe", "seed"]
 KEYS = [*TRAINING, "patient", "repair", "decision"]
 OF_MASK = ["dsc", "hd95_penalised_mm"]
@@ -168,6 +173,7 @@ def write_page(options: argparse.Namespace) -> None:
             tables.goal_table(replace(c, methods=[m for m in c.methods if m.repair == RAW]))
             for c in compare_study(of_weights, options.baseline, resamples=options.resamples)
         ]
+    found["ceiling"] = [ceiling_table(p) for p in sorted((options.results / CEILING).glob("*.csv"))]
     for name, of in found.items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         body = f"\n{render_tables(of, 'markdown').strip()}\n\n"
@@ -184,7 +190,9 @@ def sections(
     claims = [c for c in load_published().claims if c.recipe in results.recipes]
     shown = [m for m in SHOWN if m in results.metrics]
     methods = {m.name: m for c in comparisons for m in c.rows if m.name != baseline}
-    repaired = (Method(baseline, REPAIR), Method(OURS, REPAIR))
+    repaired = tuple(
+        Method(recipe, repair) for recipe in (baseline, OURS) for repair in (REPAIR, BY_CASE)
+    )
     trained = [name for name, m in methods.items() if m.repair == RAW or m in repaired]
     return {
         "overview": [tables.overview_table(comparisons, metric, trained) for metric in OVERVIEW],
@@ -198,6 +206,34 @@ def sections(
         "claims": [tables.claim_table(claims, comparisons)] if claims else [],
         "studies": [studies_table(results)],
     }
+
+
+def ceiling_table(path: Path) -> Table:
+    """What repairs leave that know the test patients, beside those that do not."""
+    table = pd.read_csv(path)
+    metrics = ["ece_dilated5", "nll_all"]
+    means = table.groupby(["repair", "seed"], sort=False)[metrics].mean()
+    means = means.groupby("repair", sort=False).mean()
+    (recipe,) = table["recipe"].unique()
+    rows = [
+        [Cell(f"{repair}, validation patients" if repair in REPAIRS and repair != RAW else repair)]
+        + [
+            replace(number_cell(of[m], 3), extra=f"{100 * (of[m] / means[m][RAW] - 1):+.0f} %")
+            for m in metrics
+        ]
+        for repair, of in means.sort_values(metrics[0], ascending=False).iterrows()
+    ]
+    columns = [
+        Column("repair, and what it was fitted to"),
+        *(Column(metric_name(m), definition(m), better="↓") for m in metrics),
+    ]
+    caption = (
+        f"Means over {table['seed'].nunique()} seeds of means over test patients, of {recipe}, and "
+        "the change by the repair. What was fitted to test patients is no method but the limit of "
+        "such temperatures."
+    )
+    key = f"ceiling-{path.stem}"
+    return Table(key, f"How far temperatures reach: {path.stem}", columns, rows, caption)
 
 
 def studies_table(results: StudyResults) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -209,3 +210,39 @@ def test_losses_are_published_with_their_differences(tmp_path, labels):
     assert "| ce | **0.320** |" in text  # the mean NLL of three seeds
     assert text.count("| ls | +0.0020 ▲ [+0.0020, +0.0020]") == 2  # in the set, and as an ablation
     assert "| one | 2 | 3 | 60 | 20 | drawn anew for every seed |" in text
+
+
+def test_a_ceiling_is_below_what_validation_patients_allow(tmp_path, monkeypatch):
+    pytest.importorskip("monai")
+    script = runpy.run_path(str(SCRIPTS / "repair_study.py"))
+    material = replace(script["MATERIALS"]["phantom"], counts=(1, 3, 3))
+    script["prepare"](material, None, tmp_path, 0)
+    study = tmp_path / "study"
+    labels = study / "data" / "phantom" / "seed_0" / "labels"
+    shutil.copytree(tmp_path / "labels_s0", labels)
+    for number, source in enumerate(sorted((tmp_path / "posterior_s0").glob("*/*.npz"))):
+        target = study / "phantom" / "net" / "dice_ce" / "seed_0" / source.parent.name / source.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with np.load(source) as file:  # too sure, in every case to another degree
+            sharper = file["probabilities"].astype(np.float64) ** (1.5 + number % 3)
+        np.savez(target, probabilities=(sharper / sharper.sum(0)).astype(np.float32))
+    arguments = ["x", str(study), "--results", str(tmp_path / "results" / "ceiling")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(str(SCRIPTS / "repair_ceiling.py"), run_name="__main__")
+    path = tmp_path / "results" / "ceiling" / "phantom.csv"
+    found = pd.read_csv(path).groupby("repair")["nll_all"].mean()
+    everyone, each = (f"class_region, {of}" for of in ("all test patients", "every test patient"))
+    assert found[each] < found[everyone] < found["raw"]
+    assert found[everyone] <= found["class_region"] + 1e-3
+    table = runpy.run_path(str(SCRIPTS / "publish_study.py"))["ceiling_table"](path)
+    rows = {row[0].text: row for row in table.rows}
+    assert set(rows) == {
+        "raw", everyone, each,
+        *(f"{name}, validation patients" for name in
+          ("temperature", "class_region", "class_region_case")),
+    }  # fmt: skip
+    change = found[each] / found["raw"] - 1
+    assert rows[each][2].extra == f"{100 * change:+.0f} %"
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "nothing")])
+    with pytest.raises(SystemExit, match="holds no predictions of dice_ce"):
+        runpy.run_path(str(SCRIPTS / "repair_ceiling.py"), run_name="__main__")

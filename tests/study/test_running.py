@@ -92,8 +92,10 @@ def result_of(cell):
 def test_a_cell_has_its_rows(done):
     cell = done[1]
     table = pd.read_csv(cell.folder / "cases.csv")
-    assert len(table) == 2 * 4 * 2
-    assert set(table["repair"]) == {"raw", "temperature", "class_region", "true_posterior"}
+    assert len(table) == 2 * 5 * 2
+    assert set(table["repair"]) == {
+        "raw", "temperature", "class_region", "class_region_case", "true_posterior"
+    }  # fmt: skip
     assert set(table["decision"]) == {"mask", "dice"}
     assert table["patient"].str.startswith("s0 phantom_").all()
     assert {
