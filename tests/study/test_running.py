@@ -174,7 +174,7 @@ def test_results_are_collected(done, tmp_path):
     assert (table["seconds"] > 0).all()
     assert {"val_dsc", "val_ece_dilated5", "val_nll_all", "epochs"} <= set(table)
     cases = pd.read_csv(folder / "cases.csv")
-    assert len(cases) == 32
+    assert len(cases) == 40
     assert cases.columns[:5].tolist() == ["set", "network", "recipe", "seed", "case"]
 
 
