@@ -78,9 +78,9 @@ class ClassRegionTemperature(PointwiseCalibrator):
 
         doubt = log(mean over i of 1 - max_k softmax(l_i)_k)
 
-    with all voxels i but those within the predicted background (class 0, in the region farthest
-    from another class), so that neither the size of the image nor smoothed labels matter,
-    and the centre is the mean doubt of the held-out cases. The slope, from -1 to 2, is chosen
+    The mean is over all voxels but those within the predicted background (class 0, in the region
+    farthest from another class), so that neither the size of the image nor smoothed labels there
+    matter. The centre is the mean doubt of the held-out cases. The slope, from -1 to 2, is chosen
     together with the strength; it is 0 with fewer than five patients, and where it does not lower
     the NLL in cross-validation by a thousandth. A doubt beyond those of the held-out cases counts
     as the nearest of these. A case without such voxels, or of a single voxel (a sample without
@@ -271,11 +271,11 @@ def _cross_validated(
     """The slope and strength with the smallest NLL on patients left out of the fit.
 
     Of equal ones it is the smallest slope and the largest strength. A slope must gain at least
-    ``GAIN``. Every group's NLL is needed at
-    many scales for many subsets of the patients. It is a smooth function of one number, so it is
-    computed once on a grid of log s for every fold of the patients, and summed; splines through
-    these sums are minimised. A slope shifts the log s of a case, so for slopes it is computed for
-    every case. Only the choice of both depends on the splines.
+    ``GAIN``. Every group's NLL is needed at many scales for many subsets of the patients. It is a
+    smooth function of one number, so it is computed once on a grid of log s for every fold of the
+    patients, and summed; splines through these sums are minimised. A slope shifts the log s of a
+    case, so for slopes it is computed for every case. Only the choice of both depends on the
+    splines.
 
     Args:
         rows: of one softmax.

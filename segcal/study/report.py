@@ -457,7 +457,8 @@ CONVENTIONS = {
     "p seeds": "t-test over the means of the seeds, not corrected",
     "beyond chance": "corrected p is at most 0.05, the interval excludes 0, and all seeds agree",
     "repair": "raw: as trained; temperature: one for all voxels; class_region: one for each "
-    "predicted class, inside and at borders of the predicted map; fitted to validation patients",
+    "predicted class, inside and at borders of the predicted map; class_region_case: these, rising "
+    "with the errors that the network expects in a case; fitted to validation patients",
     "decision": "mask: the mask that the predictor wrote; dice: the mask of largest expected Dice",
 }
 """Meaning of the report's terms."""
