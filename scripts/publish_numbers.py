@@ -255,9 +255,12 @@ def missed() -> Iterator[str]:
         f"training segmented this patient well (DSC {to(best, 2, zero=False)} at most)"
     )
     yield true(
-        abs(value(row["median"]) + 50) <= 5 and patients["with DSC"].map(value).max() < 0,
-        "In the median patient the error was about halved there, too. What is left is larger where "
-        "the mask is worse",
+        patients["with DSC"].map(value).max() < 0,
+        "What is left is larger where the mask is worse",
+    )
+    yield true(
+        abs(value(row["median"]) + 50) <= 5,
+        "In the median patient the error was about halved there",
     )
     by_group, by_case = (
         {metric: changes(metric, f"dice_ce + {repair}") for metric in ("ECE near", "NLL all")}
@@ -269,6 +272,11 @@ def missed() -> Iterator[str]:
         "On ACDC it lowered ECE near the foreground of Dice + cross-entropy by "
         f"{to(acdc[0], 0)} % where `class_region` lowered it by {to(acdc[1], 0)} %, and NLL by "
         f"{to(acdc[2], 0)} % instead of {to(acdc[3], 0)} %",
+    )
+    reached = table(METHOD, "ceiling")["ECE near"].map(lambda cell: value(cell.split()[1]))
+    yield true(
+        reached["class_region, all test patients"] > -50,
+        "On ACDC no single set of temperatures can halve it",
     )
     limits = table(METHOD, "ceiling")["ECE near"].map(value)
     yield true(

@@ -383,9 +383,24 @@ def _say_fit(console: Console, saved: SavedCalibrator) -> None:
             say(console, f"{what}{where}; above 1 means that it was overconfident")
             classes = ("not in it", "in it") if region else saved.channels
             console.print(_temperatures(one, classes, state["arguments"]["bands"]))
+            if "doubt" in one:
+                say(console, _of_doubt(one["doubt"]["slope"], where))
         elif one is not None and "value" in one:
             text = f"Temperature{where}: {one['value']:.4g}"
             say(console, f"{text}; above 1 means that it was overconfident")
+
+
+def _of_doubt(slope: float, where: str) -> str:
+    """How the temperatures of a case follow its doubt, or that they do not."""
+    if not slope:
+        return (
+            f"The same temperatures{where} for all cases, as with class_region: there are too few "
+            "patients to tell how they follow the doubt of a case, or it does not help"
+        )
+    return (
+        f"Temperatures{where} follow the doubt of a case: if the network expects twice the errors "
+        f"of another case, they are {2**slope:.2f} times as high"
+    )
 
 
 def _temperatures(

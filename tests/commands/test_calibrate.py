@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from segcal.commands.calibrate import _of_doubt
 from segcal.commands.main import app
 from segcal.io.volumes import write_nifti
 from tests.repair.conftest import SHAPE, cohort, geometry, record
@@ -54,6 +55,19 @@ def test_fit_takes_methods_arguments_and_offsets(folders, tmp_path):
     assert done.exit_code == 0, done.output
     done = run("fit", folders.predictions, folders.labels, "--method", "temperature", "-o", path)
     assert "Temperature: " in done.output
+
+
+def test_a_fit_says_how_temperatures_follow_the_doubt_of_a_case(folders, tmp_path):
+    path = tmp_path / "c.json"
+    given = ("fit", folders.predictions, folders.labels, "-o", path, "-p", 1)
+    few = run(*given, "--method", "class_region_case", "--patients", "case")  # all of one patient
+    assert few.exit_code == 0, few.output
+    assert "The same temperatures for all cases" in few.output
+    assert "doubt" not in run(*given).output
+    assert _of_doubt(1.0, " of liver") == (
+        "Temperatures of liver follow the doubt of a case: if the network expects twice the errors "
+        "of another case, they are 2.00 times as high"
+    )
 
 
 def test_regions_have_temperatures_each(tmp_path):
