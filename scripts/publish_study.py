@@ -196,7 +196,7 @@ def sections(
     trained = [name for name, m in methods.items() if m.repair == RAW or m in repaired]
     return {
         "overview": [tables.overview_table(comparisons, metric, trained) for metric in OVERVIEW],
-        "patients": [tables.patient_table(comparisons, Method(OURS, REPAIR).name, NEAR_ECE)],
+        "patients": [tables.patient_table(comparisons, NEAR_ECE, [Method(OURS, REPAIR).name])],
         "verdict": [tables.verdict_table(comparisons, baseline, trained)],
         "goals": [tables.goal_table(c) for c in comparisons if c.changes],
         "means": [tables.mean_table(c, shown) for c in comparisons],
@@ -229,8 +229,8 @@ def ceiling_table(path: Path) -> Table:
     ]
     caption = (
         f"Means over {table['seed'].nunique()} seeds of means over test patients, of {recipe}, and "
-        "the change by the repair. What was fitted to test patients is no method but the limit of "
-        "such temperatures."
+        "the change by the repair. All temperatures minimise NLL. What was fitted to test patients "
+        "is no method but the limit of such a fit."
     )
     key = f"ceiling-{path.stem}"
     return Table(key, f"How far temperatures reach: {path.stem}", columns, rows, caption)

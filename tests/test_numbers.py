@@ -90,6 +90,7 @@ def test_constants_are_those_of_the_pages():
     assert not {phrase for phrase in CONSTANTS if not places(every, phrase)}
 
 
+@pytest.mark.timeout(900)  # thousands of bootstrap draws, on a loaded machine
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_are_those_of_their_sources(name, tmp_path, monkeypatch):
     """Mend them by the command of TABLES."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # torch is imported when there is work to do
 
 SHOWN = 12
 """Running cells that the live table names."""
+MEASURING = ("predict", "evaluate")
+"""What is done again in a cell that was trained before."""
 FRESH_S = 120.0
 """Seconds; a cell whose log was written within them is running."""
 
@@ -75,7 +77,7 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
         from segcal.reporting.folder import ReportFolder
         from segcal.study.plan import cells, load_study
         from segcal.study.report import FILES, REPORT
-        from segcal.study.running import check, in_use, statuses
+        from segcal.study.running import TO_MEASURE, check, in_use, statuses
 
         study = load_study(content, options.config)
         ReportFolder(options.report or study.folder / REPORT).check(FILES)
@@ -91,6 +93,8 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
         todo = [c for c, s in before.items() if s.state != "done" and not options.report_only]
         runner = runner_of(options.engine, options.scheduler)  # type: ignore[arg-type]
     say(console, f"{len(found)} cells, {len(todo)} of them to do")
+    if again := sum(before[cell].state == TO_MEASURE for cell in todo):
+        say(console, f"{again} of these are trained; they are measured again, with new repairs")
     stopped = ""
     if todo:
         with user_errors(OPTIONS), in_use(study.folder):
@@ -202,7 +206,7 @@ class _Progress:
 
     def _look(self) -> tuple[list[tuple[StudyCell, int]], str]:
         """Return the running cells with their epochs, and a sentence on all cells."""
-        from segcal.study.running import statuses
+        from segcal.study.running import TO_MEASURE, statuses
 
         running, remaining, states = [], 0.0, Counter[str]()
         epochs, epochs_left = 0, 0
@@ -212,11 +216,13 @@ class _Progress:
             states[status.state] += 1
             epoch = self._epochs(cell)
             epochs += epoch
+            if status.state == TO_MEASURE:
+                remaining += _expected(cell, status, ())
             if status.state != "to do":
                 continue
             epochs_left += max(cell.settings["epochs"] - epoch, 0)
             share = 1 - min(epoch / cell.settings["epochs"], 1)
-            remaining += share * _expected(cell, [*self._known, *new])
+            remaining += share * _expected(cell, status, [*self._known, *new])
             if epoch and self._is_fresh(cell):
                 running.append((cell, epoch))
         done = f"{states['done']} of {len(self.todo)} cells done"
@@ -247,12 +253,16 @@ class _Progress:
         return written > max(self.begun, time.time() - FRESH_S)
 
 
-def _seconds(result: Mapping[str, Any] | None) -> float:
-    return float(sum((result or {}).get("seconds", {}).values()))
+def _seconds(result: Mapping[str, Any] | None, parts: Sequence[str] = ()) -> float:
+    """Seconds that a cell took, or some parts of its work."""
+    seconds = (result or {}).get("seconds", {})
+    return float(sum(seconds[part] for part in parts or seconds))
 
 
-def _expected(cell: StudyCell, known: Sequence[tuple[StudyCell, float]]) -> float:
+def _expected(cell: StudyCell, status: Status, known: Sequence[tuple[StudyCell, float]]) -> float:
     """Seconds that a cell will take, as the most similar finished cells did; 0 without any."""
+    if status.result:
+        return _seconds(status.result, MEASURING)
     for keys in (("set", "network", "recipe"), ("set", "network"), ()):
         alike = [s for c, s in known if all(getattr(c, k) == getattr(cell, k) for k in keys)]
         if alike:
@@ -282,7 +292,7 @@ def _say_plan(
     if study.cost is not None:
         say(console, study.cost.sentence)
     known = [(c, _seconds(s.result)) for c, s in found.items() if s.result]
-    left = sum(_expected(c, known) for c, s in found.items() if s.state != "done")
+    left = sum(_expected(c, s, known) for c, s in found.items() if s.state != "done")
     if known and left:
         say(console, f"Going by the cells that are done, {left / 3600:.1f} h are left.")
     say(console, f"Output: {study.folder}")

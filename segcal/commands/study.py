@@ -116,8 +116,9 @@ def study(
     --set sets.emotions.changes.data.args.path=emotions.arff.gz
 
     What has been trained is not trained again: the same command continues a study that was stopped,
-    or even killed. --minutes 8 cuts it into slices: repeat the command
-    until its exit code is not 130.
+    or even killed. Other repairs (--set repairs=[temperature,class_region_bias]) need no new
+    training: the networks predict and are measured again. --minutes 8 cuts it into slices: repeat
+    the command until its exit code is not 130.
 
     In a study of segmentation, patients are divided into patients that train, that validate
     (repairs are fitted to them), and that only test. The study's folder gets results/cells.csv (a

@@ -200,12 +200,13 @@ def _ranked(
         most = max((len(rows) for rows in field.values()), default=0)
         whole = {m: rows for m, rows in field.items() if len(rows) == most}
         of = [ranks(whole, k, higher=better(k) == "higher") for k in JUDGES if _has(whole, k)]
-        found.append(RankedField(name, of))
+        if of:
+            found.append(RankedField(name, of))
     return found
 
 
 def _has(tables: Mapping[str, pd.DataFrame], metric: str) -> bool:
-    return all(metric in rows for rows in tables.values())
+    return bool(tables) and all(metric in rows for rows in tables.values())
 
 
 def rank_everywhere(comparisons: Sequence[GroupComparison]) -> list[RankedField]:

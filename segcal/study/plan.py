@@ -194,7 +194,8 @@ class SegmentationStudy(Strict):
             of epochs.
         training: settings of the host: batch_size, device, ...
         repairs: post-hoc methods that are fitted to the validation patients and measured in
-            addition to the unrepaired probabilities.
+            addition to the unrepaired probabilities. A cell that was measured without one of them
+            is predicted and measured again, not trained.
         keep_predictions: whether to keep the predictions of every cell, which take most of the
             disk.
         output: folder for all results.

@@ -183,6 +183,7 @@ class _Report:
         self._add(tables.mean_table(comparison, self.results.metrics))
         if comparison.changes:
             self.sections.append(table_section(tables.difference_table(comparison, JUDGES)))
+            self._add(tables.patient_table([comparison], NEAR_ECE))
         self._ranks(comparison.fields, name)
 
     def _differences_figure(self, comparison: GroupComparison) -> Picture:

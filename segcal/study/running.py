@@ -1,8 +1,10 @@
 """The cells of a study, run one after the other, in several processes, or on a Dask cluster.
 
 A cell is one training with its predictions and results. It is done when its ``result.json`` exists,
-which is written last. A study can be killed at any time: trainings continue from their last
-checkpoint, predictions and results are computed again. Only one study at a time runs into a folder.
+which is written last, and names every repair of the study: where a repair was added later, the cell
+is predicted and measured again, but not trained. A study can be killed at any time: trainings
+continue from their last checkpoint, predictions and results are computed again. Only one study at a
+time runs into a folder.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import socket
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,15 +30,15 @@ from segcal.evaluation.engine import run
 from segcal.io.files import read_json, remove_leftovers, whole_file, write_json, write_text
 from segcal.recipes import load_objective, resolve_terms
 from segcal.study.measuring import measure, tables_of
-from segcal.study.plan import RESULTS, Host, Part, StudyCell
+from segcal.study.plan import RESULTS, Host, Part, StudyCell, TrainedCell
 from segcal.study.preparing import check_source, classes_of, prepare
 from segcal.training.beginning import OutputInUseError
 from segcal.training.epoch_log import EpochLog
 from segcal.training.time_limit import NEVER, OutOfTimeError, is_past
 
 __all__ = [
-    "Status", "check", "collect_results", "epochs_done", "in_use", "result_of", "run_cell",
-    "run_cells", "statuses",
+    "TO_MEASURE", "Status", "check", "collect_results", "epochs_done", "in_use", "result_of",
+    "run_cell", "run_cells", "statuses",
 ]  # fmt: skip
 
 RESULT_NAME = "result.json"
@@ -44,6 +46,8 @@ FAILURE_NAME = "failed.txt"
 LOG_NAME = "log.jsonl"
 LOCK_NAME = ".segcal-study.lock"
 PARTS: tuple[Part, ...] = ("fit", "test")
+TO_MEASURE = "to measure"
+"""State of a cell that was trained and measured, but without some repair that is now asked for."""
 ELSEWHERE = {
     "summary": None,
     "output": None,
@@ -58,8 +62,9 @@ class Status:
     """State of a cell.
 
     Attributes:
-        state: ``done``, ``failed``, or ``to do``.
-        result: content of its ``result.json``; None before it is done.
+        state: ``done``, ``failed``, ``to do``, or ``to measure`` (trained, but measured without
+            some repair of the study).
+        result: content of its ``result.json``; None before it was first measured.
         why: reason of a failure.
     """
 
@@ -142,12 +147,12 @@ def statuses(cells: Sequence[StudyCell]) -> dict[StudyCell, Status]:
     for cell in cells:
         result = result_of(cell)
         told = cell.folder / FAILURE_NAME
-        if result is not None:
+        if result is not None and set(cell.repairs) <= set(result["fits"]):
             found[cell] = Status("done", result)
         elif told.is_file():
-            found[cell] = Status("failed", None, told.read_text(encoding="utf-8").split("\n")[0])
+            found[cell] = Status("failed", result, told.read_text(encoding="utf-8").split("\n")[0])
         else:
-            found[cell] = Status("to do")
+            found[cell] = Status("to do" if result is None else TO_MEASURE, result)
     return found
 
 
@@ -260,6 +265,8 @@ def _run_safely(
 def run_cell(cell: StudyCell, host: Host, until: float = NEVER) -> None:
     """Train, predict and measure, continuing from where it stopped; write ``result.json``.
 
+    A cell that has a result is not trained again.
+
     Args:
         cell: whose data set has been prepared.
         host: of its network.
@@ -273,7 +280,8 @@ def run_cell(cell: StudyCell, host: Host, until: float = NEVER) -> None:
     cell.folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(cell.folder)
     experiment = host.resolve(cell, classes_of(cell.source)).model_dump(mode="json")
-    trained = host.train(cell, until)
+    before = result_of(cell)
+    trained = host.train(cell, until) if before is None else _trained(before)
     started = perf_counter()
     for part in PARTS:
         host.predict(cell, part)
@@ -313,6 +321,12 @@ def run_cell(cell: StudyCell, host: Host, until: float = NEVER) -> None:
     if not cell.keep_predictions:
         for part in PARTS:
             shutil.rmtree(cell.predictions(part), ignore_errors=True)
+
+
+def _trained(result: Mapping[str, Any]) -> TrainedCell:
+    """What the result of a cell says about its training."""
+    facts = {f.name: result[f.name] for f in fields(TrainedCell) if f.name != "seconds"}
+    return TrainedCell(seconds=result["seconds"]["train"], **facts)
 
 
 def plain(content: Any) -> Any:

@@ -168,34 +168,39 @@ def overview_table(
     return Table(f"overview-{metric}".replace("_", "-"), title, columns, body, caption)
 
 
-def patient_table(comparisons: Sequence[GroupComparison], method: str, metric: str) -> Table:
-    """Table: how an error changed from patient to patient, one row per set and network.
+def patient_table(
+    comparisons: Sequence[GroupComparison], metric: str, methods: Sequence[str] | None = None
+) -> Table:
+    """Table: how an error changed from patient to patient, by set and network and by method.
 
     Args:
         comparisons: of the study.
-        method: name of the method.
         metric: column of an error.
+        methods: names of the methods; None takes all that have a predicted mask.
     """
     body = []
     for c in comparisons:
-        change = c.change_of.get((method, metric))
-        if change is None:
-            continue
-        found = patient_changes(c.tables[method], c.tables[c.baseline.name], metric)
-        if found is None:
-            continue
-        body.append([
-            Cell(c.group.name, c.group.name),
-            Cell(f"{_percent(change.relative)} %", repr(change.relative)),
-            Cell(f"{_percent(found.median)} %", repr(found.median)),
-            Cell(f"{found.lower} of {found.patients}", repr(found.lower / found.patients)),
-            Cell(f"{found.halved} of {found.patients}", repr(found.halved / found.patients)),
-            Cell(f"{100 * found.worst_share:.0f} %", repr(found.worst_share)),
-            number_cell(found.with_dsc, 2, "+"),
-        ])  # fmt: skip
+        for method in [m.name for m in c.rows] if methods is None else methods:
+            change = c.change_of.get((method, metric))
+            if change is None:
+                continue
+            found = patient_changes(c.tables[method], c.tables[c.baseline.name], metric)
+            if found is None:
+                continue
+            body.append([
+                Cell(c.group.name, c.group.name),
+                Cell(method, method),
+                Cell(f"{_percent(change.relative)} %", repr(change.relative)),
+                Cell(f"{_percent(found.median)} %", repr(found.median)),
+                Cell(f"{found.lower} of {found.patients}", repr(found.lower / found.patients)),
+                Cell(f"{found.halved} of {found.patients}", repr(found.halved / found.patients)),
+                Cell(f"{100 * found.worst_share:.0f} %", repr(found.worst_share)),
+                number_cell(found.with_dsc, 2, "+"),
+            ])  # fmt: skip
     baseline = comparisons[0].baseline.name if comparisons else ""
     columns = [
-        Column("set and network"), Column("mean", "change of the mean over patients"),
+        Column("set and network"), Column("method"),
+        Column("mean", "change of the mean over patients"),
         Column("median", "of the patients' own changes"),
         Column("lower", "patients whose error fell"),
         Column("halved", "patients whose error fell by half or more"),
@@ -204,12 +209,14 @@ def patient_table(comparisons: Sequence[GroupComparison], method: str, metric: s
         Column("with DSC", "Spearman's rank correlation of what is left with the patient's DSC"),
     ]  # fmt: skip
     caption = (
-        f"{definition(metric)}. Change from {baseline} to {method}; a patient in several seeds "
-        "counts once, with the mean over the seeds."
+        f"{definition(metric)}. Change from {baseline}; a patient in several seeds counts once, "
+        "with the mean over the seeds."
     )
-    key = f"patients-{method}-{metric}".replace("_", "-").replace(" ", "")
-    title = f"{metric_name(metric)}, patient by patient: {method}"
-    return Table(key, title, columns, body, caption)
+    key, title = f"patients-{metric}".replace("_", "-"), f"{metric_name(metric)}, by patient"
+    if len(comparisons) == 1:
+        key = f"{key}-{_key(comparisons[0].group)}"
+        title = f"{title}: {comparisons[0].group.name}"
+    return Table(key, title, columns, body, caption, sortable=True)
 
 
 def goal_table(comparison: GroupComparison) -> Table:

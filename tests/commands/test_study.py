@@ -51,6 +51,11 @@ def test_a_study_is_run_reported_and_gone_on_with(tmp_path):
     assert "3 cells, 0 of them to do" in said
     assert (tmp_path / "other" / "tables.tex").is_file()
     assert pd.read_csv(results / "cells.csv")["status"].tolist() == ["done", "done", "to do"]
+    more = ["--set", "repairs=[temperature, class_region_bias]"]
+    assert "2 cells: 2 to measure" in segcal("study", config, "--dry-run", *more)
+    said = segcal("study", config, *more)
+    assert "2 of these are trained; they are measured again, with new repairs" in said
+    assert "class_region_bias" in set(pd.read_csv(results / "cases.csv")["repair"])
     other = segcal("study", config, "--set", "sets.hearts.epochs=3", code=2)
     assert "was made with other settings" in other
     said = segcal("study", config, "--set", "recipes=[ce]", "--report-only", "--set",

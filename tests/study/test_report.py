@@ -146,16 +146,20 @@ def test_an_overview_has_the_changes_of_every_set(whole):
 def test_changes_from_patient_to_patient(whole):
     output, _ = whole
     comparisons = compare_study(read_results(output), "dice_ce", resamples=RESAMPLES)
-    table = patient_table(comparisons, "confidence", "ece_dilated5")
+    table = patient_table(comparisons, "ece_dilated5", ["confidence"])
     assert [row[0].text for row in table.rows] == [c.group.name for c in comparisons]
     for row, c in zip(table.rows, comparisons, strict=True):
-        assert float(row[1].value) == c.change_of["confidence", "ece_dilated5"].relative < 0
+        assert row[1].text == "confidence"
+        assert float(row[2].value) == c.change_of["confidence", "ece_dilated5"].relative < 0
         before, after = (
             c.tables[name]["ece_dilated5"].groupby("patient").mean()
             for name in ("dice_ce", "confidence")
         )
-        assert row[3].text == f"{(after < before).sum()} of {len(before)}"
-    assert not patient_table(comparisons, "no such method", "ece_dilated5").rows
+        assert row[4].text == f"{(after < before).sum()} of {len(before)}"
+    assert not patient_table(comparisons, "ece_dilated5", ["no such method"]).rows
+    of_all = patient_table(comparisons[:1], "ece_dilated5").rows
+    named = [m.name for m in comparisons[0].rows if m.name != "dice_ce"]
+    assert [row[1].text for row in of_all] == named
 
 
 def test_the_true_posterior_is_a_row_and_no_rival(whole):

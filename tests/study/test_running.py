@@ -193,6 +193,39 @@ def test_predictions_go_unless_they_are_kept(done, tmp_path):
     assert not differences(numbers_of(cell), numbers_of(done[0]), **TABLES)
 
 
+class TrainsNoMore(MonaiHost):
+    """A host that refuses to train."""
+
+    def train(self, cell, until):
+        raise AssertionError("trained again")
+
+
+def test_a_new_repair_is_measured_without_training(done, tmp_path):
+    """By a study that kept no predictions; a first attempt fails, and loses nothing."""
+    before = [replace(c, output=tmp_path, repairs=("temperature",)) for c in done[:1]]
+    before = [replace(c, keep_predictions=False) for c in before]
+    run_all(before)
+    assert [s.state for s in statuses(before).values()] == ["done"]
+    (cell,) = again = [replace(c, repairs=done[0].repairs) for c in before]
+    assert [s.state for s in statuses(again).values()] == ["to measure"]
+    check(again, HOSTS)
+    checkpoint = cell.folder / "training" / "checkpoint_last.pt"
+    hidden = checkpoint.rename(tmp_path / "hidden")
+    host = {"monai": TrainsNoMore()}
+    assert str(checkpoint) in run_all(again, host)[cell.name]
+    (failed,) = statuses(again).values()
+    assert failed.state == "failed"
+    assert set(failed.result["fits"]) == {"temperature"}
+    cases = pd.read_csv(collect_results(tmp_path, statuses(again)) / "cases.csv")
+    assert set(cases["repair"]) == {"raw", "temperature", "true_posterior"}
+    hidden.rename(checkpoint)
+    assert run_all(again, host) == {cell.name: ""}
+    assert [s.state for s in statuses(again).values()] == ["done"]
+    assert [s.state for s in statuses(before).values()] == ["done"]  # it has what they ask for
+    assert not differences(numbers_of(cell), numbers_of(done[0]), **TABLES)
+    assert not differences(result_of(cell), result_of(done[0]), **TABLES)
+
+
 @pytest.mark.parametrize(
     ("place", "times"),
     [
