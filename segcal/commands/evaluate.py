@@ -312,11 +312,13 @@ def evaluate(
         if job.pairing.note:
             say(console, job.pairing.note)
         report = reports[job.name] = _run(job, folder, bootstrap, processes, runner)
+        _say_report(console, report, asked)  # before the figures, which take seconds
         with user_errors(OPTIONS):
             written = reporting.write_report(
                 report, folder, images=images, formats=forms, asked=asked
             )
-        _say_report(console, report, written.notes, asked)
+        for note in written.notes:
+            say(console, note, "yellow")
         say(console, f"Written to {folder}: {', '.join(written.files)}")
         if report.cohort.interrupted:
             say(console, "Interrupted: the report covers the cases that were done.", "red")
@@ -356,9 +358,7 @@ def _numbers(text: str) -> list[float]:
         raise ValueError(f"threshold: expected numbers separated by commas, got {text!r}") from None
 
 
-def _say_report(
-    console: Console, report: Report, notes: list[str], asked: Collection[str] | None
-) -> None:
+def _say_report(console: Console, report: Report, asked: Collection[str] | None) -> None:
     from segcal.evaluation.agreement import in_words
 
     if len(report.cases):
@@ -370,8 +370,6 @@ def _say_report(
         say(console, f"Mean IoU of the labels, over the pixels of all cases together: {mean}")
     for numbers in list(report.summary.get("predicted_dsc", {}).values())[-1:]:
         say(console, in_words(numbers))
-    for note in notes:
-        say(console, note, "yellow")
     _say_problems(console, report.cohort, report.job.labels)
 
 

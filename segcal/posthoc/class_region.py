@@ -197,8 +197,9 @@ class ClassRegionTemperature(PointwiseCalibrator):
         near = groups != self.regions.inside  # the group of class 0 there
         for begin in range(0, logits.shape[1], CHUNK):
             part = slice(begin, begin + CHUNK)
-            wrong += _expected_errors(logits[:, part].T)[near[part]].sum().cpu()
-            voxels += near[part].sum().cpu()
+            of_near = logits[:, part][:, near[part]].T.cpu()  # float64 is not known to all devices
+            wrong += _expected_errors(of_near).sum()
+            voxels += len(of_near)
         return float(self._doubt.scale(_log_mean(wrong, voxels)))
 
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
