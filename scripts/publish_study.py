@@ -166,7 +166,7 @@ def write_page(options: argparse.Namespace) -> None:
     results = published(options.results)
     comparisons = compare_study(results, options.baseline, resamples=options.resamples)
     text = options.page.read_text(encoding="utf-8")
-    found = dict(sections(results, comparisons, options.baseline))
+    found = dict(sections(results, comparisons, options.baseline, options.resamples))
     if (options.results / WEIGHTS).is_dir():
         of_weights = published(options.results / WEIGHTS)
         found["weights"] = [
@@ -184,7 +184,10 @@ def write_page(options: argparse.Namespace) -> None:
 
 
 def sections(
-    results: StudyResults, comparisons: Sequence[GroupComparison], baseline: str
+    results: StudyResults,
+    comparisons: Sequence[GroupComparison],
+    baseline: str,
+    resamples: int,
 ) -> Mapping[str, Sequence[Table]]:
     """Tables by the name of their marks."""
     claims = [c for c in load_published().claims if c.recipe in results.recipes]
@@ -197,6 +200,7 @@ def sections(
     return {
         "overview": [tables.overview_table(comparisons, metric, trained) for metric in OVERVIEW],
         "patients": [tables.patient_table(comparisons, NEAR_ECE, [Method(OURS, REPAIR).name])],
+        "repairs": [tables.repair_table(comparisons, BY_CASE, REPAIR, resamples)],
         "verdict": [tables.verdict_table(comparisons, baseline, trained)],
         "goals": [tables.goal_table(c) for c in comparisons if c.changes],
         "means": [tables.mean_table(c, shown) for c in comparisons],

@@ -101,10 +101,11 @@ def fit(
     method: Annotated[
         str,
         typer.Option(
-            help="Post-hoc method, e.g. class_region (a temperature per predicted class and "
-            "region) or temperature; segcal methods lists them."
+            help="Post-hoc method, e.g. class_region_case (a temperature per predicted class and "
+            "region, which rises with the doubt of a case) or temperature; segcal methods lists "
+            "them."
         ),
-    ] = "class_region",
+    ] = "class_region_case",
     set_arguments: Annotated[
         list[str] | None,
         typer.Option(

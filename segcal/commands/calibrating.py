@@ -9,8 +9,9 @@ import typer
 MethodOption = Annotated[
     str | None,
     typer.Option(
-        help="Method that --calibrate fits (default: class_region, a temperature per predicted "
-        "class and region); segcal methods lists them."
+        help="Method that --calibrate fits (default: class_region_case, a temperature per "
+        "predicted class and region, which rises with the doubt of a case); segcal methods lists "
+        "them."
     ),
 ]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from segcal.posthoc.regions import Regions
-from segcal.posthoc.rows import CHUNK, Rows, log_softmax, sampled
+from segcal.posthoc.rows import CHUNK, Rows, doubt_of, log_softmax, sampled
 from segcal.tensors import (
     check_channels,
     check_logits_labels,
@@ -317,7 +317,9 @@ class SampledCalibrator(Calibrator):
     def _of_softmax(self, case: HeldOut, ignore_index: int | None, most: int, seed: int) -> Rows:
         samples = case.logits.ndim == 2
         valid = valid_mask(case.labels, ignore_index)
-        groups = self._groups(case.logits, case.spacing_mm)[valid].cpu()
+        everywhere = self._groups(case.logits, case.spacing_mm)
+        doubt = torch.nan if samples else self._doubt_of(case.logits[0].detach(), everywhere[0])
+        groups = everywhere[valid].cpu()
         kept, weights = sampled(groups, len(groups) if samples else most, seed)
         index = valid.cpu().flatten().nonzero()[:, 0][kept]
         logits = case.logits.detach().movedim(1, -1).reshape(-1, case.logits.shape[1])[index].cpu()
@@ -330,6 +332,7 @@ class SampledCalibrator(Calibrator):
             index if samples else torch.zeros_like(index),
             len(valid) if samples else 1,
             self.regions.count,
+            torch.full((len(valid) if samples else 1,), doubt, dtype=torch.float64),
             None if around is None else around.cpu(),
         )
 
@@ -347,6 +350,18 @@ class SampledCalibrator(Calibrator):
         """Predicted class times the number of regions, plus the region, ``(N, *S)``."""
         predicted = logits.max(1).indices  # the first of equals, as argmax, and faster
         return predicted * self.regions.count + self.regions.of(predicted, spacing_mm)
+
+    def _doubt_of(self, logits: Tensor, groups: Tensor) -> float:
+        """:func:`doubt_of` a case, but for the inside of the predicted background.
+
+        Neither the size of the image nor smoothed labels far from every structure then matter.
+
+        Args:
+            logits: ``(K, ...)``.
+            groups: of the voxels; the first is class 0 in region 0.
+        """
+        near = groups.flatten() != self.regions.inside  # the group of class 0 there
+        return doubt_of(logits.flatten(1), near)
 
     def fit_rows(self, rows: Sequence[Rows]) -> Self:
         """Fit to rows that :meth:`collect` returned, or to some of their cases.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from segcal.posthoc.calibrator import PointwiseCalibrator
 from segcal.posthoc.regions import Regions
-from segcal.posthoc.rows import CHUNK, Rows, log_softmax
+from segcal.posthoc.rows import Rows, log_softmax
 from segcal.posthoc.scale import BOUNDS, best_scale, drawn_scale, is_bound
 
 __all__ = ["ClassRegionTemperature"]
@@ -78,15 +78,15 @@ class ClassRegionTemperature(PointwiseCalibrator):
 
         doubt = log(mean over i of 1 - max_k softmax(l_i)_k)
 
-    The mean is over all voxels but those within the predicted background (class 0, in the region
-    farthest from another class), so that neither the size of the image nor smoothed labels there
-    matter. The centre is the mean doubt of the held-out cases. The slope, from -1 to 2, is chosen
-    together with the strength; it is 0 with fewer than five patients, and where it does not lower
-    the NLL in cross-validation by a thousandth. A doubt beyond those of the held-out cases counts
-    as the nearest of these. A case without such voxels, or of a single voxel (a sample without
-    spatial axes), has the temperatures of the centre. This form is our own; others find a
-    temperature for every sample from the image (Ding et al. 2021) or from the entropy of its
-    softmax (Balanya et al. 2022).
+    The mean is over all voxels, labelled or not, but those within the predicted background (class
+    0, in the region farthest from another class), so that neither the size of the image nor
+    smoothed labels there matter. The centre is the mean doubt of the held-out cases. The slope,
+    from -1 to 2, is chosen together with the strength; it is 0 with fewer than five patients, and
+    where it does not lower the NLL in cross-validation by a thousandth. A doubt beyond those of the
+    held-out cases counts as the nearest of these. A case without such voxels, or of a single voxel
+    (a sample without spatial axes), has the temperatures of the centre. This form is our own;
+    others find a temperature for every sample from the image (Ding et al. 2021) or from the entropy
+    of its softmax (Balanya et al. 2022).
 
     Args:
         per_channel: whether every channel is a sigmoid of its own, with labels that may overlap.
@@ -142,7 +142,7 @@ class ClassRegionTemperature(PointwiseCalibrator):
         return self._doubt.slope
 
     def _fit(self, rows: Rows) -> None:
-        doubts = self._doubts(rows) if self.per_case else None
+        doubts = _known_doubts(rows) if self.per_case else None
         slope, self.chosen_strength = _cross_validated(rows, doubts, self.strength)
         self._doubt = _Doubt()
         if doubts is not None and slope:
@@ -173,34 +173,18 @@ class ClassRegionTemperature(PointwiseCalibrator):
     def _nll(self, rows: Rows) -> tuple[float, float]:
         return super()._nll(self._adapted(rows) if self.improved else rows)
 
-    def _doubts(self, rows: Rows) -> Tensor:
-        """Doubt of every case, float64 ``(num_cases,)``; NaN where it is not known."""
-        wrong = torch.zeros(rows.num_cases, dtype=torch.float64)
-        voxels = torch.zeros_like(wrong)
-        for part in rows.chunks():
-            weights = part.weights * (part.groups != self.regions.inside)
-            wrong.index_add_(0, part.cases, _expected_errors(part.logits) * weights)
-            voxels.index_add_(0, part.cases, weights)
-        return _log_mean(wrong, voxels)
-
     def _adapted(self, rows: Rows) -> Rows:
         """Rows whose logits are multiplied by the factor of their case."""
         if not self._doubt.slope:
             return rows
-        scale = self._doubt.scale(self._doubts(rows)).to(rows.logits.dtype)
+        scale = self._doubt.scale(rows.doubts).to(rows.logits.dtype)
         return replace(rows, logits=rows.logits * scale[rows.cases, None])
 
     def _scale_of(self, logits: Tensor, groups: Tensor) -> float:
         if not self._doubt.slope:
             return 1.0
-        wrong, voxels = torch.zeros(2, dtype=torch.float64)
-        near = groups != self.regions.inside  # the group of class 0 there
-        for begin in range(0, logits.shape[1], CHUNK):
-            part = slice(begin, begin + CHUNK)
-            of_near = logits[:, part][:, near[part]].T.cpu()  # float64 is not known to all devices
-            wrong += _expected_errors(of_near).sum()
-            voxels += len(of_near)
-        return float(self._doubt.scale(_log_mean(wrong, voxels)))
+        doubt = torch.tensor(self._doubt_of(logits, groups), dtype=torch.float64)
+        return float(self._doubt.scale(doubt))
 
     def _log_probabilities(self, logits: Tensor, groups: Tensor) -> Tensor:
         scale = torch.from_numpy(1 / self.temperatures.reshape(-1)).to(logits)
@@ -254,16 +238,10 @@ class ClassRegionTemperature(PointwiseCalibrator):
                 raise ValueError(f"state: expected finite numbers of the doubt, got {self._doubt}")
 
 
-def _expected_errors(logits: Tensor) -> Tensor:
-    """1 - max p of rows ``(n, K)``, float64; exact where p is near 1, too."""
-    x = logits.double()
-    return -torch.expm1(x.amax(1) - torch.logsumexp(x, 1))
-
-
-def _log_mean(wrong: Tensor, voxels: Tensor) -> Tensor:
-    """Doubts of cases, NaN for cases with less than two voxels; at least log 1e-12."""
-    mean = (wrong / voxels).clamp(min=1e-12)
-    return torch.where(voxels > 1, mean, torch.nan).log()
+def _known_doubts(rows: Rows) -> Tensor:
+    """Doubts of the cases, NaN for cases without a row."""
+    present = torch.bincount(rows.cases, minlength=rows.num_cases) > 0
+    return torch.where(present, rows.doubts, torch.nan)
 
 
 def _cross_validated(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Rows", "log_softmax", "softmax"]
+__all__ = ["Rows", "doubt_of", "log_softmax", "softmax"]
 
 CHUNK = 1 << 18
 """Number of rows that are processed at a time."""
@@ -29,6 +30,8 @@ class Rows:
         cases: int64 ``(n,)``: number of the case.
         num_cases: number of cases.
         num_regions: number of regions of the predicted map.
+        doubts: float64 ``(num_cases,)``: :func:`doubt_of` every case, of all its voxels, whether
+            they have a label or not; NaN for samples without spatial axes.
         around: ``(n, ...)``: surroundings of each voxel, for methods that use them; or None.
         owners: int64 ``(num_cases,)``: patient of every case; None where every case is a patient of
             its own.
@@ -41,6 +44,7 @@ class Rows:
     cases: Tensor
     num_cases: int
     num_regions: int
+    doubts: Tensor
     around: Tensor | None = None
     owners: Tensor | None = None
 
@@ -133,8 +137,33 @@ class Rows:
             torch.cat(cases),
             first,
             parts[0].num_regions,
+            torch.cat([one.doubts for one in parts]),
             torch.cat(around) if around else None,
         )
+
+
+def doubt_of(logits: Tensor, near: Tensor) -> float:
+    """Logarithm of the share of errors that a network expects in a case.
+
+    That is log(mean of 1 - max p) over some voxels, at least log(1e-12), and exact where p is near
+    1, too. Voxels without a softmax (NaN, an infinite logit) do not count.
+
+    Args:
+        logits: ``(K, n)``.
+        near: bool ``(n,)``, the voxels.
+
+    Returns:
+        NaN if there are fewer than two such voxels.
+    """
+    wrong, voxels = torch.zeros(2, dtype=torch.float64)
+    for begin in range(0, logits.shape[1], CHUNK):
+        part = slice(begin, begin + CHUNK)
+        x = logits[:, part][:, near[part]].cpu().double()  # some devices know no float64
+        errors = -torch.expm1(x.amax(0) - torch.logsumexp(x, 0))
+        known = ~errors.isnan()
+        wrong += errors[known].sum()
+        voxels += known.sum()
+    return math.log(max(float(wrong / voxels), 1e-12)) if voxels > 1 else math.nan
 
 
 def log_softmax(z: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ __all__ = [
     "plan_fit",
 ]
 
-METHOD = "class_region"
+METHOD = "class_region_case"
 """Default method."""
 Progress = Callable[[str], None]
 

@@ -569,7 +569,7 @@ def test_a_training_ends_with_the_calibrator_of_its_recipe(tmp_path, phantom):
     assert "fitted to" not in said
     assert not (runs / "confidence" / "calibrator.json").exists()
     said = invoke("train", path, *chosen, "--resume")  # nothing is left to train
-    assert "class_region fitted to 1 validation cases, NLL" in said
+    assert "class_region_case fitted to 1 validation cases, NLL" in said
     saved = read_calibrator(runs / "confidence" / "calibrator.json")
     assert saved.fitted_on["predictions"] == str(runs / "confidence" / "predictions_validation")
     assert f"Calibrated by {runs / 'confidence' / 'calibrator.json'}" in invoke(

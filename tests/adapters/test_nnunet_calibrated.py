@@ -588,9 +588,9 @@ def test_a_calibrator_that_cannot_be_fitted_costs_no_training(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "method"),
     [
-        ("902 2d 0 -tr nnUNetTrainerConfidence", "class_region"),
-        ("902 2d 0 -tr nnUNetTrainerConfidence_CE --npz", "class_region"),
-        ("902 2d 0 -tr nnUNetTrainerConfidence --val", "class_region"),
+        ("902 2d 0 -tr nnUNetTrainerConfidence", "class_region_case"),
+        ("902 2d 0 -tr nnUNetTrainerConfidence_CE --npz", "class_region_case"),
+        ("902 2d 0 -tr nnUNetTrainerConfidence --val", "class_region_case"),
         ("902 2d 0 -tr nnUNetTrainerConfidence --val_best", None),
         ("902 2d all -tr nnUNetTrainerConfidence", None),
         ("902 2d 0 -tr nnUNetTrainerCRaC", None),
@@ -610,7 +610,8 @@ def test_the_command_line_decides_over_the_recipe(monkeypatch):
     base = ["nnunet", "train", "902", "2d", "0", "-tr", "nnUNetTrainerConfidence"]
     for more in ([], ["--no-calibrate"], ["--calibrate"], ["--calibrate", "--method", "vector"]):
         assert CliRunner().invoke(app, [*base, *more]).exit_code == 0
-    assert [one.calibrate for one in budgets] == ["class_region", None, "class_region", "vector"]
+    default = "class_region_case"
+    assert [one.calibrate for one in budgets] == [default, None, default, "vector"]
     assert [one.must_calibrate for one in budgets] == [False, False, True, True]
 
 

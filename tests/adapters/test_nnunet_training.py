@@ -256,7 +256,7 @@ def test_confidence_is_calibrated_by_default(workspace):
     workspace.run(*TRAIN, *command, "--seed", 1, *BUDGET)
     fold = workspace.root / "results" / RUN.format("nnUNetTrainerConfidence")
     saved = read_calibrator(fold / "calibrator.json")
-    assert saved.method == "class_region"
+    assert saved.method == "class_region_case"
     assert saved.fitted_on["cases"] == sorted(p.stem for p in fold.glob("validation/*.npz")) != []
     records, masks = [], []
     for name, extra in (("by_default", []), ("without", ["--calibrator", "none"])):
@@ -267,7 +267,7 @@ def test_confidence_is_calibrated_by_default(workspace):
         )  # fmt: skip
         records.append(json.loads((output / "segcal_predict.json").read_text()))
         masks.append(read_volume(output / "phantom_007.nii.gz").array)
-    assert records[0]["calibrator"]["method"] == "class_region"
+    assert records[0]["calibrator"]["method"] == "class_region_case"
     assert "calibrator" not in records[1]
     np.testing.assert_array_equal(*masks)
 

@@ -27,7 +27,7 @@ def test_fit_apply_and_evaluate(folders, tmp_path):
     path, out = tmp_path / "calibrator.json", tmp_path / "out"
     done = run("fit", folders.predictions, folders.labels, "-o", path, "-p", 1)
     assert done.exit_code == 0, done.output
-    for text in ("class_region: fitted to 6 cases", "nats): ", "boundary", "tumour", "Written:"):
+    for text in ("class_region_case: fitted to 6", "nats): ", "boundary", "tumour", "Written:"):
         assert text in done.output
     done = run("apply", folders.predictions, path, "-o", out, "-p", 1, "--decide", "dice")
     assert done.exit_code == 0, done.output
@@ -60,10 +60,10 @@ def test_fit_takes_methods_arguments_and_offsets(folders, tmp_path):
 def test_a_fit_says_how_temperatures_follow_the_doubt_of_a_case(folders, tmp_path):
     path = tmp_path / "c.json"
     given = ("fit", folders.predictions, folders.labels, "-o", path, "-p", 1)
-    few = run(*given, "--method", "class_region_case", "--patients", "case")  # all of one patient
+    few = run(*given, "--patients", "case")  # all of one patient
     assert few.exit_code == 0, few.output
     assert "The same temperatures for all cases" in few.output
-    assert "doubt" not in run(*given).output
+    assert "doubt" not in run(*given, "--method", "class_region").output
     assert _of_doubt(1.0, " of liver") == (
         "Temperatures of liver follow the doubt of a case: if the network expects twice the errors "
         "of another case, they are 2.00 times as high"

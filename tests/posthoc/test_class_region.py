@@ -315,7 +315,7 @@ def test_a_case_has_the_stated_temperatures():
 
 def test_a_doubt_is_exact_where_the_network_is_sure(monkeypatch):
     """1 - max p below the rounding of 1, in chunks, without the predicted background's inside."""
-    monkeypatch.setattr(module, "CHUNK", 7)
+    monkeypatch.setattr("segcal.posthoc.rows.CHUNK", 7)
     x = torch.zeros(2, 30)
     x[1, :10], x[0, 10:20], x[0, 20:] = 30.0, 40.0, 1.0
     groups = torch.tensor([2] * 10 + [1] * 10 + [0] * 10)
@@ -326,6 +326,23 @@ def test_a_doubt_is_exact_where_the_network_is_sure(monkeypatch):
     of_bands = ClassRegionTemperature(per_case=True, bands=[1, 2])  # the inside is region 2
     of_bands._doubt = fitted._doubt
     close(of_bands._scale_of(x, torch.where(groups == 0, 2, groups + 2)), wrong / 20, rtol=1e-6)
+
+
+def test_a_doubt_is_that_of_the_whole_case():
+    """Whichever voxels have a label, or a softmax, or belong to the sample."""
+    data, doubts = cases_of_doubt(0.75, number=6)
+    calibrator = ClassRegionTemperature(per_case=True)
+    (rows,) = calibrator.collect(data)
+    close(rows.doubts, doubts)
+    few = [(x.clone(), torch.full_like(y, 9)) for x, y in data]
+    for (x, y), (_, whole) in zip(few, data, strict=True):
+        y[:, 2, 4:12, 4:12] = whole[:, 2, 4:12, 4:12]
+        x[:, :, -1, -1, -1] = torch.nan  # a voxel without a label
+    (rows,) = calibrator.collect(few, 9)
+    close(rows.doubts, doubts, rtol=0.01)
+    few[0][1][:] = 9
+    fitted = calibrator.fit(few, ignore_index=9)  # a case without labels is no case of the fit
+    close(fitted.state()["learned"]["doubt"]["centre"], doubts[1:].mean(), rtol=0.01)
 
 
 def test_the_slope_is_the_best_in_cross_validation():

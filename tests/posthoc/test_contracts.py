@@ -194,6 +194,7 @@ def test_a_weight_is_so_many_rows(name):
     repeated = Rows(
         rows.logits[index], rows.labels[index], torch.ones(len(index), dtype=torch.float64),
         rows.groups[index], rows.cases[index], rows.num_cases, rows.num_regions,
+        rows.doubts,
     )  # fmt: skip
     probe = cases((40,))[0][0]
     p, q = (method(name).fit_rows([one]).apply(probe) for one in (weighted, repeated))

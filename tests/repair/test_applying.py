@@ -75,7 +75,7 @@ def test_nnunets_files(test_set, saved, tmp_path):
         assert ours.read_bytes() == theirs.read_bytes()
     assert (out / "dataset.json").read_text() == (test_set.predictions / "dataset.json").read_text()
     made = json.loads((out / "segcal_predict.json").read_text())
-    assert made["calibrator"]["method"] == "class_region"
+    assert made["calibrator"]["method"] == "class_region_case"
     assert made["decision"] == "argmax"
     before, after = (evaluate(f, test_set.labels) for f in (test_set.predictions, out))
     assert not after.failed
@@ -222,9 +222,9 @@ def test_what_was_calibrated_is_calibrated_on_top(test_set, saved, tmp_path):
     last = fit_calibrator(out, test_set.labels, method="temperature", processes=1)
     assert last.fitted_on["saved_logits"] == 0
     assert last.calibrator.value == pytest.approx(1, abs=0.1)
-    assert last.model["calibrator"]["method"] == "class_region"
+    assert last.model["calibrator"]["method"] == "class_region_case"
     job = plan_apply(out, last, tmp_path / "twice")
-    assert any("was calibrated before (class_region)" in note for note in job.notes)
+    assert any("was calibrated before (class_region_case)" in note for note in job.notes)
     apply_job(job, processes=1)
     before = stored(out / "case_50.npz")["probabilities"]
     close(

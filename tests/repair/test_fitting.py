@@ -89,7 +89,7 @@ def test_ignored_voxels_are_left_out(folders):
             (torch.from_numpy(folders.stored(name)).log()[None], torch.from_numpy(y)[None].long())
         )
     saved = fit_calibrator(folders.predictions, folders.labels)
-    other = ClassRegionTemperature().fit(expected, ignore_index=3)
+    other = ClassRegionTemperature(per_case=True).fit(expected, ignore_index=3)
     assert saved.calibrator.state()["learned"] == other.state()["learned"]
 
 

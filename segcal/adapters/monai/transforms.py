@@ -44,6 +44,9 @@ class Calibrate(Transform):
         post = Compose([Calibrate("calibrator.json"), AsDiscrete(argmax=True)])
         labels = post(SlidingWindowInferer(roi_size)(images, network)[0])
 
+    Hand over whole images, as above, and not patches: how difficult a case is
+    (``class_region_case``) and what lies at a boundary are seen in the whole alone.
+
     A MetaTensor stays a MetaTensor, with its affine and applied operations. A calibrator with bands
     of distance to the boundary measures them in mm by the voxel size of the affine; for any other
     array it counts voxels.
