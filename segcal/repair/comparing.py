@@ -31,6 +31,7 @@ from segcal.posthoc.decision import Rule, decide
 from segcal.posthoc.rows import Rows
 from segcal.recipes import names
 from segcal.repair.fitting import (
+    METHOD,
     build_calibrator,
     channels_of,
     collect,
@@ -400,7 +401,7 @@ def _chosen(job: Job, methods: Sequence[str] | None) -> list[str]:
 
 
 def _entries(methods: Sequence[str]) -> list[Entry]:
-    decided = "class_region" if "class_region" in methods else methods[0]
+    decided = next((n for n in (METHOD, "class_region") if n in methods), methods[0])
     entries = [Entry(UNCALIBRATED)]
     for name in methods:
         entries.append(Entry(name, name))
