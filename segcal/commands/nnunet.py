@@ -65,6 +65,15 @@ def train(
         ),
     ] = None,
     method: MethodOption = None,
+    patients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Regular expression that finds the patient in a case's name, e.g. "
+            '"patient[0-9]+"; --calibrate then keeps cases of a patient together in '
+            "cross-validation. Default: every case counts as a patient.",
+        ),
+    ] = None,
 ) -> None:
     """Run nnUNetv2_train; all options that it takes are passed on.
 
@@ -86,8 +95,10 @@ def train(
 
     with user_errors():
         fitted = chosen_method(calibrate, method, running.calibrator_of_recipe(context.args))
+        if patients and fitted is None:
+            raise ValueError("--patients: is for --calibrate, which nothing asks for here")
         budget = running.Budget(
-            epochs, iterations, val_iterations, save_every, seed, fitted,
+            epochs, iterations, val_iterations, save_every, seed, fitted, patients,
             must_calibrate=bool(calibrate),
         )  # fmt: skip
         running.check_train(context.args, budget)

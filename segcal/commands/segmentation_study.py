@@ -77,7 +77,7 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
         from segcal.reporting.folder import ReportFolder
         from segcal.study.plan import cells, load_study
         from segcal.study.report import FILES, REPORT
-        from segcal.study.running import TO_MEASURE, check, in_use, statuses
+        from segcal.study.running import check, in_use, statuses
 
         study = load_study(content, options.config)
         ReportFolder(options.report or study.folder / REPORT).check(FILES)
@@ -93,7 +93,7 @@ def run_study(content: Mapping[str, Any], options: Options) -> None:
         todo = [c for c, s in before.items() if s.state != "done" and not options.report_only]
         runner = runner_of(options.engine, options.scheduler)  # type: ignore[arg-type]
     say(console, f"{len(found)} cells, {len(todo)} of them to do")
-    if again := sum(before[cell].state == TO_MEASURE for cell in todo):
+    if again := sum(before[cell].result is not None for cell in todo):
         say(console, f"{again} of these are trained; they are measured again, with new repairs")
     stopped = ""
     if todo:
@@ -218,6 +218,8 @@ class _Progress:
             epochs += epoch
             if status.state == TO_MEASURE:
                 remaining += _expected(cell, status, ())
+                if self._is_predicted(cell):
+                    running.append((cell, epoch))
             if status.state != "to do":
                 continue
             epochs_left += max(cell.settings["epochs"] - epoch, 0)
@@ -242,6 +244,13 @@ class _Progress:
         from segcal.study.running import epochs_done
 
         return epochs_done(cell, self.hosts[cell.host])
+
+    def _is_predicted(self, cell: StudyCell) -> bool:
+        """Whether it has been predicted since the beginning."""
+        from segcal.study.running import PARTS
+
+        folders = [cell.predictions(part) for part in PARTS]
+        return any(f.is_dir() and f.stat().st_mtime > self.begun for f in folders)
 
     def _is_fresh(self, cell: StudyCell) -> bool:
         from segcal.training.epoch_log import EpochLog

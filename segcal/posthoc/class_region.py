@@ -263,7 +263,9 @@ def _cross_validated(
     """
     present = torch.bincount(rows.patients) > 0
     patients = int(present.sum())
-    slopes = SLOPES if doubts is not None and patients >= FEWEST else (0.0,)
+    known = None if doubts is None else rows.patients[doubts[rows.cases].isfinite()]
+    many = known is not None and int(torch.bincount(known).count_nonzero()) >= FEWEST
+    slopes = SLOPES if many else (0.0,)
     if len(slopes) == 1 and (strength is not None or patients < 2):
         return 0.0, UNTRIED if strength is None else strength
     fold = ((present.cumsum(0) - 1) % FOLDS)[rows.patients]

@@ -174,7 +174,7 @@ class _Report:
     def _of_group(self, comparison: GroupComparison) -> None:
         """Differences, means and ranks of a set and network."""
         name = comparison.group.name
-        if comparison.changes:
+        if len(comparison.rows) > 1 and comparison.changes:
             picture = self._differences_figure(comparison)
             self._add(tables.goal_table(comparison), pictures=[picture])
         elif len(self.comparisons) > 1:
@@ -183,7 +183,9 @@ class _Report:
         self._add(tables.mean_table(comparison, self.results.metrics))
         if comparison.changes:
             self.sections.append(table_section(tables.difference_table(comparison, JUDGES)))
-            self._add(tables.patient_table([comparison], NEAR_ECE))
+            by_patient = tables.patient_table([comparison], NEAR_ECE)
+            if by_patient.rows:
+                self._add(by_patient)
         self._ranks(comparison.fields, name)
 
     def _differences_figure(self, comparison: GroupComparison) -> Picture:
@@ -422,7 +424,9 @@ class _Report:
         write_csv(self.folder.place(name), table.set_index(index))
 
     def _summary(self) -> dict[str, Any]:
-        results, failed, missing = self.results, self.results.failed(), self.results.missing()
+        results, missing, outdated = self.results, self.results.missing(), self.results.outdated()
+        failed = {name: why for name, why in results.failed().items() if name not in outdated}
+        notes = {"no result yet": missing, "not measured with the new repairs": outdated}
         done = sum(len(results.cell_keys(group)) for group in results.groups)
         return {
             "predictions": str(results.output),
@@ -436,7 +440,7 @@ class _Report:
                 "failed": failed,
                 "without_prediction": [],
                 "without_reference": [],
-                "notes": {"no result yet": missing} if missing else {},
+                "notes": {text: names for text, names in notes.items() if names},
                 "interrupted": bool(missing),
             },
             "missing": missing,

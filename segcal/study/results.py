@@ -234,10 +234,18 @@ class StudyResults:
 
     def missing(self) -> list[str]:
         """Names of cells that neither failed nor have results."""
-        have = set(map(tuple, self.cases[list(CELL_KEYS)].drop_duplicates().to_numpy().tolist()))
-        keys = [_cell_key(row) for _, row in self.cells.iterrows()]
-        failed = self.failed()
-        return [k.name for k in keys if tuple(k) not in have and k.name not in failed]
+        have, failed = self._measured(), self.failed()
+        names = [_cell_key(row).name for _, row in self.cells.iterrows()]
+        return [name for name in names if name not in have and name not in failed]
+
+    def outdated(self) -> list[str]:
+        """Names of failed cells that have results, of repairs that were measured before."""
+        have = self._measured()
+        return [name for name in self.failed() if name in have]
+
+    def _measured(self) -> set[str]:
+        rows = self.cases[list(CELL_KEYS)].drop_duplicates()
+        return {_cell_key(row).name for _, row in rows.iterrows()}
 
 
 def read_results(output: Path) -> StudyResults:

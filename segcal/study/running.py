@@ -2,9 +2,9 @@
 
 A cell is one training with its predictions and results. It is done when its ``result.json`` exists,
 which is written last, and names every repair of the study: where a repair was added later, the cell
-is predicted and measured again, but not trained. A study can be killed at any time: trainings
-continue from their last checkpoint, predictions and results are computed again. Only one study at a
-time runs into a folder.
+is predicted and measured again, with all repairs old and new, but not trained. A study can be
+killed at any time: trainings continue from their last checkpoint, predictions and results are
+computed again. Only one study at a time runs into a folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,7 +28,7 @@ import pandas as pd
 from segcal.evaluation.api import Runner
 from segcal.evaluation.engine import run
 from segcal.io.files import read_json, remove_leftovers, whole_file, write_json, write_text
-from segcal.recipes import load_objective, resolve_terms
+from segcal.recipes import load_objective, names, resolve_terms
 from segcal.study.measuring import measure, tables_of
 from segcal.study.plan import RESULTS, Host, Part, StudyCell, TrainedCell
 from segcal.study.preparing import check_source, classes_of, prepare
@@ -265,7 +265,7 @@ def _run_safely(
 def run_cell(cell: StudyCell, host: Host, until: float = NEVER) -> None:
     """Train, predict and measure, continuing from where it stopped; write ``result.json``.
 
-    A cell that has a result is not trained again.
+    A cell that has a result is not trained again, and keeps the repairs that it was measured with.
 
     Args:
         cell: whose data set has been prepared.
@@ -286,7 +286,8 @@ def run_cell(cell: StudyCell, host: Host, until: float = NEVER) -> None:
     for part in PARTS:
         host.predict(cell, part)
     predicted = perf_counter()
-    measured = measure(cell)
+    kept = [name for name in (before or {"fits": ()})["fits"] if name in names("posthoc")]
+    measured = measure(replace(cell, repairs=tuple(dict.fromkeys([*kept, *cell.repairs]))))
     for name, table in tables_of(measured).items():
         write_table(cell.folder / name, table)
     write_json(cell.folder / "reliability.json", measured.reliability)

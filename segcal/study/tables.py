@@ -249,10 +249,10 @@ def repair_table(
                 change.metric: change
                 for change in differences(pair, other, FOUGHT, resamples=resamples)
             }
-            seeds = c.tables[method.name].index.unique("seed")
+            seeds = str(found[NLL].seeds) if NLL in found else "-"
             body.append([
                 Cell(c.group.name, c.group.name), Cell(method.recipe, method.recipe),
-                Cell(str(len(seeds)), str(len(seeds))),
+                Cell(seeds, seeds),
                 *(_relative_cell(found.get(metric), None) for metric in FOUGHT),
             ])  # fmt: skip
     columns = [

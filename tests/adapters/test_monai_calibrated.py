@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from segcal.adapters.monai import calibration
+from segcal.adapters.monai.experiment import CaseSplit
 from segcal.commands.main import app
 from segcal.datasets.phantom import PhantomSettings, write_phantom_dataset
 from segcal.io.pairing import find_record
@@ -19,6 +22,7 @@ from segcal.io.volumes import read_labels
 from segcal.metrics.dice import dice
 from segcal.posthoc.links import logits_of
 from segcal.posthoc.temperature import Temperature
+from segcal.repair.fitting import owners
 from segcal.repair.saved import SavedCalibrator, read_calibrator, write_calibrator
 from segcal.training.checkpoints import weights_digest
 from tests.adapters.monai_experiments import run, write_config
@@ -217,3 +221,19 @@ def test_the_mask_of_a_decision_head_stays(trained, tmp_path):
     reference = read_labels(labels / mask.name).array
     expected = np.nanmean([dice(after, reference, k) for k in (1, 2, 3)])
     assert row["dsc"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [(None, ["p1_a", "p1_b", "q12"]), ("(p|q)[0-9]", ["p1", "p1", "q1"])],
+)
+def test_cases_of_a_patient_stay_together_as_in_the_split(tmp_path, monkeypatch, pattern, expected):
+    given = []
+    for name in ("check_output", "predict_cases", "write_calibrator"):
+        monkeypatch.setattr(calibration, name, lambda *_, **__: None)
+    monkeypatch.setattr(calibration, "fit_calibrator", lambda *_, **options: given.append(options))
+    data = SimpleNamespace(split=CaseSplit(patient=pattern))
+    experiment = SimpleNamespace(folder=tmp_path, data=data)
+    case = SimpleNamespace(label=tmp_path / "p1_a.nii.gz")
+    calibration.calibrate_training(SimpleNamespace(experiment=experiment), [case], "temperature")
+    assert owners(["p1_a", "p1_b", "q12"], given[0]["patients"]) == expected

@@ -562,7 +562,26 @@ def test_training_ends_with_a_calibrator(tmp_path, monkeypatch, calib, labels):
         assert file["probabilities"].dtype == np.float32
 
 
-def too_few(trainer, method):
+def test_the_cases_of_a_patient_stay_together(tmp_path, monkeypatch):
+    data = Tiny(tmp_path)
+    set_environment(monkeypatch, tmp_path)
+    data.write_references()
+    monkeypatch.setattr(multiprocessing, "get_context", WithoutSpawn())
+    found = trainer("nnUNetTrainerBaseline", "2d", epochs=1)
+    with pytest.raises(ValueError, match=r"'person\[0-9\]' finds nothing in case_0, case_1"):
+        Budget(calibrate="temperature", patients="person[0-9]").apply(found)
+    Budget(epochs=1, calibrate="temperature", patients="case").apply(found)
+    found.run_training()
+    given = []
+    monkeypatch.setattr(
+        "segcal.posthoc.rows.Rows.of_patients",
+        lambda rows, owners: given.append(owners) or rows,
+    )
+    found.perform_actual_validation()
+    assert given == [[0] * len(SPLIT["val"])]
+
+
+def too_few(trainer, method, patients):
     raise ValueError("too few voxels")
 
 
@@ -608,11 +627,21 @@ def test_the_command_line_decides_over_the_recipe(monkeypatch):
     monkeypatch.setattr(running, "check_train", lambda arguments, budget: None)
     monkeypatch.setattr(running, "train", lambda arguments, budget: budgets.append(budget))
     base = ["nnunet", "train", "902", "2d", "0", "-tr", "nnUNetTrainerConfidence"]
-    for more in ([], ["--no-calibrate"], ["--calibrate"], ["--calibrate", "--method", "vector"]):
+    together = ["--patients", "p[0-9]+"]
+    for more in (
+        together,
+        ["--no-calibrate"],
+        ["--calibrate"],
+        ["--calibrate", "--method", "vector"],
+    ):
         assert CliRunner().invoke(app, [*base, *more]).exit_code == 0
     default = "class_region_case"
     assert [one.calibrate for one in budgets] == [default, None, default, "vector"]
     assert [one.must_calibrate for one in budgets] == [False, False, True, True]
+    assert [one.patients for one in budgets] == ["p[0-9]+", None, None, None]
+    refused = CliRunner().invoke(app, [*base, "--no-calibrate", *together])
+    assert refused.exit_code == 2
+    assert "--patients: is for --calibrate" in " ".join(refused.output.split())
 
 
 def test_a_calibrator_at_the_end_is_checked_at_the_start(tmp_path, monkeypatch):

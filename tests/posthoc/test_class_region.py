@@ -332,14 +332,17 @@ def test_a_doubt_is_that_of_the_whole_case():
     """Whichever voxels have a label, or a softmax, or belong to the sample."""
     data, doubts = cases_of_doubt(0.75, number=6)
     calibrator = ClassRegionTemperature(per_case=True)
-    (rows,) = calibrator.collect(data)
-    close(rows.doubts, doubts)
+    for among in (None, 4000):  # so many cases that two of three voxels are kept
+        (rows,) = calibrator.collect(data, among=among)
+        close(rows.doubts, doubts)
+    assert len(rows) < 0.7 * sum(y.numel() for _, y in data)
     few = [(x.clone(), torch.full_like(y, 9)) for x, y in data]
     for (x, y), (_, whole) in zip(few, data, strict=True):
         y[:, 2, 4:12, 4:12] = whole[:, 2, 4:12, 4:12]
         x[:, :, -1, -1, -1] = torch.nan  # a voxel without a label
     (rows,) = calibrator.collect(few, 9)
     close(rows.doubts, doubts, rtol=0.01)
+    few[0][0][:] *= 9  # far more certain than the others
     few[0][1][:] = 9
     fitted = calibrator.fit(few, ignore_index=9)  # a case without labels is no case of the fit
     close(fitted.state()["learned"]["doubt"]["centre"], doubts[1:].mean(), rtol=0.01)

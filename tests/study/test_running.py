@@ -20,6 +20,7 @@ from segcal.metrics.dice import dice
 from segcal.posthoc.decision import decide
 from segcal.study.measuring import measure
 from segcal.study.plan import cells, load_study
+from segcal.study.results import read_results
 from segcal.study.running import (
     check,
     collect_results,
@@ -218,12 +219,19 @@ def test_a_new_repair_is_measured_without_training(done, tmp_path):
     assert set(failed.result["fits"]) == {"temperature"}
     cases = pd.read_csv(collect_results(tmp_path, statuses(again)) / "cases.csv")
     assert set(cases["repair"]) == {"raw", "temperature", "true_posterior"}
+    results = read_results(tmp_path)
+    assert (results.outdated(), results.missing()) == (["hearts/unet/dice_ce/seed_0"], [])
     hidden.rename(checkpoint)
     assert run_all(again, host) == {cell.name: ""}
     assert [s.state for s in statuses(again).values()] == ["done"]
     assert [s.state for s in statuses(before).values()] == ["done"]  # it has what they ask for
     assert not differences(numbers_of(cell), numbers_of(done[0]), **TABLES)
     assert not differences(result_of(cell), result_of(done[0]), **TABLES)
+    other = replace(cell, repairs=("class_region_bias",))
+    assert run_all([other], host) == {cell.name: ""}
+    repairs = set(pd.read_csv(cell.folder / "cases.csv")["repair"])
+    assert repairs == {"raw", *cell.repairs, "class_region_bias", "true_posterior"}
+    assert [s.state for s in statuses(again).values()] == ["done"]
 
 
 @pytest.mark.parametrize(

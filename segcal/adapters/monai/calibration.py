@@ -41,8 +41,9 @@ def calibrate_training(
 ) -> SavedCalibrator:
     """Predict validation cases, fit a calibrator to them, and write it into the training's folder.
 
-    The predictions stay in ``predictions_validation/``, where other methods can be compared on
-    them.
+    Cases of a patient stay together in cross-validation if ``data.split.patient`` tells which they
+    are; without it every case counts as a patient. The predictions stay in
+    ``predictions_validation/``, where other methods can be compared on them.
 
     Args:
         predictor: the best network of the training.
@@ -58,7 +59,9 @@ def calibrate_training(
     check_output(folder, predictor.experiment.data, cases)
     predict_cases(predictor, cases, folder, "npz", progress=progress)
     labels = next(case.label.parent for case in cases if case.label is not None)
-    saved = fit_calibrator(folder, labels, method=method)
+    patient = predictor.experiment.data.split.patient
+    whole = None if patient is None else f"^({patient})"  # as a split reads it
+    saved = fit_calibrator(folder, labels, method=method, patients=whole)
     write_calibrator(training / CALIBRATOR_NAME, saved)
     return saved
 

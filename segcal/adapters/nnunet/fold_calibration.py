@@ -22,7 +22,9 @@ CALIBRATION = "calibration"
 """Folder of a fold for predictions of the cases under "calib"."""
 
 
-def fit_after_validation(trainer: Any, method: str, *, required: bool = True) -> None:
+def fit_after_validation(
+    trainer: Any, method: str, *, patients: str | None = None, required: bool = True
+) -> None:
     """Let nnU-Net's trainer keep the probabilities of its validation, then fit a calibrator.
 
     It is fitted to the cases that ``splits_final.json`` lists under "calib", which are then
@@ -31,9 +33,20 @@ def fit_after_validation(trainer: Any, method: str, *, required: bool = True) ->
     Args:
         trainer: nnU-Net's, not yet trained.
         method: name of a post-hoc config.
+        patients: regular expression that finds the patient in the name of a case; None counts every
+            case as a patient.
         required: raise the error of a fit that fails; False writes it into the log and keeps the
             training without a calibrator.
+
+    Raises:
+        ValueError: the expression does not find a patient in the name of every case.
     """
+    if patients is not None:
+        from segcal.repair.fitting import owners
+
+        ending = trainer.dataset_json["file_ending"]
+        names = sorted(path.name for path in _references(trainer).glob(f"*{ending}"))
+        owners([name.removesuffix(ending) for name in names], patients)
     validate = trainer.perform_actual_validation
 
     def perform_actual_validation(save_probabilities: bool = False) -> None:
@@ -41,7 +54,7 @@ def fit_after_validation(trainer: Any, method: str, *, required: bool = True) ->
         if trainer.local_rank:
             return
         try:
-            fit_fold(trainer, method)
+            fit_fold(trainer, method, patients)
         except ValueError as error:
             if required:
                 raise
@@ -50,12 +63,13 @@ def fit_after_validation(trainer: Any, method: str, *, required: bool = True) ->
     trainer.perform_actual_validation = perform_actual_validation
 
 
-def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
+def fit_fold(trainer: Any, method: str, patients: str | None = None) -> SavedCalibrator:
     """Fit a calibrator to the held-out cases of a fold, and write it into its folder.
 
     Args:
         trainer: nnU-Net's, trained and validated.
         method: name of a post-hoc config.
+        patients: see :func:`fit_after_validation`.
     """
     from segcal.repair.fitting import fit_calibrator  # late: most trainings fit none
 
@@ -64,10 +78,10 @@ def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
     if cases:
         predict_cases(trainer, cases, fold / CALIBRATION)
     predictions = fold / (CALIBRATION if cases else "validation")
-    references = Path(trainer.preprocessed_dataset_folder_base) / "gt_segmentations"
+    references = _references(trainer)
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
-        saved = fit_calibrator(predictions, references, method=method)
+        saved = fit_calibrator(predictions, references, method=method, patients=patients)
     network = trainer.network.module if trainer.is_ddp else trainer.network
     # so that a fold that is trained again does not take the calibrator of the one before
     model = {**saved.model, "weights": {fold.name: digest_of(network)}}
@@ -94,6 +108,11 @@ def fit_fold(trainer: Any, method: str) -> SavedCalibrator:
             f"{fold.parent} {references} -o {fold.parent / CALIBRATOR_NAME}"
         )
     return saved
+
+
+def _references(trainer: Any) -> Path:
+    """Folder of the label maps of all cases."""
+    return Path(trainer.preprocessed_dataset_folder_base) / "gt_segmentations"
 
 
 def predict_cases(trainer: Any, cases: list[str], folder: Path) -> None:

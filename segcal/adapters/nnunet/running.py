@@ -42,6 +42,8 @@ class Budget:
             uninterrupted training exactly.
         calibrate: post-hoc method that is fitted to the fold's validation at the end; None fits
             none.
+        patients: regular expression that finds the patient in the name of a case, for that method's
+            cross-validation; None counts every case as a patient.
         must_calibrate: whether a fit that fails is an error, or only a warning in the log.
         validate: whether to predict the validation cases at the end of the training, as nnU-Net
             does.
@@ -53,6 +55,7 @@ class Budget:
     save_every: int | None = None
     seed: int | None = None
     calibrate: str | None = None
+    patients: str | None = None
     must_calibrate: bool = True
     validate: bool = True
 
@@ -61,6 +64,7 @@ class Budget:
 
         Raises:
             AttributeError: nnU-Net has renamed an attribute that is set here.
+            ValueError: `patients` does not find a patient in the name of every case.
         """
         for attribute, value in (
             ("num_epochs", self.epochs),
@@ -87,7 +91,9 @@ class Budget:
         elif self.calibrate is not None:
             from segcal.adapters.nnunet.fold_calibration import fit_after_validation
 
-            fit_after_validation(trainer, self.calibrate, required=self.must_calibrate)
+            fit_after_validation(
+                trainer, self.calibrate, patients=self.patients, required=self.must_calibrate
+            )
 
 
 def seed_everything(seed: int) -> None:
