@@ -69,6 +69,18 @@ def summary(root, out="out"):
     return json.loads((root / out / "summary.json").read_text())
 
 
+def test_numbers_are_said_before_figures_are_drawn(folders, monkeypatch):
+    def fails(*arguments, **options):
+        raise ValueError("the disk is full")
+
+    monkeypatch.setattr(report, "write_report", fails)
+    root, _ = folders
+    done = evaluate(root)
+    assert done.exit_code == 2
+    assert re.search(r"HD95.*DSC|DSC.*HD95", done.output)
+    assert done.output.index("DSC") < done.output.index("the disk is full")
+
+
 def test_a_good_run(folders, pictures):
     root, _ = folders
     done = evaluate(root)

@@ -16,6 +16,7 @@ from segcal.study.tables import (
     mean_table,
     overview_table,
     patient_table,
+    repair_table,
     rival_table,
     verdict_table,
 )
@@ -160,6 +161,33 @@ def test_changes_from_patient_to_patient(whole):
     of_all = patient_table(comparisons[:1], "ece_dilated5").rows
     named = [m.name for m in comparisons[0].rows if m.name != "dice_ce"]
     assert [row[1].text for row in of_all] == named
+
+
+def test_one_repair_against_another(whole):
+    output, _ = whole
+    comparisons = compare_study(read_results(output), "dice_ce", resamples=RESAMPLES)
+    table = repair_table(comparisons, "class_region", "temperature", RESAMPLES)
+    recipes = [m for c in comparisons for m in c.rows if m.repair == "class_region"]
+    assert [row[1].text for row in table.rows] == [m.recipe for m in recipes]
+    first, seeds = comparisons[0], comparisons[0].seeds["dice_ce"]
+    means = [
+        first.tables[f"dice_ce + {repair}"]["ece_dilated5"].groupby("seed").mean().mean()
+        for repair in ("class_region", "temperature")
+    ]
+    row = table.rows[0]
+    assert (row[0].text, row[2].text) == (first.group.name, str(len(seeds)))
+    assert float(row[3].value) == pytest.approx(means[0] / means[1] - 1)
+    assert "▼" in row[3].text
+    assert not repair_table(comparisons, "class_region", "vector").rows
+
+
+def test_a_recipe_alone_without_repairs(tmp_path):
+    """It has two decisions, so there are differences, but no other method to draw."""
+    output = write_simulated(tmp_path, sets=("acdc",), effects={"dice_ce": Effect()}, patients=4)
+    path = output / "results" / "cases.csv"
+    cases = pd.read_csv(path)
+    cases[cases["repair"] == "raw"].to_csv(path, index=False)
+    assert "index.html" in write(output)
 
 
 def test_the_true_posterior_is_a_row_and_no_rival(whole):
