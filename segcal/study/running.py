@@ -286,7 +286,7 @@ def run_cell(cell: StudyCell, host: Host, until: float = NEVER) -> None:
     for part in PARTS:
         host.predict(cell, part)
     predicted = perf_counter()
-    kept = [name for name in (before or {"fits": ()})["fits"] if name in names("posthoc")]
+    kept = [] if before is None else [name for name in before["fits"] if name in names("posthoc")]
     measured = measure(replace(cell, repairs=tuple(dict.fromkeys([*kept, *cell.repairs]))))
     for name, table in tables_of(measured).items():
         write_table(cell.folder / name, table)

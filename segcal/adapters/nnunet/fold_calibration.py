@@ -14,6 +14,7 @@ from nnunetv2.utilities.label_handling.label_handling import convert_labelmap_to
 
 from segcal.adapters.nnunet.exporting import export
 from segcal.adapters.nnunet.final_validation import predictor_of
+from segcal.adapters.nnunet.patching import RefusedError
 from segcal.adapters.nnunet.prediction import digest_of
 from segcal.adapters.nnunet.sources import calibration_cases_of
 from segcal.repair.saved import CALIBRATOR_NAME, SavedCalibrator, write_calibrator
@@ -39,14 +40,17 @@ def fit_after_validation(
             training without a calibrator.
 
     Raises:
-        ValueError: the expression does not find a patient in the name of every case.
+        RefusedError: the expression does not find a patient in the name of every case.
     """
     if patients is not None:
         from segcal.repair.fitting import owners
 
         ending = trainer.dataset_json["file_ending"]
         names = sorted(path.name for path in _references(trainer).glob(f"*{ending}"))
-        owners([name.removesuffix(ending) for name in names], patients)
+        try:
+            owners([name.removesuffix(ending) for name in names], patients)
+        except ValueError as error:
+            raise RefusedError(str(error)) from None
     validate = trainer.perform_actual_validation
 
     def perform_actual_validation(save_probabilities: bool = False) -> None:

@@ -64,7 +64,7 @@ class Budget:
 
         Raises:
             AttributeError: nnU-Net has renamed an attribute that is set here.
-            ValueError: `patients` does not find a patient in the name of every case.
+            RefusedError: `patients` does not find a patient in the name of every case.
         """
         for attribute, value in (
             ("num_epochs", self.epochs),
