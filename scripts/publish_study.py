@@ -47,6 +47,8 @@ from segcal.study.results import MASK, RAW, REPAIRS, Method, StudyResults, read_
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE, OURS = "dice_ce", "confidence"
 BY_CASE = "class_region_case"
+OF_FEW = "class_region_case_few"
+"""The same before it needed ten patients; all sets that have it validate with five or six."""
 """The repair whose temperatures also follow the doubt of a case."""
 WEIGHTS = "weights"
 """Folder of studies of one method's weight, below that of the results."""
@@ -200,7 +202,9 @@ def sections(
     return {
         "overview": [tables.overview_table(comparisons, metric, trained) for metric in OVERVIEW],
         "patients": [tables.patient_table(comparisons, NEAR_ECE, [Method(OURS, REPAIR).name])],
-        "repairs": [tables.repair_table(comparisons, BY_CASE, REPAIR, resamples)],
+        "repairs": [
+            tables.repair_table(comparisons, one, REPAIR, resamples) for one in (BY_CASE, OF_FEW)
+        ],
         "verdict": [tables.verdict_table(comparisons, baseline, trained)],
         "goals": [tables.goal_table(c) for c in comparisons if c.changes],
         "means": [tables.mean_table(c, shown) for c in comparisons],

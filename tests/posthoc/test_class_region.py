@@ -330,7 +330,7 @@ def test_a_doubt_is_exact_where_the_network_is_sure(monkeypatch):
 
 def test_a_doubt_is_that_of_the_whole_case():
     """Whichever voxels have a label, or a softmax, or belong to the sample."""
-    data, doubts = cases_of_doubt(0.75, number=6)
+    data, doubts = cases_of_doubt(0.75, number=11)
     calibrator = ClassRegionTemperature(per_case=True)
     for among in (None, 4000):  # so many cases that two of three voxels are kept
         (rows,) = calibrator.collect(data, among=among)
@@ -350,7 +350,7 @@ def test_a_doubt_is_that_of_the_whole_case():
 
 def test_the_slope_is_the_best_in_cross_validation():
     """Against refits to the patients of each fold, without splines."""
-    data, doubts = cases_of_doubt(0.75, number=6)
+    data, doubts = cases_of_doubt(0.75)
     away = doubts - doubts.mean()
     fitted = ClassRegionTemperature(per_case=True, strength=1e-3).fit(data)
 
@@ -370,17 +370,17 @@ def test_the_slope_is_the_best_in_cross_validation():
 
 
 def test_few_patients_or_samples_have_no_slope():
-    data, _ = cases_of_doubt(0.75, number=8)
-    for cases in (data[:4], [(x[0].flatten(1).T, y.flatten()) for x, y in data]):
+    data, _ = cases_of_doubt(0.75, number=12)
+    for cases in (data[:9], [(x[0].flatten(1).T, y.flatten()) for x, y in data]):
         fitted = ClassRegionTemperature(per_case=True).fit(cases)
         alike = ClassRegionTemperature().fit(cases)
         assert fitted.slope == 0
         assert np.array_equal(fitted.temperatures, alike.temperatures)
         assert torch.equal(fitted.apply(cases[0][0]), alike.apply(cases[0][0]))
-    eight = ClassRegionTemperature(per_case=True)
-    (rows,) = eight.collect(data)
-    assert eight.fit_rows([rows.of_patients([0, 0, 1, 1, 2, 2, 3, 3])]).slope == 0
-    assert eight.fit_rows([rows.of_patients([0, 0, 1, 1, 2, 2, 3, 4])]).slope > 0
+    twelve = ClassRegionTemperature(per_case=True)
+    (rows,) = twelve.collect(data)
+    assert twelve.fit_rows([rows.of_patients([0, 0, 1, 1, 2, 2, *range(3, 9)])]).slope == 0
+    assert twelve.fit_rows([rows.of_patients([0, 0, 1, 1, *range(2, 10)])]).slope > 0
 
 
 def test_a_slope_is_saved_and_a_damaged_one_refused():
