@@ -47,9 +47,9 @@ from segcal.study.results import MASK, RAW, REPAIRS, Method, StudyResults, read_
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE, OURS = "dice_ce", "confidence"
 BY_CASE = "class_region_case"
+"""The repair whose temperatures also follow the doubt of a case."""
 OF_FEW = "class_region_case_few"
 """The same before it needed ten patients; all sets that have it validate with five or six."""
-"""The repair whose temperatures also follow the doubt of a case."""
 WEIGHTS = "weights"
 """Folder of studies of one method's weight, below that of the results."""
 CEILING = "ceiling"
