@@ -231,6 +231,29 @@ def test_splits_by_fold(tmp_path):
         split_names(names, CaseSplit(fold=0), tmp_path)
 
 
+def test_folds_and_lists_keep_patients_together(tmp_path):
+    folds = [
+        {"train": ["p1_a", "p1_b"], "val": ["p2_a"]},
+        {"train": ["p1_a", "p2_a"], "val": ["p1_b"]},
+    ]
+    (tmp_path / "splits_final.json").write_text(json.dumps(folds))
+    names = ["p1_a", "p1_b", "p2_a"]
+    for fold, apart in enumerate((True, False)):
+        lists = {side: tmp_path / f"{side}.txt" for side in ("train", "val")}
+        for side, path in lists.items():
+            path.write_text("\n".join(folds[fold][side]))
+        for one in ({"fold": fold}, lists):
+            if apart:
+                found = split_names(names, CaseSplit(patient=r"p\d", **one), tmp_path)
+                assert found == (folds[fold]["train"], folds[fold]["val"])
+                continue
+            assert split_names(names, CaseSplit(**one), tmp_path)[1] == ["p1_b"]
+            with pytest.raises(ValueError, match=r"p1 of data\.split\.patient are in both"):
+                split_names(names, CaseSplit(patient=r"p\d", **one), tmp_path)
+            with pytest.raises(ValueError, match=r"'p1' does not match 'p2_a'"):
+                split_names(names, CaseSplit(patient="p1", **one), tmp_path)
+
+
 def test_splits_by_share_keep_patients_together():
     names = [f"patient{p:03d}_frame{f:02d}" for p in range(20) for f in (1, 9)]
     split = CaseSplit(validation=0.2, seed=3, patient=r"patient\d+")

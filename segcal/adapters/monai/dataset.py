@@ -188,48 +188,66 @@ def split_names(
     """Names of training and validation cases.
 
     Raises:
-        ValueError: a file, fold or pattern that does not fit, or no case to train or to validate.
+        ValueError: a file, fold or pattern that does not fit, a patient on both sides, or no case
+            to train or to validate.
     """
     lists = _listed(split)
     if lists is not None and lists[1]:
         train, val = lists
         if both := sorted(set(train) & set(val)):
             raise ValueError(f"{split.train}: {_some(both)} are listed in {split.val}, too")
-        return train, val
-    if split.fold is None:
+    elif split.fold is not None:
+        path = split.file or (Path() if root is None else root) / "splits_final.json"
+        train, val = _of_fold(names, split.fold, path)
+    else:
         return _by_patient(names, split)
-    path = split.file or (Path() if root is None else root) / "splits_final.json"
+    if both := sorted(set(_patients(train, split)) & set(_patients(val, split))):
+        raise ValueError(
+            f"data.split: {_some(both)} of data.split.patient are in both train and val; divide by "
+            "patient, or leave data.split.patient out"
+        )
+    return train, val
+
+
+def _of_fold(names: Sequence[str], fold: int, path: Path) -> tuple[list[str], list[str]]:
+    """Names of the cases of a fold of nnU-Net's ``splits_final.json``."""
     folds = read_json(path)
     if not isinstance(folds, list) or not all(
-        isinstance(fold, dict) and {"train", "val"} <= fold.keys() for fold in folds
+        isinstance(one, dict) and {"train", "val"} <= one.keys() for one in folds
     ):
         raise ValueError(f"{path}: expected a list of {{'train': [...], 'val': [...]}}")
-    if split.fold >= len(folds):
-        raise ValueError(f"{path}: has no fold {split.fold}, there are {len(folds)}")
-    train, val = ([str(name) for name in folds[split.fold][side]] for side in ("train", "val"))
+    if fold >= len(folds):
+        raise ValueError(f"{path}: has no fold {fold}, there are {len(folds)}")
+    train, val = ([str(name) for name in folds[fold][side]] for side in ("train", "val"))
     for side in (train, val):
         if unknown := sorted(set(side) - set(names)):
-            raise ValueError(f"{path}: no files for {_some(unknown)} of fold {split.fold}")
+            raise ValueError(f"{path}: no files for {_some(unknown)} of fold {fold}")
     if both := sorted(set(train) & set(val)):
-        raise ValueError(f"{path}: {_some(both)} are in both train and val of fold {split.fold}")
+        raise ValueError(f"{path}: {_some(both)} are in both train and val of fold {fold}")
     if not train or not val:
-        raise ValueError(f"{path}: fold {split.fold} needs cases to train and to validate")
+        raise ValueError(f"{path}: fold {fold} needs cases to train and to validate")
     return train, val
 
 
 def _by_patient(names: Sequence[str], split: CaseSplit) -> tuple[list[str], list[str]]:
-    patients: dict[str, list[str]] = {}
-    for name in names:
-        match = re.match(split.patient, name) if split.patient else None
-        if split.patient and match is None:
-            raise ValueError(f"data.split.patient: {split.patient!r} does not match {name!r}")
-        patients.setdefault(match[0] if match else name, []).append(name)
+    patients = _patients(names, split)
     if len(patients) < 2:
         raise ValueError(f"data.split: expected two patients or more, got {_some(list(patients))}")
     order = sorted(patients, key=lambda p: hashlib.sha256(f"{split.seed} {p}".encode()).hexdigest())
     number = min(max(round(split.validation * len(order)), 1), len(order) - 1)
     chosen = {name for patient in order[:number] for name in patients[patient]}
     return [n for n in names if n not in chosen], [n for n in names if n in chosen]
+
+
+def _patients(names: Sequence[str], split: CaseSplit) -> dict[str, list[str]]:
+    """Cases of every patient."""
+    patients: dict[str, list[str]] = {}
+    for name in names:
+        match = re.match(split.patient, name) if split.patient else None
+        if split.patient and match is None:
+            raise ValueError(f"data.split.patient: {split.patient!r} does not match {name!r}")
+        patients.setdefault(match[0] if match else name, []).append(name)
+    return patients
 
 
 def check_cases(cases: Sequence[CaseFiles], channels: int, labels: set[int]) -> list[Geometry]:
