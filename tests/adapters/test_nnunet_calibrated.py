@@ -579,6 +579,8 @@ def test_the_cases_of_a_patient_stay_together(tmp_path, monkeypatch):
     )
     found.perform_actual_validation()
     assert given == [[0] * len(SPLIT["val"])]
+    log = next(Path(found.output_folder).glob("training_log*")).read_text()
+    assert log.count("WARNING: segcal: case: the fold trains on cases of these patients") == 1
 
 
 def too_few(trainer, method, patients):

@@ -43,14 +43,7 @@ def fit_after_validation(
         RefusedError: the expression does not find a patient in the name of every case.
     """
     if patients is not None:
-        from segcal.repair.fitting import owners
-
-        ending = trainer.dataset_json["file_ending"]
-        names = sorted(path.name for path in _references(trainer).glob(f"*{ending}"))
-        try:
-            owners([name.removesuffix(ending) for name in names], patients)
-        except ValueError as error:
-            raise RefusedError(str(error)) from None
+        _know_patients(trainer, patients)
     validate = trainer.perform_actual_validation
 
     def perform_actual_validation(save_probabilities: bool = False) -> None:
@@ -65,6 +58,35 @@ def fit_after_validation(
             trainer.print_to_log_file(f"WARNING: segcal: no calibrator was fitted: {error}")
 
     trainer.perform_actual_validation = perform_actual_validation
+
+
+def _know_patients(trainer: Any, pattern: str) -> None:
+    """Check the names of all cases now, and later whether the split keeps patients apart."""
+    from segcal.repair.fitting import owners
+
+    ending = trainer.dataset_json["file_ending"]
+    names = sorted(path.name for path in _references(trainer).glob(f"*{ending}"))
+    try:
+        owners([name.removesuffix(ending) for name in names], pattern)
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
+    split = trainer.do_split
+    told: set[str] = set()
+
+    def do_split() -> tuple[list[str], list[str]]:
+        train, val = split()
+        held_out = calibration_cases_of(trainer, train, val) or val
+        both = sorted({*owners(train, pattern)} & {*owners(held_out, pattern)} - told)
+        if both and trainer.fold != "all":
+            told.update(both)
+            trainer.print_to_log_file(
+                f"WARNING: segcal: {', '.join(both[:3])}{', ...' if both[3:] else ''}: the fold "
+                "trains on cases of these patients and holds out others, so validation and the "
+                "calibrator will look too good; divide by patient in splits_final.json"
+            )
+        return train, val
+
+    trainer.do_split = do_split
 
 
 def fit_fold(trainer: Any, method: str, patients: str | None = None) -> SavedCalibrator:
