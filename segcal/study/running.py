@@ -27,12 +27,13 @@ import pandas as pd
 
 from segcal.evaluation.api import Runner
 from segcal.evaluation.engine import run
+from segcal.evaluation.job import LIBRARIES
 from segcal.io.files import read_json, remove_leftovers, whole_file, write_json, write_text
 from segcal.recipes import load_objective, names, resolve_terms
 from segcal.study.measuring import measure, tables_of
 from segcal.study.plan import RESULTS, Host, Part, StudyCell, TrainedCell
 from segcal.study.preparing import check_source, classes_of, prepare
-from segcal.training.beginning import OutputInUseError
+from segcal.training.beginning import OutputInUseError, versions_of
 from segcal.training.epoch_log import EpochLog
 from segcal.training.time_limit import NEVER, OutOfTimeError, is_past
 
@@ -317,6 +318,7 @@ def run_cell(cell: StudyCell, host: Host, until: float = NEVER) -> None:
         "test_cases": len({row["case"] for row in measured.rows}),
         "test_patients": len({row["patient"] for row in measured.rows}),
         "versions": trained.versions,
+        "measured_with": versions_of(LIBRARIES),
     }
     write_json(cell.folder / RESULT_NAME, plain(content))
     if not cell.keep_predictions:

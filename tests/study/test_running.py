@@ -7,6 +7,7 @@ import multiprocessing
 import signal
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
@@ -227,8 +228,14 @@ def test_a_new_repair_is_measured_without_training(done, tmp_path):
     assert [s.state for s in statuses(before).values()] == ["done"]  # it has what they ask for
     assert not differences(numbers_of(cell), numbers_of(done[0]), **TABLES)
     assert not differences(result_of(cell), result_of(done[0]), **TABLES)
+    content = json.loads((cell.folder / "result.json").read_text())
+    content["measured_with"] = content["versions"] = {"segcal": "older"}
+    (cell.folder / "result.json").write_text(json.dumps(content))
     other = replace(cell, repairs=("class_region_bias",))
     assert run_all([other], host) == {cell.name: ""}
+    content = json.loads((cell.folder / "result.json").read_text())
+    assert content["versions"] == {"segcal": "older"}  # that trained
+    assert content["measured_with"]["segcal"] == version("segcal")
     repairs = set(pd.read_csv(cell.folder / "cases.csv")["repair"])
     assert repairs == {"raw", *cell.repairs, "class_region_bias", "true_posterior"}
     assert [s.state for s in statuses(again).values()] == ["done"]
