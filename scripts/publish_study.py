@@ -14,7 +14,8 @@ are in ``configs/studies`` and ``configs/recipes`` at its commit.
 ``means``, ``duels``, ``rivals``, ``ranks``, ``claims`` and ``studies``. Marks that a page does not
 have are left out. Studies of one method's weight go into a folder of their own, so that they take
 no part in ranks: ``collect --results data/results/weights OUTPUT``; their goals stand between the
-marks ``weights``. What ``scripts/repair_ceiling.py`` has measured stands between ``ceiling``.
+marks ``weights``. What ``scripts/repair_ceiling.py`` has measured stands between ``ceiling``, and
+what ``scripts/patients_needed.py`` has measured between ``needed``.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ ROOT = Path(__file__).resolve().parent.parent
 BASELINE, OURS = "dice_ce", "confidence"
 BY_CASE = "class_region_case"
 """The repair whose temperatures also follow the doubt of a case."""
-OF_FEW = "class_region_case_few"
-"""The same before it needed ten patients; all sets that have it validate with five or six."""
 WEIGHTS = "weights"
 """Folder of studies of one method's weight, below that of the results."""
 CEILING = "ceiling"
 """Folder of repairs that know the test patients."""
+NEEDED = "needed"
+"""Folder of repairs that were fitted to so many patients."""
 TRAINING = ["network", "recipe", "seed"]
 KEYS = [*TRAINING, "patient", "repair", "decision"]
 OF_MASK = ["dsc", "hd95_penalised_mm"]
@@ -176,6 +177,7 @@ def write_page(options: argparse.Namespace) -> None:
             for c in compare_study(of_weights, options.baseline, resamples=options.resamples)
         ]
     found["ceiling"] = [ceiling_table(p) for p in sorted((options.results / CEILING).glob("*.csv"))]
+    found["needed"] = needed_tables(options.results / NEEDED)
     for name, of in found.items():
         marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         body = f"\n{render_tables(of, 'markdown').strip()}\n\n"
@@ -202,9 +204,7 @@ def sections(
     return {
         "overview": [tables.overview_table(comparisons, metric, trained) for metric in OVERVIEW],
         "patients": [tables.patient_table(comparisons, NEAR_ECE, [Method(OURS, REPAIR).name])],
-        "repairs": [
-            tables.repair_table(comparisons, one, REPAIR, resamples) for one in (BY_CASE, OF_FEW)
-        ],
+        "repairs": [tables.repair_table(comparisons, BY_CASE, REPAIR, resamples)],
         "verdict": [tables.verdict_table(comparisons, baseline, trained)],
         "goals": [tables.goal_table(c) for c in comparisons if c.changes],
         "means": [tables.mean_table(c, shown) for c in comparisons],
@@ -242,6 +242,41 @@ def ceiling_table(path: Path) -> Table:
     )
     key = f"ceiling-{path.stem}"
     return Table(key, f"How far temperatures reach: {path.stem}", columns, rows, caption)
+
+
+def needed_tables(folder: Path) -> list[Table]:
+    """Change of a metric by the slope, by the number of patients that chose it."""
+    paths = sorted(folder.glob("*.csv"))
+    if not paths:
+        return []
+    table = pd.concat([pd.read_csv(p).assign(set=p.stem) for p in paths], ignore_index=True)
+    (recipe,) = table["recipe"].unique()
+    return [_needed_table(table, metric, recipe) for metric in (NEAR_ECE, "nll_all")]
+
+
+def _needed_table(table: pd.DataFrame, metric: str, recipe: str) -> Table:
+    change = 100 * (table[f"{metric}_case"] / table[f"{metric}_group"] - 1)
+    digits = 0 if metric == NEAR_ECE else 1
+    numbers = sorted(set(table["patients"]))
+    rows = []
+    for name, of in change.groupby(table["set"] + ", " + table["network"]):
+        cells = {n: Cell("-") for n in numbers}
+        for n, draws in of.groupby(table["patients"]):
+            mean, low, high = (
+                f"{round(one, digits) + 0.0:+.{digits}f}"  # 0 instead of -0
+                for one in (draws.mean(), draws.min(), draws.max())
+            )
+            cells[n] = Cell(f"{mean} % [{low}, {high}]")
+        rows.append([Cell(name), *cells.values()])
+    columns = [Column("set and network"), *(Column(str(n)) for n in numbers)]
+    caption = (
+        f"Change from {REPAIR} to {BY_CASE}, both fitted to so many patients, drawn from those "
+        f"that did not train {recipe}, and measured on the others of these (six or more). Means "
+        "over draws, three for every training; least to greatest in brackets. In this table a "
+        "slope is chosen whatever the number of patients."
+    )
+    title = f"{metric_name(metric)}, by the number of patients that the repair was fitted to"
+    return Table(f"needed-{metric}", title, columns, rows, caption)
 
 
 def studies_table(results: StudyResults) -> Table:

@@ -17,6 +17,7 @@ import pytest
 from segcal.datasets.phantom import write_phantom_dataset
 from segcal.io.pairing import pair
 from segcal.study.results import read_results
+from tests.conftest import close
 from tests.forks import said
 from tests.study.simulated import EFFECTS, write_simulated
 
@@ -212,20 +213,32 @@ def test_losses_are_published_with_their_differences(tmp_path, labels):
     assert "| one | 2 | 3 | 60 | 20 | drawn anew for every seed |" in text
 
 
-def test_a_ceiling_is_below_what_validation_patients_allow(tmp_path, monkeypatch):
-    pytest.importorskip("monai")
+def write_predictions(folder, name, network, counts):
+    """A study's predictions of phantoms: the true posterior, too sure, in every case differently.
+
+    Args:
+        folder: is made; gets `study`, the folder of the study.
+        name: of the set.
+        network: of the study.
+        counts: of phantoms that train, validate and test.
+    """
     script = runpy.run_path(str(SCRIPTS / "repair_study.py"))
-    material = replace(script["MATERIALS"]["phantom"], counts=(1, 3, 3))
-    script["prepare"](material, None, tmp_path, 0)
-    study = tmp_path / "study"
-    labels = study / "data" / "phantom" / "seed_0" / "labels"
-    shutil.copytree(tmp_path / "labels_s0", labels)
-    for number, source in enumerate(sorted((tmp_path / "posterior_s0").glob("*/*.npz"))):
-        target = study / "phantom" / "net" / "dice_ce" / "seed_0" / source.parent.name / source.name
+    material = replace(script["MATERIALS"]["phantom"], counts=counts)
+    script["prepare"](material, None, folder, 0)
+    study = folder / "study"
+    shutil.copytree(folder / "labels_s0", study / "data" / name / "seed_0" / "labels")
+    for number, source in enumerate(sorted((folder / "posterior_s0").glob("*/*.npz"))):
+        target = study / name / network / "dice_ce" / "seed_0" / source.parent.name / source.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        with np.load(source) as file:  # too sure, in every case to another degree
+        with np.load(source) as file:
             sharper = file["probabilities"].astype(np.float64) ** (1.5 + number % 3)
         np.savez(target, probabilities=(sharper / sharper.sum(0)).astype(np.float32))
+    return study
+
+
+def test_a_ceiling_is_below_what_validation_patients_allow(tmp_path, monkeypatch):
+    pytest.importorskip("monai")
+    study = write_predictions(tmp_path, "phantom", "net", (1, 3, 3))
     arguments = ["x", str(study), "--results", str(tmp_path / "results" / "ceiling")]
     monkeypatch.setattr(sys, "argv", arguments)
     runpy.run_path(str(SCRIPTS / "repair_ceiling.py"), run_name="__main__")
@@ -246,3 +259,29 @@ def test_a_ceiling_is_below_what_validation_patients_allow(tmp_path, monkeypatch
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "nothing")])
     with pytest.raises(SystemExit, match="holds no predictions of dice_ce"):
         runpy.run_path(str(SCRIPTS / "repair_ceiling.py"), run_name="__main__")
+
+
+def test_a_slope_is_judged_by_the_number_of_patients(tmp_path, monkeypatch):
+    pytest.importorskip("monai")
+    study = write_predictions(tmp_path, "phantom_small", "dynunet", (1, 7, 8))
+    folder = tmp_path / "results" / "needed"
+    monkeypatch.syspath_prepend(SCRIPTS)  # as of a script that is run
+    monkeypatch.setattr(sys, "argv", ["x", "phantom_small", str(study), "--results", str(folder)])
+    runpy.run_path(str(SCRIPTS / "patients_needed.py"), run_name="__main__")
+    found = pd.read_csv(folder / "phantom_small.csv")
+    assert found[["patients", "draw"]].values.tolist() == [
+        [n, d] for n in (3, 5, 8) for d in range(3)
+    ]
+    assert (found["slope"] != 0).any()
+    alike = found["slope"] == 0
+    for metric in ("nll_all", "ece_dilated5"):
+        close(found[f"{metric}_case"][alike], found[f"{metric}_group"][alike])
+    assert (found["nll_all_case"] < found["nll_all_group"])[found["patients"] == 8].all()
+    tables = runpy.run_path(str(SCRIPTS / "publish_study.py"))["needed_tables"](folder)
+    assert [[c.name for c in t.columns] for t in tables] == [["set and network", "3", "5", "8"]] * 2
+    (row,) = tables[1].rows
+    change = 100 * (found["nll_all_case"] / found["nll_all_group"] - 1)[found["patients"] == 8]
+    assert row[3].text.startswith(f"{change.mean():+.1f} % [{change.min():+.1f}, ")
+    monkeypatch.setattr(sys, "argv", ["x", "phantom_small", str(tmp_path / "nothing")])
+    with pytest.raises(SystemExit, match="holds no predictions of dice_ce"):
+        runpy.run_path(str(SCRIPTS / "patients_needed.py"), run_name="__main__")
