@@ -39,6 +39,7 @@ from segcal.study.preparing import owner_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "data" / "results" / "needed"
+STUDIES = ROOT / "configs" / "studies"
 NUMBERS = (3, 5, 8, 12, 16, 24)
 DRAWS = 3
 REST = 6
@@ -57,7 +58,11 @@ def main() -> None:
     parser.add_argument("--recipe", default="dice_ce")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    content = yaml.safe_load((ROOT / "configs" / "studies" / f"{options.study}.yaml").read_text())
+    config = STUDIES / f"{options.study}.yaml"
+    if not config.is_file():
+        known = ", ".join(sorted(path.stem for path in STUDIES.glob("*.yaml")))
+        raise SystemExit(f"{config}: no such study; expected one of {known}")
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
     content = {**content, "output": str(options.output), "recipes": [options.recipe]}
     found = [
         cell

@@ -285,3 +285,6 @@ def test_a_slope_is_judged_by_the_number_of_patients(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", "phantom_small", str(tmp_path / "nothing")])
     with pytest.raises(SystemExit, match="holds no predictions of dice_ce"):
         runpy.run_path(str(SCRIPTS / "patients_needed.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["x", "unheard", str(study)])
+    with pytest.raises(SystemExit, match=r"unheard\.yaml: no such study; expected one of acdc, "):
+        runpy.run_path(str(SCRIPTS / "patients_needed.py"), run_name="__main__")
